@@ -28,13 +28,15 @@ import tempfile
 import time
 import venv
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS = re.compile(
     r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_run|bench/|runs/[ab]\b|own\.json)"
     r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b|--hosts"
 )
+# What a benchmark says of how quiet the machine is: another one, or the same while others work, prints other lines.
+QUIET = re.compile(r"session: warm-up|\s(95 % interval|warm-up|percentiles|others took)\s")
 
 
 class Command(NamedTuple):
@@ -63,11 +65,18 @@ def files(text: str) -> Dict[str, str]:
     return dict(re.findall(r"to `(\w+\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL))
 
 
+def joined(text: str) -> Iterator[Tuple[int, str]]:
+    """The lines of a page, one where a backslash goes on in the next, and the number at which each begins."""
+    number = 1
+    for line in re.sub(r" \\\n +", "\0", text).splitlines():
+        yield number, line.replace("\0", " ")
+        number += 1 + line.count("\0")
+
+
 def commands(page: str, text: str) -> Iterator[Command]:
     """The commands of a page, in their order."""
-    lines = re.sub(r" \\\n +", " ", text).splitlines()
     note, inside, found = "", False, None  # type: ignore[var-annotated]
-    for number, line in enumerate(lines, 1):
+    for number, line in joined(text):
         if not inside:
             comment = re.fullmatch(r"<!-- paste: (first, )?(.*) -->", line)
             if comment and comment.group(1):
@@ -115,7 +124,7 @@ def missing(shown: Sequence[str], printed: str) -> Optional[str]:
     rest = [shape(line) for line in printed.splitlines()]
     for line in shown:
         wanted = shape(line)
-        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc%()"):
+        if not wanted or wanted == "..." or QUIET.match(line) or set(wanted) <= set("0 |.-~=wasltc%()"):
             continue  # drawings and rows of numbers
         if wanted not in rest:
             return line
@@ -134,7 +143,7 @@ def fresh_python(folder: Path) -> Path:
 
 
 def paste(command: Command, python: Path, folder: Path, timeout: float) -> str:
-    """Runs a command; what is wrong with it, or ""."""
+    """Runs a command in a folder, and writes what it prints beside the folder; what is wrong with it, or ""."""
     env: Dict[str, str] = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     env.pop("COLUMNS", None)
     try:
@@ -150,6 +159,7 @@ def paste(command: Command, python: Path, folder: Path, timeout: float) -> str:
     except subprocess.TimeoutExpired:
         return f"took more than {timeout:.0f} s"
     printed = done.stdout.decode("utf-8", "replace")
+    folder.with_name(f"{command.page}.{command.line}.txt").write_text(printed, encoding="utf-8")
     if done.returncode != command.code:
         return f"exit code {done.returncode}, not {command.code}: {printed.strip()[-300:]}"
     absent = missing(command.shown, printed)
@@ -167,12 +177,16 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so long")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a command may take")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="a new folder to work in, which is left with every output"
+    )
     given = parser.parse_args()
     pages = [Path(page).resolve() for page in given.pages]
     pages = pages or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     began, counts = time.monotonic(), dict.fromkeys(("right", "wrong", "passed over", "not begun"), 0)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = given.keep.absolute() if given.keep else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=not given.keep)
         python = given.python.absolute() if given.python else fresh_python(folder)
         for page in pages:
             place = folder / page.stem

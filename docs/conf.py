@@ -23,6 +23,8 @@ html_static_path = ["_static"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
+# The index would be of functions and classes, of which these pages describe none.
+html_use_index = False
 html_show_sphinx = False
 # Furo takes the fonts of the reader's system; nothing that a page loads comes from another host (a test looks).
 

@@ -236,7 +236,10 @@ class Training:
         return self._run.final_report
 
     def __iter__(self) -> Iterator["RunEvent"]:
-        return self._run.events()
+        from ipucnn.reports.runs import write_page_of
+
+        yield from self._run.events()
+        write_page_of(self._run)
 
 
 def train(model: str, **options: Any) -> Training:

@@ -142,8 +142,8 @@ class _AsTyped:
 def _spare_converters(param: Any) -> None:
     """Keeps Typer from converting values that are as they were typed.
 
-    Versions of Typer that convert by Pydantic import it (0.1 s), and make a converter of each parameter, also where it is
-    not typed.  Others have no ``get_runtime_param``, and are left as they are.
+    Versions of Typer that convert by Pydantic import it (0.1 s) and make a converter of each parameter, even where it
+    is not typed.  Others have no ``get_runtime_param``, and are left as they are.
     """
     if hasattr(param, "get_runtime_param") and "get_runtime_param" not in vars(param):
         own = _AsTyped(param)

@@ -95,12 +95,12 @@ COMMANDS = {
             "infer",
             "infer",
             "infer",
-            "Classify images with a run.",
+            "Classify or segment images with a run.",
             _RUN,
             (
                 (
                     "ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png",
-                    "Classes of the run's own evaluation images, and a sheet of pictures.",
+                    "The classes of the run's evaluation images, and a sheet of pictures.",
                 ),
                 (
                     "ipucnn infer runs/lenet-digits path/to/images --output labels.csv",
@@ -138,7 +138,7 @@ COMMANDS = {
                 ),
                 (
                     "ipucnn benchmark lenet --training --compare-with keras",
-                    "Weight updates, beside Keras' own `fit`.",
+                    "Weight updates, compared with `fit` of Keras.",
                 ),
                 (
                     "ipucnn benchmark --suite keras-tutorial",
@@ -169,7 +169,7 @@ COMMANDS = {
             (
                 (
                     "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2",
-                    "Two workers train one network; the result has the bytes of one worker.",
+                    "Two workers train one network; the result is the same, byte for byte, as with one.",
                 ),
             ),
         ),
@@ -188,12 +188,12 @@ COMMANDS = {
             "diff",
             "runs",
             "diff",
-            "Say in what two runs differ.",
+            "Show how two runs differ.",
             _PLAN,
             (
                 (
                     "ipucnn diff runs/lenet-digits runs/lenet-digits-2",
-                    "Options, data, and where the histories part.",
+                    "Options, data, and the point at which their histories part.",
                 ),
             ),
         ),
@@ -219,17 +219,20 @@ COMMANDS = {
             _PLAN,
             (
                 ("ipucnn models", "All networks."),
-                ("ipucnn models resnet50 --summary", "The layers of one, whose names splits are."),
+                (
+                    "ipucnn models resnet50 --summary",
+                    "The layers of one network; splits are named after them.",
+                ),
             ),
         ),
         Command(
             "verify-dataset",
             "verify_dataset",
             "verify_dataset",
-            "Look at every sample of a data set, and say what is wrong.",
+            "Check every sample of a data set, and say what is wrong.",
             _PLAN,
             (
-                ("ipucnn verify-dataset", "Whatever data set is in this folder."),
+                ("ipucnn verify-dataset", "The data set in this folder, whichever it is."),
                 ("ipucnn verify-dataset cifar10 --dataset-path path/to/data", "The files of CIFAR-10."),
             ),
         ),
@@ -294,7 +297,7 @@ COMMANDS = {
                 ),
                 (
                     "ipucnn plan-splits unet --stages 4 --measured measured.json",
-                    "The memory that was predicted for it, beside that.",
+                    "The memory that the planner predicts, beside the measured one.",
                 ),
             ),
         ),
@@ -302,7 +305,7 @@ COMMANDS = {
             "doctor",
             "doctor",
             "doctor",
-            "Say what is here and what runs on it.",
+            "Show what this machine has, and what commands would run on.",
             _PLAN,
             (
                 ("ipucnn doctor", "Python, TensorFlow, devices, and what is missing."),
@@ -316,7 +319,7 @@ ROOT_OPTIONS = (
     ("--version", "Print the version."),
     ("--install-completion", "Install completion for the current shell."),
     ("--show-completion", "Print the completion script for the current shell."),
-    ("--help, -h", "Print this page; `ipucnn COMMAND --help` has the command's options."),
+    ("--help, -h", "Print this page; `ipucnn COMMAND --help` shows the options of a command."),
 )
 
 

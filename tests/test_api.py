@@ -97,6 +97,11 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     events = list(training)
     assert len(events) > 2 and training.report["trained_samples"] == 128
     assert ipucnn.read_history("runs/again") == ipucnn.read_history("runs/mine")
+    there, here = (
+        {path.name for path in Path("runs", name).iterdir()} - {"tensorboard"} for name in ("mine", "again")
+    )
+    assert there == here and "report.html" in here
+    assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_heavy_is_imported_until_it_is_used():

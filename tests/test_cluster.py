@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
@@ -114,6 +115,13 @@ def test_tf_config_slurm_and_options_name_the_same_workers():
         (slurm(SLURM_STEP_NODELIST="a[1-2"), {}, "Slurm's variables"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x3)"), {}, "Slurm's variables"),
         (slurm(SLURM_PROCID="x"), {}, "Slurm's variables"),
+        (slurm(SLURM_STEP_NODELIST="a[1-65536][1-65536]"), {}, "is too long"),
+        (slurm(SLURM_STEP_NODELIST="a[3-1],b,c"), {}, "3-1 is no range of nodes"),
+        (slurm(SLURM_STEP_NODELIST=f"a[{'0' * 99}1-65536]"), {}, "is no range of nodes"),
+        (slurm(SLURM_STEP_NODELIST="b" * 254), {}, "is no node list"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="1(x999999)"), {}, "has more than 65,536 nodes"),
+        (slurm(SLURM_STEP_NUM_TASKS=999_999_999), {}, "1,024 workers are the most"),
+        (tf_config([f"10.0.{n // 250}.{n % 250}:1" for n in range(1025)]), {}, "1,024 are the most"),
         (slurm(SLURM_DISTRIBUTION="cyclic"), {}, "order 'cyclic'"),
         ({}, {"rank": 1}, "without --hosts"),
         ({}, {"hosts": ("10.0.0.1:1", "10.0.0.2:1")}, "not which of them"),
@@ -203,10 +211,12 @@ def test_workers_that_would_train_something_else():
 
 def test_what_workers_compare(monkeypatch):
     told = {}
-    monkeypatch.setattr(runs_train, "join", lambda workers, config, run, threads: (told.update(run), threads))
+    monkeypatch.setattr(
+        runs_train, "join", lambda workers, config, run, threads, met: (told.update(run), threads)
+    )
     monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
-    run.instances = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    run.instances, run.cluster = Workers(2, 0, addresses=("a:1", "b:1"), source="test"), None
     own = SimpleNamespace(sha256="f")
     run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5), record=SimpleNamespace(own=own))
     run.resolved = SimpleNamespace(choice=SimpleNamespace(sha256="g"))
@@ -224,8 +234,74 @@ def test_the_next_fold_has_the_threads_that_tensorflow_has(monkeypatch):
     monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # as a fold that was continued left it
     run = TrainingRun.__new__(TrainingRun)
     run.instances, run.setup = Instances(1, 0), SimpleNamespace(config=RunConfig())
-    run.start = SimpleNamespace(checkpoint=None)
+    run.start, run.cluster = SimpleNamespace(checkpoint=None), None
     assert run._join() is None and machine.operation_threads() == num_cores() + 2
+
+
+def test_arrays_of_all_workers_whatever_their_size(monkeypatch):
+    """In pieces: what one of them sends at a time has a bound."""
+    monkeypatch.setattr(cluster, "_PIECE_BYTES", 3 * 40)
+    sent, send = [], cluster._Link.send_bytes
+    monkeypatch.setattr(
+        cluster._Link, "send_bytes", lambda link, data: (sent.append(len(data)), send(link, data))
+    )
+    whole = np.random.default_rng(2).standard_normal((3, 7, 5, 2)).astype(np.float32)
+    whole[0, 0, 0] = np.nan, np.inf
+
+    def act(one):
+        first = one.exchange_arrays("a", whole[one.rank, : 7 - 3 * one.rank] if one.rank < 2 else None)
+        return [*first, *one.exchange_arrays("b", whole[one.rank]), *one.exchange_arrays("c", None)]
+
+    for threads, found in met(3, act=act):
+        expected = [whole[0], whole[1, :4], *whole]
+        assert threads == 3 and len(found) == 5
+        assert all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(found, expected))
+    assert max(sent) < 1000
+    alone = cluster.Cluster()
+    assert alone.exchange_arrays("a", None) == [] and alone.exchange_arrays("a", whole)[0] is whole
+
+
+@pytest.mark.parametrize("pages", [1, 2, 5])
+def test_workers_share_images_that_are_segmented(pages):
+    """Each is computed once, in turn; what is not finite is an error on all of them, whoever computed it."""
+    from ipucnn.runs.images.segmentation import TiledNetwork
+
+    def network(one, computed):
+        made = TiledNetwork.__new__(TiledNetwork)
+        made.views, made.busy_s, made._margin, made._outputs = 1, 0.0, 4, (8, 16)
+        made._cluster = cluster.Cluster()
+        made._trained = SimpleNamespace(join=lambda **asked: one)
+        made.prepare = lambda shape: computed.append(("prepared", shape))
+        made._logits = lambda image: (computed.append(int(image[0, 0, 0])), image.astype(np.float32) / 7)[1]
+        return made
+
+    images = [np.full((number + 1, 2, 2), number, np.uint8) for number in range(pages)]
+
+    def act(one):
+        computed = []
+        segmenting = network(one, computed)
+        with segmenting.together(split=None):
+            found = list(segmenting.each(enumerate(images)))
+        assert segmenting.is_writer == (one.rank == 0)
+        assert [entry for entry in computed if isinstance(entry, tuple)] == [
+            ("prepared", image.shape) for image in images
+        ]
+        for (key, image, logits), number in zip(found, range(pages)):
+            assert key == number and image is images[number]
+            assert logits.tobytes() == (images[number].astype(np.float32) / 7).tobytes()
+        return len(found), [entry for entry in computed if isinstance(entry, int)]
+
+    expected = [(3, (pages, list(range(pages))[rank::3])) for rank in range(3)]
+    assert met(3, act=act) == expected
+
+    def broken(one):
+        segmenting = network(one, [])
+        segmenting._logits = lambda image: np.where(image == pages - 1, np.inf, 0).astype(np.float32)
+        with segmenting.together():
+            list(segmenting.each(enumerate(images)))
+
+    for result in met(3, act=broken):
+        assert isinstance(result, DataError) and "are not finite" in result.message
 
 
 def test_workers_that_begin_with_other_weights():
@@ -291,6 +367,7 @@ def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
     assert (
         isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
     )
+    assert "sent away, as it has another secret" in first.message
 
 
 LEAVING = """
@@ -522,15 +599,18 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    at = FLAGS.index("--max-workers")
-    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
+    flags = ["toy_model_bn", *FLAGS[1:], "--augment"]
+    place = flags.index("--image-size")
+    del flags[place : place + 2]
+    at = flags.index("--max-workers")
+    ended = launch(tmp_path, *flags[:at], *flags[at + 2 :], "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
     assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
     # Where it begins again it makes chunks for as many workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
-    assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
@@ -789,27 +869,245 @@ def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
         assert one == two
 
 
+def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "files")):
+    """A report without what takes another time each time, and without places."""
+    if isinstance(report, dict):
+        return {name: left_out(value, names) for name, value in report.items() if name not in names}
+    return [left_out(value, names) for value in report] if isinstance(report, list) else report
+
+
 @pytest.mark.slow
-def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path, capfd):
-    """As srun starts them: the same command, and nothing but its variables; no srun was ever tried."""
-    flags = [*FLAGS, "--no-validation"]
-    words = [sys.executable, "-c", PROGRAM, "train", *flags, "--run-dir", "two"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "IPUCNN_SECRET": "s"}
-    step = dict(SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NODELIST="127.0.0.1", SLURM_STEP_TASKS_PER_NODE=2)
-    tasks = [
-        subprocess.Popen(
-            words,
-            cwd=str(tmp_path),
-            env={**env, **slurm(**step, SLURM_JOB_ID=os.getpid(), SLURM_PROCID=rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    said = [task.communicate(timeout=280)[0].decode() for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_evaluate_and_segment_as_one(tmp_path, capfd, workers):
+    """Five images, which neither number divides: the same figures, masks, overlays and contact sheets."""
+    run = tmp_path / "run"
+    flags = ["--base-filters", "2", "--image-size", "188", "--micro-batch-size", "1", "--num-epochs", "1"]
+    train = ["train", "unet", "--dataset", "membranes", *flags, "--limit-train", "4", "--seed", "1"]
+    assert cli.run([*train, "--no-validation", "--run-dir", str(run)]) == 0
+    more = ["--limit-eval", "5", "--device", "cpu", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for command in (
+        ["evaluate", "--contact-sheet", "{}.png"],
+        ["infer", "--split", "eval", "--output", "{}", "--overlay"],
+    ):
+        reports = []
+        for count in (1, workers):
+            place = tmp_path / f"{command[0]}-{count}"
+            words = [word.format(place) for word in (command[0], str(run), *command[1:], *more)]
+            if count > 1:
+                words = ["launch", "-n", str(count), "--", *words]
+            ran = subprocess.run(
+                [sys.executable, "-c", PROGRAM, *words],
+                cwd=str(tmp_path),
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=580,
+            )
+            assert ran.returncode == 0 and "[worker" not in ran.stderr, ran.stderr
+            reports.append(left_out(json.loads(ran.stdout)))
+        assert reports[0] == reports[1]
+        assert "images" in str(reports[0]) or reports[0]["results"][0]["pages"] == 5
+    one, several = tmp_path / "infer-1", tmp_path / f"infer-{workers}"
+    names = sorted(path.name for path in one.iterdir())
+    assert len(names) == 4 and names == sorted(path.name for path in several.iterdir())
+    pairs = [(one / name, several / name) for name in names]
+    pairs.append((tmp_path / "evaluate-1.png", tmp_path / f"evaluate-{workers}.png"))
+    for here, there in pairs:
+        assert filecmp.cmp(str(here), str(there), shallow=False), there
+
+
+@pytest.mark.slow
+def test_the_folds_of_a_cross_validation_are_trained_by_all_workers(tmp_path, capfd):
+    """One after the other, by workers who meet once; another number of workers goes on with it."""
+    flags = [*FLAGS, "--kfold", "2"]
+    ended = launch(tmp_path, *flags, "--run-dir", "two", "--json")
+    assert ended.returncode == 0 and "[worker" not in ended.stderr, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["missing"] == [] and len(told["folds"]) == 2
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
-    assert_same(tmp_path / "one", tmp_path / "two")
+    for fold in ("fold-1", "fold-2"):
+        assert_same(tmp_path / "one" / fold, tmp_path / "two" / fold)
+    both = [json.loads((tmp_path / name / "folds.json").read_text()) for name in ("one", "two")]
+    assert left_out(both[0], ("train_s",)) == left_out(both[1], ("train_s",))
+    # What is left of it after the second fold is lost goes on with one worker, in the same chunks.
+    shutil.rmtree(str(tmp_path / "two" / "fold-2"))
+    assert cli.run(["train", "--resume", "--run-dir", str(tmp_path / "two")]) == 0
+    assert_same(tmp_path / "one" / "fold-2", tmp_path / "two" / "fold-2")
+
+
+@pytest.mark.parametrize("more", [[], ["--kfold", "2"]])
+def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, capfd, more):
+    monkeypatch.chdir(tmp_path)
+    named = ",".join(addresses(2))
+    words = ["train", *FLAGS, *more, "--run-dir", "run", "--hosts", named, "--rank", "0"]
+    assert cli.run([*words, "--start-timeout", "1"]) == 7
+    said = capfd.readouterr().err
+    assert "error: of 2 workers number 1 did not come" in said and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+# What of srun matters here: a task is a process with the command, and these variables besides the job's.
+SRUN = """#!/bin/bash
+tasks=1
+while [[ $1 == -* ]]; do
+    case $1 in
+        -n) tasks=$2; shift 2 ;;
+        --ntasks=*) tasks=${1#*=}; shift ;;
+        *) shift ;;
+    esac
+done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=$tasks SLURM_NTASKS=$tasks SLURM_NPROCS=$tasks
+export SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_STEP_TASKS_PER_NODE=$tasks SLURM_DISTRIBUTION=block SLURM_NODEID=0
+for ((rank = 0; rank < tasks; rank++)); do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_TASK_PID=$$ "$@" < /dev/null &
+    started+=($!)
+done
+worst=0
+for task in "${started[@]}"; do
+    wait $task || worst=$?
+done
+exit $worst
+"""
+BATCH = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=2
+export IPUCNN_SECRET=$RANDOM$RANDOM
+srun --ntasks=2 ipucnn "$@"
+"""
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
+    """A batch script, and an srun that starts tasks as Slurm does; a real one was never at hand."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "program.py").write_text(PROGRAM)
+    files = {
+        "srun": SRUN,
+        "ipucnn": f'#!/bin/bash\nexec "{sys.executable}" {programs}/program.py "$@"\n',
+        "batch": BATCH,
+    }
+    for name, text in files.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env.pop("IPUCNN_SECRET", None)
+    # In a batch script the job's own variables are there; its process is no task of a step.
+    job = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "127.0.0.1",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "2",
+    }
+    env.update(job, PATH=f"{programs}{os.pathsep}{env['PATH']}")
+    flags = ["train", *FLAGS, "--no-validation"]
+
+    def submitted(*words):
+        return subprocess.run(
+            [str(programs / "batch"), *words],
+            cwd=str(tmp_path),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+
+    ended = submitted(*flags, "--run-dir", "two")
+    assert ended.returncode == 0, ended.stderr
+    assert f"127.0.0.1:{20000 + os.getpid() % 10000}" in "".join(ended.stderr.split())
+    same = launch(tmp_path, *flags[1:], "--run-dir", "launched")
+    assert same.returncode == 0, same.stderr
+    assert_same(tmp_path / "launched", tmp_path / "two")
+    # An error of both is that of the step.
+    flags[flags.index("--max-workers") + 1] = "3"
+    ended = submitted(*flags, "--run-dir", "three")
+    assert ended.returncode == 2 and "--max-workers 3 with 2 workers" in ended.stderr
+    assert not (tmp_path / "three").exists()
+
+
+LAUNCHED = """
+import sys, json, os, signal, time
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
+print("\\n".join(said), file=sys.stderr, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+time.sleep(seconds)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "code", "expected"),
+    [
+        # All of them refuse the same: it is said once.
+        ([(["error: a", "hint: b"], 2, 0)] * 3, 2, ["error: a", "hint: b"]),
+        # One of them has an error of its own, and the others lose it.
+        (
+            [(["error: worker 1 left", "hint: c"], 7, 0), (["note", "error: a", "hint: b"], 3, 0)],
+            None,
+            [
+                "error: worker 1 left",
+                "hint: c",
+                "[worker 1] note",
+                "[worker 1] error: a",
+                "[worker 1] hint: b",
+            ],
+        ),
+        # One waits for a worker that will not come, and is told to end.
+        ([(["error: a"], 2, 0), (["error: interrupted"], 0, 100)], 2, ["error: a"]),
+        ([([], 0, 0), (["error: x", "  detail"], 0, 0)], 0, []),
+    ],
+)
+def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected):
+    from ipucnn.commands import launch as launching
+
+    monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
+    monkeypatch.setattr(launching, "_TOLD_S", 0.2)
+    command = ["train", "as", json.dumps(workers)]
+    ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
+    assert sorted(said) == sorted(expected)
+    assert ended == code if code is not None else ended in (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"), [("train", "with --resume"), ("infer", "the same command again")]
+)
+def test_what_to_type_where_a_worker_was_killed(monkeypatch, command, hint):
+    from ipucnn.commands import launch as launching
+
+    monkeypatch.setattr(launching, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkersError, match="was ended by SIGKILL") as raised:
+        launching._Workers([command], 2, [{}] * 2).run()
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["plan-splits", "lenet"], "without launch: ipucnn plan-splits"),
+        (["benchmark", "lenet"], "without launch: ipucnn benchmark"),
+        (["nonsense"], "type: ipucnn launch -n 3 -- train"),
+        ([], "type: ipucnn launch -n 3 -- train"),
+    ],
+)
+def test_what_launch_does_not_start(capfd, command, hint):
+    assert cli.run(["launch", "-n", "3", "--", *command]) == 2
+    said = capfd.readouterr().err
+    assert "error: `ipucnn launch` starts workers of" in said and hint in said
+
+
+@pytest.mark.parametrize(
+    "command", [["benchmark", "lenet", "--dataset", "digits"], ["benchmark", "--suite", "keras-tutorial"]]
+)
+def test_a_benchmark_is_one_process(monkeypatch, capfd, command):
+    monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1)["TF_CONFIG"])
+    assert cli.run(command) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "TF_CONFIG names 2 workers, and `ipucnn benchmark` is one process" in said
+        and "hint: start it once" in said
+    )
 
 
 def test_doctor_says_what_cluster_it_sees(monkeypatch):
@@ -937,6 +1235,34 @@ def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     assert not left
 
 
+def test_which_errors_of_tensorflow_say_that_a_worker_is_gone():
+    import tensorflow as tf
+
+    node = "[[{{node while/CollectiveGatherV2}}]]"
+    of = tf.errors
+    lost = (
+        (of.UnavailableError, f"Socket closed {node}"),
+        (
+            of.UnavailableError,
+            "cluster check alive failed\nAdditional GRPC error information from remote target",
+        ),
+        (of.AbortedError, "Collective ops is aborted by: worker 1 is down"),
+        (of.InternalError, "Collective ops is aborted by: failed to connect to all addresses"),
+        (of.DeadlineExceededError, "RPC: /tensorflow.CoordinationService/Heartbeat"),
+    )
+    # A worker's own, near a collective: told as what it is, at once.
+    own = (
+        (of.ResourceExhaustedError, f"OOM when allocating a tensor {node}"),
+        (of.InvalidArgumentError, "Collective ops is aborted by: Shape mismatch in the collective instance"),
+        (of.InternalError, f"Blas GEMM launch failed {node}"),
+        (of.UnavailableError, "the disk is gone"),
+    )
+    for errors, expected in ((lost, True), (own, False)):
+        for kind, message in errors:
+            assert cluster._is_of_collectives(kind(None, None, message)) == expected, message
+    assert not cluster._is_of_collectives(RuntimeError("Collective"))
+
+
 def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
     """Its collectives fail then, and the worker that is silent is named, not a bug of this program."""
     import tensorflow as tf
@@ -966,6 +1292,7 @@ def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
     found = met(2, act=act)
     assert found[0] == (3, None), found
     assert set(left) == {1}
-    # An error of this worker's own is not waited with.
+    # An error of this worker's own is not waited with, whatever it names.
     monkeypatch.setattr(cluster, "SILENCE_S", 1000.0)
-    assert [result[1] for result in met(2, act=lambda one: one.close(ValueError("x")))] == [None, None]
+    own = tf.errors.ResourceExhaustedError(None, None, "OOM [[{{node while/CollectiveGatherV2}}]]")
+    assert [result[1] for result in met(2, act=lambda one: one.close(own))] == [None, None]

@@ -129,6 +129,13 @@ def test_numbers_in_text_become_numbers(number):
     assert values.numbers_in({"a": [repr(number), "b"]}) == {"a": [number, "b"]}
 
 
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_text_inside_a_value_is_checked_and_empty_text_is_none_to_check(text):
+    with pytest.raises(BadValue, match=r"a\[1\].*UTF-8"):
+        values.numbers_in({"a": ["b", text]})
+    assert values.numbers_in({"a": ["", " "]}) == {"a": ["", " "]}
+
+
 @given(st.integers(1, 1000), st.integers(1, 1000))
 def test_fractions_are_divided_once(numerator, denominator):
     assert values.parse_fraction(f"{numerator}/{denominator}") == numerator / denominator

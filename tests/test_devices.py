@@ -68,17 +68,30 @@ for devices, session in sorted(sessions.items()):
     with session.as_evaluated():
         values = {name: v.numpy() for name, v in session.state.weights.items()}
     values.update({name: v.numpy() for name, v in session.state.slots.items()})
+    validating, run = set(), session._evaluation.run
+
+    def spy(*batch):
+        found = run(*batch)
+        validating.update(value.device[-1] for value in found.values())
+        return found
+
+    session._evaluation.run = spy
+    counted = tf.data.Dataset.from_tensor_slices((images[:27], labels[:27], tf.ones(27))).batch(4)
+    metrics = session.evaluate(counted)
+    assert metrics["samples"] == 27, metrics
+    events.append(repr(sorted(metrics.items())))
     digest = hashlib.sha256("".join(events).encode())
     for name in sorted(values):
         digest.update(values[name].tobytes())
     library = session._loop._concrete.graph.as_graph_def().library
     used = {node.device[-1:] for f in library.function for node in f.node_def if "Conv2D" in node.op}
-    print(json.dumps([devices, len(session.places), sorted(used), len(events), digest.hexdigest()]))
+    print(json.dumps([devices, len(session.places), sorted(used), sorted(validating), len(events), digest.hexdigest()]))
 """
 
 
 def trained(devices, config=None, program=None, fused=1):
-    """Of each number of devices: that number, how many took part, which computed, events, and a digest."""
+    """Of each number of devices: that number, how many took part, which trained and which validated, events, and a
+    digest."""
     told = {"devices": devices, "config": config or {}, "program": program or {}, "fused": fused}
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     env = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -92,9 +105,9 @@ def trained(devices, config=None, program=None, fused=1):
 def assert_all_the_same(numbers, *given):
     rows = trained(numbers, *given)
     assert len(rows) == len(numbers)
-    for (devices, places, used, *_), expected in zip(rows, numbers):
-        assert devices == places == expected and used == [str(n) for n in range(expected)]
-    assert rows[0][3] > 0 and len({tuple(row[3:]) for row in rows}) == 1
+    for (devices, places, used, validating, *_), expected in zip(rows, numbers):
+        assert devices == places == expected and used == validating == [str(n) for n in range(expected)]
+    assert rows[0][4] > 0 and len({tuple(row[4:]) for row in rows}) == 1
 
 
 def test_several_devices_give_the_bytes_of_one():

@@ -34,7 +34,10 @@ $ ipucnn evaluate nothing
 <!-- paste: skip, it takes an hour -->
 
 ```console
-$ ipucnn train unet
+$ ipucnn train unet \\
+    --num-epochs 1 \\
+    --seed 2
+$ ipucnn models
 ```
 """
 
@@ -48,10 +51,15 @@ def test_commands_of_a_page():
         ["evaluate", "nothing"],
         ["export", "runs/lenet-digits"],
         ["train", "unet"],
+        ["models"],
     ]
+    written = PAGE.splitlines()
+    assert found[5].args[-4:] == ["--num-epochs", "1", "--seed", "2"]
+    for one in (found[0], found[3], found[5], found[6]):
+        assert written[one.line - 1].startswith("$ ipucnn " + one.args[0])
     assert found[0].options == ["--num-epochs", "2"] and found[0].args[-1] == "1" and len(found[0].shown) == 3
     assert found[1].options == [] and found[1].shown == []
-    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0, 0]
+    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0, 0, 0]
     assert found[4].skip == "" and found[5].skip == "it takes an hour"
     assert paste_docs.files("Write it to `net.py`:\n\n```python\nx = 1\n```\n") == {"net.py": "x = 1\n"}
 
@@ -64,6 +72,8 @@ def test_commands_of_a_page():
         (["accuracy  95.5% of 360 (best 96.0%)"], "accuracy 96% of 360", None),
         (["one", "...", "two"], "one\nother\ntwo", None),
         (["two", "one"], "one\ntwo", "one"),
+        (["session: warm-up: 6 executions, 10.2 s, steady", " warm-up    6 executions", "b"], "b", None),
+        (["warm-up is a phase"], "b", "warm-up is a phase"),
         (["saved in runs/x"], "saved in runs/y", "saved in runs/x"),
     ],
 )

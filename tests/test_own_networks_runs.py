@@ -65,11 +65,10 @@ def test_in_a_pipeline_of_ipus_it_learns_what_it_learns_on_the_host(text, split,
 
 def test_a_dry_run_refuses_what_the_run_would_and_nothing_else(run):
     train = ("train", write(MIXING), *SHORT, "--dry-run")
-    for more in ((), ("--pipeline-splits", "centre")):
+    auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2)
+    for more in ((), ("--pipeline-splits", "centre"), auto):
         code, _, err = run(*train, *more)
         assert code == 0 and "nothing was trained" in err, err
-    code, _, err = run(*train, "--pipeline-splits", "auto", "--ipus-per-replica", 2)
-    assert code == 2 and "layer 'centre' is a Centre, whose cost the planner doesn't know" in err
     code, _, err = run(*train, "--pipeline-splits", "middle")
     assert code == 2 and "error:" in err and "middle" in err and not Path("runs").exists()
 
@@ -158,12 +157,25 @@ def test_python_trains_plans_and_loads_it(lightly):
         ipucnn.load("run")
     assert "centre" in caught.value.message
     assert caught.value.hint == "if you trust it, type: ipucnn.load('run', model='mine.py:build')"
+    with pytest.raises(ConfigurationError) as caught:
+        ipucnn.load("run", checkpoint="last")
+    assert caught.value.hint.endswith("ipucnn.load('run', checkpoint='last', model='mine.py:build')")
     loaded = ipucnn.load("run", model=name)
     assert loaded.predict(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 10)
     assert any(layer.name == "centre" for layer in loaded.keras_model.layers)
-    with pytest.raises(
-        ConfigurationError, match=r"'centre' is a Centre, whose cost the planner doesn't know"
-    ):
-        ipucnn.plan(name, stages=2, dataset="digits", micro_batch_size=4)
+    plan = ipucnn.plan(name, stages=2, dataset="digits", micro_batch_size=4)
+    assert plan.verdict == "fits" and any(
+        "no model of" in text and "an estimate: centre" in text for text in plan.assumed
+    )
     plan = ipucnn.plan(write(RESIDUAL, "known.py"), stages=2, dataset="digits", micro_batch_size=4)
-    assert len(plan.splits) == 1 and plan.verdict == "fits"
+    assert len(plan.splits) == 1 and plan.verdict == "fits" and "no model of" not in str(plan.assumed)
+
+
+def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_estimated(lightly, run):
+    auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2, "--gradient-accumulation-count", 4)
+    train = tuple(word for word in SHORT if word not in ("--global-batch-size", 16))
+    code, out, err = run("train", write(MIXING), *train, *auto, "--run-dir", "planned")
+    assert "ipucnn evaluate planned --model-name net.py:build\n" in out
+    assert code == 0 and "weights, an estimate: centre" in " ".join(err.split()), err
+    program = json.loads(Path("planned/program.json").read_text())
+    assert len(program["pipeline_splits"]) == 1

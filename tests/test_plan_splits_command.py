@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ipucnn import cli
+from ipucnn.config.options import SPECS
 from ipucnn.planning.cost.memory import published_at
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.settings import uniform
@@ -49,17 +50,53 @@ def plan(capsys, *args):
     return PipelinePlan.from_dict(json.loads(out))
 
 
-def test_a_plan_of_fine_tuning_is_said_to_count_frozen_layers(capsys):
+def test_a_plan_of_fine_tuning_needs_less_than_one_of_training(capsys):
+    """The last convolution and the head alone are trained: no stage before them has a backward pass."""
     Path("fine.yml").write_text(f"fine:\n  model-name: {SMALL}\n  weights: runs/before\n  freeze: backbone\n")
-    words = (*FITTING, "--config-path", "fine.yml", "--config", "fine")
-    code, _, err = run(capsys, *words)
-    assert code == 0 and "warning: freeze backbone: this counts every layer as trained" in " ".join(
-        err.split()
+    words = (
+        "--splits",
+        "conv4_block1_layer1_conv_ds",
+        *FITTING[3:],
+        "--precision",
+        "16.16",
+        "--recomputation",
+        "off",
     )
-    code, _, err = run(capsys, *words, "--inference")
-    assert code == 0 and "freeze" not in err
-    code, _, err = run(capsys, *FITTING, "--freeze", "backbone")
-    assert code == 2 and "no option --freeze" in err and "hint:" in err
+    words += (
+        "--micro-batch-size",
+        8,
+        "--gradient-accumulation-count",
+        8,
+        "--optimizer",
+        "sgd",
+        "--optimizer-params",
+        '{"momentum": 0.9}',
+        "--no-optimizer-state-offloading",
+    )
+    whole, fine, typed = (
+        plan(capsys, *own, *words)
+        for own in (
+            [SMALL],
+            ["--config-path", "fine.yml", "--config", "fine"],
+            [SMALL, "--freeze", "backbone"],
+        )
+    )
+    assert fine.predicted_tick_s == typed.predicted_tick_s
+    for of_whole, of_fine in zip(whole.stages, fine.stages):
+        assert of_fine.predicted_forward_s == of_whole.predicted_forward_s
+        assert of_fine.predicted_backward_s < of_whole.predicted_backward_s
+    first, last = fine.stages
+    assert first.predicted_backward_s == 0 < last.predicted_backward_s
+    gone = ("stash", "accumulators", "optimizer_state")
+    for name in gone:
+        of_whole, of_fine = (own.ipus[0].predicted_memory_bytes[name] for own in (whole, fine))
+        assert of_fine == 0 < of_whole, name
+    assert "--freeze backbone" in command_line(fine) and "--freeze" not in command_line(whole)
+    assert any("freeze backbone: " in text and "not trained" in text for text in fine.assumed)
+    code, _, err = run(capsys, *FITTING, "--freeze", "backbone", "--inference")
+    assert code == 2 and "--freeze backbone: inference has no weight updates" in err and "hint:" in err
+    code, _, err = run(capsys, *FITTING, "--freeze", "convv*")
+    assert code == 2 and "no layer of cifar_resnet8 that has weights is called so" in " ".join(err.split())
 
 
 def test_json_is_the_plan(capsys):
@@ -571,3 +608,22 @@ def test_stages_of_one_ipu_are_called_recomputation_segments(tmp_path, capsys, m
     assert cli.run([*line.split(), "off"]) == 0
     assert capsys.readouterr().out.startswith("lenet: 2 stages on 4 IPUs in 4 replicas, ")
     assert "<h1>lenet in 2 stages on " in Path("plan.html").read_text(encoding="utf-8")
+
+
+def test_what_help_says_is_taken_is_taken(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, shown, _ = run(capsys, "--help-all")
+    assert code == 0
+    said = {spec.key: spec.plan_default for spec in SPECS if spec.plan_default}
+    assert set(said) == {"precision", "pipeline-schedule"} and all(
+        f"[default: {text}]" in shown for text in said.values()
+    )
+    own = plan(capsys, SMALL, "--stages", "2", "--gradient-accumulation-count", "8")
+    assert own.settings.precision == "16.16" and said["precision"].endswith("else 16.16")
+    speeds = {
+        schedule: plan(
+            capsys, SMALL, "--stages", "2", "--gradient-accumulation-count", "8", "--schedule", schedule
+        ).predicted_images_per_s
+        for schedule in ("Grouped", "Interleaved")
+    }
+    assert speeds[own.settings.schedule] == max(speeds.values()) == own.predicted_images_per_s

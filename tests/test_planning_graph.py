@@ -21,7 +21,7 @@ from ipucnn.planning.graphs.extract import (
     read_shipped,
     shipped_path,
 )
-from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph, estimates, unknown_layers
 
 # Multiply-accumulates in 1e9 and all weights, moving statistics included, as Keras' documentation and the
 # papers give them (the layer graph counts moving statistics, the registry does not).
@@ -169,15 +169,42 @@ def test_shared_layers_stay_in_one_stage():
     assert LayerGraph.from_json(graph.to_json()) == graph
 
 
-def test_unknown_layers_and_open_sizes_are_refused():
+def test_a_layer_of_ones_own_is_counted_by_its_weights_and_what_it_returns():
+    """Matrices at each position of the output, vectors once; layers inside of it count as its own weights."""
     from tensorflow import keras
 
     from ipucnn.planning.graphs.keras_graph import graph_of
 
+    class Mixer(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 6), name="kernel")
+            self.scale = self.add_weight(shape=(6,), name="scale")
+            self.steady = self.add_weight(shape=(6,), name="steady", trainable=False)
+            self.inner = keras.layers.Conv2D(6, 3, padding="same", use_bias=False)
+            self.inner.build((*shape[:-1], 6))
+            super().build(shape)
+
+        def call(self, x):
+            return self.inner((x @ self.kernel) * self.scale + self.steady)
+
+        def compute_output_shape(self, shape):
+            return (*shape[:-1], 6)
+
     images = keras.Input((8, 8, 3), name="input")
-    noise = keras.Model(images, keras.layers.ActivityRegularization(name="noise")(images))
-    with pytest.raises(ConfigurationError, match="'noise' is a ActivityRegularization"):
-        graph_of(noise, "noisy")
+    x = Mixer(name="mixer")(images)
+    graph = graph_of(keras.Model(images, keras.layers.Flatten(name="flat")(x)), "own")
+    mixer = graph.layers[1]
+    assert (mixer.op_class, mixer.output_shape) == ("other", (8, 8, 6))
+    assert mixer.macs == 8 * 8 * (3 * 6 + 3 * 3 * 6 * 6)
+    assert (mixer.num_parameters, mixer.num_trainable) == (18 + 6 + 6 + 324, 18 + 6 + 324)
+    assert unknown_layers(graph) == ("mixer",) and "an estimate: mixer" in estimates(graph)[0]
+
+
+def test_open_sizes_and_several_outputs_are_refused():
+    from tensorflow import keras
+
+    from ipucnn.planning.graphs.keras_graph import graph_of
+
     images = keras.Input((None, None, 3), name="input")
     with pytest.raises(ConfigurationError, match="fixed image size"):
         graph_of(keras.Model(images, keras.layers.ReLU()(images)), "open")

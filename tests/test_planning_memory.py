@@ -38,7 +38,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 
 @st.composite
 def graphs(draw, max_layers: int = 9) -> LayerGraph:
-    """Random graphs of convolutions, activations and sums with skips."""
+    """Random graphs of convolutions, of which some are frozen, activations and sums with skips."""
     layers = [Layer("l0", "input", (), (8, 8, 3))]
     for i in range(1, draw(st.integers(2, max_layers))):
         name = f"l{i}"
@@ -57,7 +57,7 @@ def graphs(draw, max_layers: int = 9) -> LayerGraph:
                     input_channels=channels,
                     macs=64 * 9 * channels * outputs,
                     num_parameters=9 * channels * outputs + outputs,
-                    num_trainable=9 * channels * outputs,
+                    num_trainable=9 * channels * outputs * draw(st.sampled_from([0, 1, 1])),
                     kept=(first.name,),
                 )
             )
@@ -110,8 +110,18 @@ def naive_memory(
     crossing_in = {layer.name for layer in layers[:first] if read_after(layer.name, first)}
     crossing_out = {layer.name for layer in layers[:last] if read_after(layer.name, last)}
     made = {layer.name for layer in own} - {layers[0].name}
-    kept = {name for layer in own for name in layer.kept} if settings.training else set()
-    inputs = {name for layer in own for name in layer.inputs} - made
+    trains = any(layer.num_trainable for layer in layers)
+
+    def goes_back(layer: Layer) -> bool:
+        """Whether it, or a layer that it reads, directly or not, has something to train."""
+        before = [other for other in layers if other.name in layer.inputs]
+        return not trains or layer.num_trainable > 0 or any(goes_back(other) for other in before)
+
+    back = [layer for layer in own if goes_back(layer)] if settings.training else []
+    # A frozen convolution's backward pass needs its weights alone, not its input.
+    frozen = [x for x in back if x.op_class == "conv" and trains and not x.num_trainable]
+    kept = {name for layer in back if layer not in frozen for name in layer.kept}
+    inputs = {name for layer in own for name in layer.inputs} - made if back else set()
     temporaries = layer_times(graph, settings, MK2).temporary_bytes.max(axis=1) * MK2.num_tiles
     work = 0.0
     for place in range(first, last):

@@ -16,8 +16,8 @@ from ipucnn.compat import KERAS_VERSION
 from ipucnn.errors import DataError, UserError
 from ipucnn.hardware import get_ipu
 from ipucnn.planning.cost.layer_times import layer_times
-from ipucnn.planning.graphs.layer_graph import MAX_LAYERS, Layer, LayerGraph
-from ipucnn.planning.graphs.network_files import read_network, unknown_layers
+from ipucnn.planning.graphs.layer_graph import MAX_LAYERS, Layer, LayerGraph, unknown_layers
+from ipucnn.planning.graphs.network_files import read_network
 from ipucnn.planning.graphs.stock_layers import arithmetic
 from ipucnn.planning.settings import PlanSettings
 

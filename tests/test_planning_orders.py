@@ -53,7 +53,9 @@ def held_bytes(items, least, stage_of, stage):
     for size, maker, readers in items.tensors:
         last = max(stage_of[reader] for reader in readers)
         arrives, leaves = stage_of[maker] < stage <= last, stage_of[maker] <= stage < last
-        total += size * (least.crossing * (arrives + leaves) + least.inputs[stage] * (arrives and last == stage))
+        total += size * (
+            least.crossing * (arrives + leaves) + least.inputs[stage] * (arrives and last == stage)
+        )
     return total
 
 
@@ -171,9 +173,7 @@ def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch
 
         fastest = brute_force(items, tables, count, schedule, fits)
         memory = relaxation.Memory(least, capacity, 1.0, lambda order, below_s: None)
-        program = relaxation.Relaxation(
-            items, tables, count, schedule, 0.0, fastest * 1.001 + 1e-6, memory
-        )
+        program = relaxation.Relaxation(items, tables, count, schedule, 0.0, fastest * 1.001 + 1e-6, memory)
         bound_s = program.run()
         assert bound_s <= fastest * (1 + 1e-9), seed
         raised += bound_s > free * (1 + 1e-9)

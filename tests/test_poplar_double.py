@@ -1,5 +1,6 @@
 """The double itself: what it computes, and what instances exchange, against naive versions."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -10,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from poplar_double import Machine, ProcessAborted, installed
+from poplar_double import Machine, ProcessAborted, installed, rules
 from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
 from poplar_double.replicas import Asked, Replicas, combine
 from poplar_mutations.setting import plain
@@ -315,6 +316,17 @@ def test_host_reductions_over_files(monkeypatch, tmp_path):
         popdist.init()
         assert float(distributed.allreduce(tf.constant(2.0), tf.distribute.ReduceOp.SUM)) == 7.0
     thread.join()
+
+
+@pytest.mark.parametrize(("local", "processes", "is_refused"), [(4, 8, True), (4, 4, False), (16, 2, False)])
+def test_state_is_shared_out_within_an_ipu_link_domain(local, processes, is_refused):
+    """Several instances in each of several domains of 16 IPUs: the driver does not share state out then."""
+    leaves = {PROCESSES: processes}
+    machine = Machine(num_ipus=16, config={"leaves": leaves, "ipus": local})
+    rules.check_shared_out_state(machine, {}, local)
+    keywords = {"replicated_optimizer_state_sharding": True}
+    with pytest.raises(tf.errors.UnimplementedError) if is_refused else contextlib.nullcontext():
+        rules.check_shared_out_state(machine, keywords, local)
 
 
 # --- models ------------------------------------------------------------------------------------------------

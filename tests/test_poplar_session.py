@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import installed
+from poplar_double.exchange import Alone
 from tensorflow import keras
 from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
@@ -16,8 +17,10 @@ from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.poplar import evaluation
+from ipucnn.sessions.poplar.evaluation import Predictor
 from ipucnn.sessions.poplar.training import DeviceOptimizer, WeightUpdate
-from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.sessions.session import ExecutionFinished, Stopped
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import Optimizer, make_settings
 
@@ -89,19 +92,31 @@ def run(session, model, program, optimizer, images, labels, loss="cross_entropy"
 
 def both(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
     """Runs a program on the host and on the double, micro-batch by micro-batch; both results and the machine."""
-    options = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **options}
-    weights, still = options.pop("weights", None), options.pop("frozen", ())
-    config = dataclasses.replace(RunConfig(), **options)
+    weights, still = options.get("weights"), options.get("frozen", ())
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     unfused = program.with_fused(program.dbn_replica_group_size)
-    host_session = HostSession(CPU, config=config)
+    host_session = HostSession(CPU, config=config_of(program, options))
     model = frozen(make_model(norm, dropout), still)
     host = run(host_session, model, unfused, optimizer, images, labels, weights=weights)
+    return (host, *on_double(norm, program, optimizer, dropout, sdk, **options))
+
+
+def config_of(program, options):
+    """The configuration of a session; of the options, weights and frozen layers are the network's."""
+    own = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
+    values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **own}
+    return dataclasses.replace(RunConfig(), **values)
+
+
+def on_double(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
+    """The same on the double alone; its result and the machine."""
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     with installed(sdk=sdk) as machine:
-        session = create_session("auto", config=config)
-        model = frozen(make_model(norm, dropout), still)
-        poplar = run(session, model, program, optimizer, images, labels, weights=weights)
-    return host, poplar, machine
+        session = create_session("auto", config=config_of(program, options))
+        model = frozen(make_model(norm, dropout), options.get("frozen", ()))
+        return run(
+            session, model, program, optimizer, images, labels, weights=options.get("weights")
+        ), machine
 
 
 def assert_same(host, poplar, tolerance=1e-6):
@@ -363,6 +378,42 @@ def test_evaluation_runs_several_batches_at_once(stages):
         assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
 
 
+@pytest.mark.parametrize(("largest_bytes", "joins"), [(2**28, 1), (2 * 4 * 4 * (CLASSES + 2), 4), (1, 16)])
+def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_bytes, joins, monkeypatch):
+    """A batch may be one of 2209 tiles of an image, which seemed not to end with exchanges for each.  They meet more
+    often only where memory for what all of them have is short.
+    """
+    for name, value in dict(NUM_TOTAL_REPLICAS=2, NUM_LOCAL_REPLICAS=1, REPLICA_INDEX_OFFSET=1).items():
+        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+    monkeypatch.setattr(evaluation, "_LARGEST_BYTES", largest_bytes)
+    monkeypatch.setattr(Predictor, "_largest_steps", lambda self: 16)
+    images, labels = data(16, 8)
+    parts = (images, labels, np.ones(16, np.float32))
+    batches = [tuple(tf.constant(part[i : i + 1]) for part in parts) for i in range(16)]
+    network = make_model("group")
+    expected = network(images, training=False).numpy()
+    # A process alone stands for both, and makes the sum of arrays of one row: as if the other's were the same.
+    monkeypatch.setattr(
+        Alone,
+        "gather",
+        lambda self, name, arrays: [arrays, [np.flip(a, 0) if np.ndim(a) else a for a in arrays]],
+    )
+    with installed() as machine:
+        session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
+        session.prepare_evaluation(network, make_loss("cross_entropy"))
+        found = session.evaluate(batches, lambda: False)
+        # Labels, weights and logits of both, and whether one of them was stopped.
+        assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1
+        for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
+            np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
+            assert truth.numpy().tolist() == [labels[n]] * 2
+        asked = []
+        with pytest.raises(Stopped):
+            session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)
+    assert found["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
+    assert found["samples"] == 32
+
+
 @pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])
 def test_updates_of_16_bit_weights_are_those_of_32_rounded(name):
     params = {"momentum": 0.9, "nesterov": True} if name in ("sgd", "lars") else {}
@@ -389,7 +440,7 @@ def test_stateless_masks_are_of_seed_and_micro_batch_and_not_the_hosts():
     one = make_program(4, 4, 1, updates_per_epoch=2)
     two = make_program(4, 2, 2, updates_per_epoch=2)
     host, poplar, _ = both("group", one, dropout=0.5)
-    other = both("group", two, dropout=0.5)[1]
+    other, _ = on_double("group", two, dropout=0.5)
     for name, value in poplar[0].items():
         np.testing.assert_allclose(other[0][name], value, rtol=0, atol=1e-5, err_msg=name)
     assert any(np.abs(value - host[0][name]).max() > 1e-4 for name, value in poplar[0].items())

@@ -355,7 +355,7 @@ def test_a_split_becomes_a_volume(trained, run, tmp_path):
 def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
-    predict = TiledNetwork.logits
+    predict = TiledNetwork._outcome
     calls = []
 
     def interrupted(self, image):
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return predict(self, image)
 
-    monkeypatch.setattr(TiledNetwork, "logits", interrupted)
+    monkeypatch.setattr(TiledNetwork, "_outcome", interrupted)
     assert run("infer", trained, "in", "--output", "out")[0] == 130
     assert not left_over(tmp_path)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0-mask.tif", "0-probability.tif"]
@@ -456,6 +456,18 @@ def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
     rest = height(192) - 192
     between = height(192, 192) - height(192) - 192
     assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50
+
+
+def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
+    def width(side, *heads):
+        sheet = PanelSheet(heads, side=384)
+        sheet.add("caption", [np.zeros((side, side), np.uint8)] * 2)
+        sheet.save(tmp_path / "sheet.png")
+        return Image.open(tmp_path / "sheet.png").size[0]
+
+    # 220 pixels are not enlarged to 384, and no room is left beside them.
+    assert width(384, "a", "b") - width(220, "a", "b") == 2 * (384 - 220)
+    assert width(220, "probability " * 9, "b") - width(220, "a", "b") == 2 * (384 - 220) > 0
 
 
 @pytest.mark.slow

@@ -105,6 +105,26 @@ def test_group_norm_takes_the_size_that_was_trained():
     assert network.tile_sizes == [204]
 
 
+@pytest.mark.parametrize(
+    ("norm", "size", "tile"),
+    [
+        ("group_norm", (20, 20), None),
+        ("group_norm", (21, 9), 220),
+        ("group_norm", (9, 400), 588),
+        ("batch_norm", (400, 400), None),
+    ],
+)
+def test_a_seam_of_group_norm_is_told_with_the_tile_that_has_none(norm, size, tile):
+    said = []
+    trained = make_trained(norm)
+    TiledNetwork(trained).warn_of_seams([(1, 1), size], said.append)
+    assert len(said) == (tile is not None)
+    if tile is not None:
+        assert f"--tile-size {tile} takes the largest image, {size[0]}x{size[1]}, as one tile" in said[0]
+        TiledNetwork(trained, tile).warn_of_seams([size], said.append)
+        assert len(said) == 1
+
+
 def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):
     network, image = networks[236], draw(250, 250)
     whole = network.logits(image)
@@ -172,3 +192,20 @@ def test_other_numbers_of_views_are_refused(trained):
         with pytest.raises(ConfigurationError, match=f"--views {views}") as raised:
             TiledNetwork(trained, views=views)
         assert f"--views {near}" in raised.value.hint
+
+
+def test_batches_of_an_evaluation_count_tiles_and_not_images(tmp_path):
+    """One image of 192x192 is 144 tiles for a network that sees 204 and predicts 20: one by one, no end is seen."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.datasets.base import ArrayExamples
+
+    flags = {"base_filters": "2", "image_size": "204", "dataset": "membranes", "micro_batch_size": "1"}
+    setup = run_setup.prepare(resolve("train", flags, model="unet"), 1)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (1, 192, 192, 1)).astype(np.uint8)
+    examples = ArrayExamples(images, (images[..., 0] > 128).astype(np.int32))
+    info = replace(setup.source.info, tiled=True)
+    setup = replace(setup, source=replace(setup.source, eval=examples, info=info))
+    batches = list(run_setup.evaluation_batches(setup, 1))
+    assert [len(images) for images, _, _ in batches] == [12] * 12
+    assert sum(float(np.sum(weights)) for _, _, weights in batches) == 192 * 192

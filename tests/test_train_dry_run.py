@@ -244,3 +244,25 @@ def test_a_long_run_is_drawn_from_its_first_to_its_last_weight_update():
     updates, rates = schedule_curve(lambda at: np.asarray(at) * 2.0, 1_000_000)
     assert len(updates) <= 20_000 and (updates[0], updates[-1]) == (0, 999_999)
     np.testing.assert_array_equal(rates, updates * 2.0)
+
+
+def test_splits_that_the_planner_chooses_are_those_of_the_run(capsys, here):
+    pipeline = [
+        "--ipus-per-replica",
+        "2",
+        "--pipeline-splits",
+        "auto",
+        "--limit-train",
+        "64",
+        "--num-epochs",
+        "1",
+    ]
+    pipeline += ["--micro-batch-size", "4", "--run-dir", "run"]
+    code, out, err = run(capsys, "--dry-run", *pipeline)
+    assert code == 0, err
+    code, _, err_of_run = run(capsys, *pipeline)
+    assert code == 0, err_of_run
+    program = json.loads((here / "run" / "program.json").read_text())
+    (split,) = program["pipeline_splits"]
+    assert f"opened by {split} ({program['splits_from']})" in " ".join(out.split())
+    assert f"opened by {split}" in " ".join(err.split())

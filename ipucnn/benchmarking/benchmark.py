@@ -114,7 +114,11 @@ class Benchmark:
         from ipucnn.sessions.poplar.validation import check_layout, check_program
 
         self.instances = find_instances()
-        require_one("benchmark", resolved.config)
+        require_one(
+            "`ipucnn benchmark`",
+            resolved.config,
+            "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
+        )
         run_setup.check_instances(self.instances, resolved.config)
         check_settings(settings, self.instances.count)
         self.settings, self.verbose = settings, verbose

@@ -24,7 +24,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Measurement, SystemProfile, calibrated_system
 from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.planning.splits import check_cuts
@@ -92,7 +92,7 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
     Returns:
         Figures are None, and the reason is in ``notes``, where nothing can be predicted.
     """
-    notes: List[str] = []
+    notes = estimates(graph)
     try:
         best, system = _best(graph, wanted, precision, notes)
     except UserError as error:

@@ -22,7 +22,8 @@ PANEL = "Measuring"
 MODE = own_option(
     "--mode",
     "MODE",
-    "training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
+    "What to measure: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
+    "the time the input pipeline costs).  "
     "[default: inference]",
     PANEL,
 )
@@ -37,44 +38,44 @@ TRAINING = typer.Option(
 COMPARE = own_option(
     "--compare-with",
     "keras|FILE",
-    "Measure plain Keras fit or predict too, or an exported network, in turns, and print the ratio.",
+    "Also measure plain Keras (its fit or predict) or an exported network, in turns, and print the ratio.",
     PANEL,
 )
 EXECUTIONS = own_option(
     "--executions",
     "INT",
-    "Measure at least so many executions.  [default: 10]",
+    "Measure at least this many executions.  [default: 10]",
     PANEL,
     number=spec.EXECUTIONS,
 )
 MIN_TIME = own_option(
     "--min-time",
     "SECONDS",
-    "Measure at least so long.  [default: 10, or --max-time if that is less]",
+    "Measure for at least this long.  [default: 10, or --max-time if that is less]",
     PANEL,
     number=spec.SECONDS,
 )
 MAX_TIME = own_option(
     "--max-time",
     "SECONDS",
-    "End after so long; a third of it is kept for measuring.  [default: 150]",
+    "Stop after this long, of which a third is kept for measuring.  [default: 150]",
     PANEL,
     number=spec.SECONDS,
 )
 SYSTEM = own_option(
     "--system",
     "NAME",
-    "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
+    "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... that has enough IPUs]",
     PANEL,
 )
 SYSTEM_PROFILE = own_option(
     "--system-profile",
     "FILE",
-    "What was measured of that machine, as `ipucnn plan-splits --calibrate` wrote it.",
+    "Predict with what `ipucnn plan-splits --calibrate` measured of that machine, and wrote to this file.",
     PANEL,
 )
 BASELINE = own_option(
-    "--baseline", "FILE", "Compare with an earlier report.json; exit code 5 if this is slower.", PANEL
+    "--baseline", "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower.", PANEL
 )
 MAX_REGRESSION = own_option(
     "--max-regression", "P%", "Share of the baseline's speed that may be lost.  [default: 5%]", PANEL
@@ -83,22 +84,25 @@ SUITES = "Suites"
 SUITE = own_option(
     "--suite",
     "NAME|FILE.yml",
-    "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
+    "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. With MODEL, only the rows that match it.",
     SUITES,
 )
 ROWS = own_option(
-    "--rows", "NAME...", "Run these rows of the suite; names or wildcards.  [default: all]", SUITES
+    "--rows",
+    "NAME...",
+    "Run only these rows of the suite, given by names or wildcards.  [default: all]",
+    SUITES,
 )
 RESUME = typer.Option(
     False,
     "--resume",
-    help="Go on with the suite in --run-dir, else in the latest folder: rows that have a result are kept.",
+    help="Continue the suite in --run-dir, or else in the latest folder. Rows that have a result are kept.",
     rich_help_panel=SUITES,
 )
 VERSUS = own_option(
     "--versus",
     "FILE",
-    "Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
+    "Print how much faster this other suite.json is than this suite.  [default: predicted IPUs]",
     SUITES,
 )
 
@@ -125,12 +129,12 @@ def benchmark(
     resume: bool = RESUME,
     versus: Optional[str] = VERSUS,
 ) -> None:
-    """Measure throughput and time, beside what is predicted of IPUs.
+    """Measure throughput and time, beside what is predicted for IPUs.
 
-    Takes the options of `ipucnn train` that decide about speed, so that what is measured is what would run. With
-    --suite, or a wildcard as MODEL, it runs many and prints one table. MODEL may be an ONNX or TFLite file, or
-    with --trust a SavedModel, that `ipucnn export` wrote: then its network is measured here and in the file's own
-    runtime, in turns.
+    It takes those options of `ipucnn train` that affect the speed, and measures exactly what would run. With --suite,
+    or with a wildcard as MODEL, it measures many networks and prints one table. MODEL may also be an ONNX or TFLite
+    file that `ipucnn export` wrote, or with --trust a SavedModel: then its network is measured here and in the file's
+    own runtime, in turns.
     """
     given = {
         "compare_with": compare_with,
@@ -353,10 +357,12 @@ def benchmark_suite(
     from ipucnn.benchmarking.suites.plan import plan_suite
     from ipucnn.benchmarking.suites.result import read_suite
     from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
+    from ipucnn.config.options import RunConfig
     from ipucnn.errors import ConfigurationError
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_plan
+    from ipucnn.sessions.host.workers import require_one
     from ipucnn.sessions.poplar.popdist import find_instances
 
     if find_instances().is_distributed:
@@ -364,6 +370,7 @@ def benchmark_suite(
             "suites run each row in a process of its own, and poprun started this one",
             "type it without poprun, or benchmark one network under it",
         )
+    require_one("`ipucnn benchmark`", RunConfig(trusted_network=True))
     for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
         if name in measuring:
             raise ConfigurationError(

@@ -14,17 +14,27 @@ FOLDER = typer.Argument(
     ..., metavar="FOLDER", help="Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*."
 )
 OUT = typer.Argument(
-    ..., metavar="OUT", help="Folder to write the records into; it may be one of a build that was killed."
+    ...,
+    metavar="OUT",
+    help="Folder to write the records into. To continue a build that was killed, give its folder.",
 )
-SHARDS = own_option("--shards", "N", "Files of training images.", number=spec.SHARDS, shown="1024")
+SHARDS = own_option(
+    "--shards", "N", "Number of files for the training images.", number=spec.SHARDS, shown="1024"
+)
 VALIDATION_SHARDS = own_option(
-    "--validation-shards", "N", "Files of validation images.", number=spec.SHARDS, shown="128"
+    "--validation-shards", "N", "Number of files for the validation images.", number=spec.SHARDS, shown="128"
 )
-WORKERS = own_option("--workers", "N", "Files made at once.", number=spec.WORKERS, shown="one per core")
+WORKERS = own_option(
+    "--workers",
+    "N",
+    "Number of files that are made at the same time.",
+    number=spec.WORKERS,
+    shown="one per core",
+)
 PIXELS = own_option(
     "--max-image-pixels",
     "N",
-    "Pixels that an image may have at most; larger ones are refused.",
+    "Largest number of pixels of an image; larger ones are refused.",
     number=spec.PIXELS,
     shown="100000000",
 )
@@ -41,8 +51,8 @@ def build_records(
 ) -> None:
     """Make TFRecord files of images in class folders, as --dataset imagenet reads them.
 
-    The same images give the same files, byte for byte. A build that was interrupted or killed goes on where it left off
-    when the same command is typed again.
+    The same images give the same files, byte for byte. If a build was interrupted or killed, type the same command
+    again: it goes on where it left off.
     """
     from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
     from ipucnn.datasets.sources.record_builder import (

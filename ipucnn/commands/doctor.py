@@ -10,15 +10,15 @@ from ipucnn.config.signature import with_run_options
 DEEP = typer.Option(
     False,
     "--deep",
-    help="Import TensorFlow, too, in a process of its own: finds what only then goes wrong.",
+    help="Also import TensorFlow, in a process of its own, to find what goes wrong only then.",
 )
 
 
 @with_run_options("doctor", from_flags=True)
 def doctor(flags: Mapping[str, Any], json_output: bool, deep: bool = DEEP) -> None:
-    """Say what is here, what commands would run on, and what to do next.
+    """Show what this machine has, what commands would run on, and what to do next.
 
-    Looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
+    It looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
     cannot be used.
     """
     from ipucnn.config.options import RunConfig

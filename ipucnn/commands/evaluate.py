@@ -25,10 +25,10 @@ PREDICTIONS = own_option("--predictions", "FILE.csv", "Write each sample's label
 SHEET = own_option(
     "--contact-sheet",
     "FILE.png",
-    "Segmentation: draw the worst images with truth, prediction and difference.",
+    "Segmentation: draw the worst images, each with its mask, the prediction and the difference.",
 )
 REPORT = typer.Option(
-    False, "--report", help="Put the confusion matrix into the page of the run, report.html in its folder."
+    False, "--report", help="Put the confusion matrix into report.html, the page of the run in its folder."
 )
 
 
@@ -49,10 +49,10 @@ def evaluate(
     views: int = VIEWS,
     report: bool = REPORT,
 ) -> None:
-    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; of masks Dice, IoU, V^Rand.
+    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; for masks also Dice and IoU.
 
-    Every sample counts exactly once, and of a segmentation network every pixel. A run's own options hold unless
-    a flag overrides them; weights of Keras take --model-name and --dataset.
+    Every sample counts exactly once; for a segmentation network, every pixel does. The options of the run are used
+    unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, is_file, write_output
     from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing

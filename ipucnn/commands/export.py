@@ -14,14 +14,14 @@ from ipucnn.text import shown_value
 FORMAT = own_option(
     "--format",
     "FORMAT",
-    "What to write: saved-model, onnx, tflite, keras (Keras' own layers alone; HDF5 under Keras 2.6), or ipu (a "
+    "What to write: saved-model, onnx, tflite, keras (only layers of Keras itself; HDF5 under Keras 2.6), or ipu (a "
     "program that the Poplar SDK compiles for one IPU).",
-    shown="none: it must be given",
+    shown="none, it must be given",
 )
 BATCH = own_option(
     "--batch",
     "N|dynamic",
-    "Images of each call: always so many, or any number. --format ipu needs a number.",
+    "Images in each call: always N, or dynamic for any number. --format ipu needs a number.",
     shown="dynamic",
 )
 OPSET = own_option("--opset", "N", "ONNX: version of the operations.", number=spec.OPSET, shown="15")
@@ -31,10 +31,10 @@ HALF = typer.Option(
 RAW = typer.Option(
     False,
     "--raw-uint8",
-    help="The network takes pixels of 0..255 (uint8) and brings them to its range itself.",
+    help="Let the network take pixels from 0 to 255 (uint8), and bring them to its range itself.",
 )
 PROBABILITIES = typer.Option(
-    False, "--probabilities", help="The network gives probabilities in place of logits."
+    False, "--probabilities", help="Let the network give probabilities instead of logits."
 )
 OUTPUT = own_option("--output", "DIR", "Folder to write.", shown="exports/NAME-FORMAT")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace an earlier export in the folder.")
@@ -60,8 +60,8 @@ def export(
     """Write a trained network as a file for another program: SavedModel, ONNX, TFLite or Keras.
 
     The file is proved before it is kept: a process that cannot import ipucnn loads it in its own runtime and runs
-    evaluation samples through it, and what it gives must be what the run gives. Otherwise the exit code is 5, and no
-    file is left. Beside the network lie its labels, a description of its input, and a page about it.
+    evaluation samples through it. Its outputs must be those of the run; otherwise the exit code is 5, and no file is
+    left. The folder also gets the labels, a description of the input, and a page about the network.
     """
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note

@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 IMAGES = typer.Argument(
     None,
     metavar="IMAGE...",
-    help="Image files, folders (with all below them), or quoted patterns such as 'photos/**/*.jpg'.",
+    help="Image files, folders (with everything below them), or quoted patterns such as 'photos/**/*.jpg'.",
 )
-SPLIT = own_option("--split", "eval|train", "Classify the images of the data set instead of files.")
+SPLIT = own_option("--split", "eval|train", "Take the images of this part of the data set, instead of files.")
 TOP = own_option("--top", "N", "Classes to show per image.", number=spec.TOP, shown="5")
 OUTPUT = own_option(
     "--output",
     "FILE|DIR",
-    "Write the results to a .csv, .json or .jsonl file instead; of a segmentation network, the folder of "
-    "its masks.",
+    "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, write "
+    "the masks into this folder.",
 )
 OVERLAY = typer.Option(
-    False, "--overlay", help="Segmentation: write the images with their masks in colour, too."
+    False, "--overlay", help="Segmentation: also write each image with its mask in colour over it."
 )
 FORMAT = own_option("--format", "csv|json|jsonl", "Print the results in this format.", shown="a table")
 SHEET = own_option(
     "--contact-sheet",
     "FILE.png",
-    "Draw up to 100 of the images with their predictions (30 with their masks).",
-    shown="of masks: contact-sheet.png in --output",
+    "Draw up to 100 of the images with their predictions (up to 30 with their masks).",
+    shown="for masks contact-sheet.png in --output",
 )
 MISTAKES = typer.Option(
     False,
@@ -79,7 +79,7 @@ def infer(
 ) -> None:
     """Classify or segment images: the most probable labels with their probabilities, or masks.
 
-    A segmentation network takes images of any size and volumes (multi-page TIFF), and writes a mask and a
+    A segmentation network takes images of any size and volumes (TIFF files of several pages), and writes a mask and a
     probability map of each into --output. Inputs that cannot be read are reported and passed over; the exit code
     is then 3.
     """
@@ -173,6 +173,7 @@ def _segment(
     from ipucnn.reports.console import LOADING, ItemProgress, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET
+    from ipucnn.sessions.host.workers import group_of_environment
 
     sheet = MaskSheet()
     with ItemProgress("segmenting", LOADING) as progress:
@@ -180,7 +181,9 @@ def _segment(
             say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
         )
     path = contact_sheet or output / CONTACT_SHEET
-    if contact_sheet is not None:
+    if not group_of_environment().is_writer:
+        pass  # of several processes the first one writes
+    elif contact_sheet is not None:
         write_output(path, sheet.save)
     else:
         write_atomically(path, sheet.save)

@@ -16,16 +16,17 @@ from typing import IO, Dict, List, Optional
 import typer
 
 import ipucnn
-from ipucnn import interrupts
+from ipucnn import command_table, interrupts
 from ipucnn.config import spec
-from ipucnn.errors import ConfigurationError, WorkersError
-from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
+from ipucnn.errors import EXIT_SIGTERM, ConfigurationError, WorkersError
+from ipucnn.sessions.host.workers import BEGIN_AGAIN, GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
 from ipucnn.text import shown_value
 
+COMMANDS = ("train", "evaluate", "infer")
 COMMAND = typer.Argument(
     None,
     metavar="COMMAND...",
-    help="What every worker runs, after --: `train` with its options, `evaluate` or `infer`.",
+    help="What every worker runs: `train`, `evaluate` or `infer`, with its options. Write -- before it.",
 )
 WORKERS = typer.Option(
     None,
@@ -37,7 +38,7 @@ WORKERS = typer.Option(
     show_default="2",
 )
 # After a worker failed the others end by themselves; one that was stopped does not.
-_PATIENCE_S = GRACE_S + 10.0
+_TOLD_S, _PATIENCE_S = GRACE_S + 2.0, GRACE_S + 10.0
 # As ``ipucnn`` starts, from the package that this process has, and never from the current folder.  Where this process
 # is gone, however that came, Linux sends SIGTERM, the 15 (prctl(2), PR_SET_PDEATHSIG, the 1).
 _PROGRAM = (
@@ -51,17 +52,20 @@ _PROGRAM = (
 def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORKERS) -> None:
     """Start several workers of one training run, evaluation or inference on this machine.
 
-    They share the work of each weight update, and give the same bytes as one worker with as many threads, where both
-    runs begin with the same --max-workers. GPUs of this machine are shared out among them. Where each machine has a
-    worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first worker prints comes
-    out as it is, what the others print after their number. All end when one of them fails.
+    They share the work of each weight update. The result has the same bytes as one worker with the same number of
+    threads, if both runs begin with the same --max-workers. The GPUs of this machine are divided among the workers. If
+    each machine has a worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first
+    worker prints appears as it is; what the others print appears behind their number. If one of them fails, all end.
     """
     count = 2 if workers is None else workers
-    if not command or command[0] not in ("train", "evaluate", "infer"):
+    if not command or command[0] not in COMMANDS:
         what = "nothing" if not command else f"'{shown_value(command[0])}'"
         raise ConfigurationError(
             f"`ipucnn launch` starts workers of `ipucnn train`, `evaluate` or `infer`, and it was given {what}",
-            f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers {count}",
+            f"type it without launch: ipucnn {command[0]} ..."
+            if command and command[0] in command_table.COMMANDS
+            else f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers "
+            f"{count}",
         )
     if {"--hosts", "--rank"} & {word.partition("=")[0] for word in command}:
         raise ConfigurationError(
@@ -125,6 +129,10 @@ class _Workers:
         self._secret = secrets.token_hex(16)
         self._processes: List[subprocess.Popen[bytes]] = []
         self._readers: List[threading.Thread] = []
+        # Of each worker but the first one, what it said of the error that ended it.
+        self._errors: Dict[int, List[str]] = {}
+        self._ends: Dict[int, int] = {}
+        self._is_told = False
         self._lock = threading.Lock()
 
     def run(self) -> int:
@@ -139,6 +147,10 @@ class _Workers:
                     process.kill()
             for reader in self._readers:
                 reader.join(GRACE_S)
+            for rank, lines in sorted(self._errors.items()):
+                # What ended all of them alike the first worker has said, and who was told to end has nothing to say.
+                if self._ends.get(rank) not in (self._ends.get(0), EXIT_SIGTERM if self._is_told else None):
+                    sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:
         told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
@@ -165,14 +177,18 @@ class _Workers:
                 self._readers.append(reader)
 
     def _label(self, rank: int, stream: IO[bytes]) -> None:
-        for line in stream:
+        for data in stream:
+            line = data.decode(errors="replace")
             with self._lock:
-                sys.stderr.write(f"[worker {rank}] {line.decode(errors='replace')}")
+                if line.startswith(("error: ", "hint: ")):
+                    self._errors.setdefault(rank, []).append(line)
+                    continue
+                sys.stderr.write(f"[worker {rank}] {line}")
                 sys.stderr.flush()
 
     def _wait(self) -> int:
         first: Optional[int] = None
-        ends: Dict[int, int] = {}
+        ends = self._ends
         failed_at: Optional[float] = None
         passed_on = False
         while len(ends) < len(self._processes):
@@ -186,6 +202,11 @@ class _Workers:
                 if interrupts.noted() is not None and not passed_on:
                     passed_on = True
                     self._send(signal.Signals((interrupts.noted() or 0) - 128))
+                is_late = failed_at is not None and time.monotonic() > failed_at + _TOLD_S
+                if is_late and not (self._is_told or passed_on):
+                    # It did not come as far as to meet them, and they wait for it.
+                    self._is_told = True
+                    self._send(signal.SIGTERM)
                 patience = SILENCE_S + _PATIENCE_S if passed_on else _PATIENCE_S
                 if failed_at is not None and time.monotonic() > failed_at + patience:
                     self._send(signal.SIGKILL)
@@ -202,7 +223,9 @@ class _Workers:
             return code
         raise WorkersError(
             f"worker {first} was ended by {signal.Signals(-code).name}",
-            "type the same command with --resume, with any number of workers that fits",
+            "type the same command with --resume, with any number of workers that fits"
+            if self._command[0] == "train"
+            else BEGIN_AGAIN,
         )
 
     def _send(self, number: int) -> None:

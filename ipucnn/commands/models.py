@@ -39,7 +39,7 @@ def models(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     summary: bool = typer.Option(
-        False, "--summary", help="Build the model PATTERN names and list its layers."
+        False, "--summary", help="Build the model that PATTERN names, and list its layers."
     ),
     image_size: Optional[str] = typer.Option(
         None, "--image-size", metavar="N|HxW", help="Input size for --summary. [default: the model's own]"
@@ -47,8 +47,8 @@ def models(
 ) -> None:
     """List the networks, or show the layers of one.
 
-    Parameters are the trainable ones, MACs the multiply-accumulates of one sample's forward pass, both at the
-    model's home data set. The layer names --summary prints are what --pipeline-splits takes.
+    Parameters are the trainable ones; MACs are the multiply-accumulates of the forward pass of one sample. Both are for
+    the model's home data set. --summary prints the names of layers that --pipeline-splits takes.
     """
     if summary:
         rows, report = _summarise(find_network(pattern), image_size)

@@ -32,7 +32,7 @@ PANEL = "Plan"
 STAGES = own_option(
     "--stages",
     "K",
-    "Pipeline stages to split into; without it, and without splits, the best use of --ipus is searched.",
+    "Number of pipeline stages. Without this option, and without splits, the best use of --ipus is searched for.",
     PANEL,
     number=spec.STAGES,
 )
@@ -48,7 +48,7 @@ CLASSES = own_option(
 RECOMPUTATION = own_option(
     "--recomputation",
     "auto|on|off",
-    "Recompute activations in the backward pass; auto tries both.  [default: the preset's, else auto]",
+    "Recompute activations in the backward pass; auto tries it with and without.  [default: the preset's, else auto]",
     PANEL,
 )
 COMPARE = own_option(
@@ -61,53 +61,56 @@ COMPARE = own_option(
 CALIBRATE = own_option(
     "--calibrate",
     "RUN|REPORT.json...",
-    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs: run folders, "
-    "reports of benchmarks, or what `ipucnn profile --run` saved, on the machine of --system.  --system-profile names "
-    "the file that keeps the result.",
+    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
+    "--system. Give run folders, reports of benchmarks, or files that `ipucnn profile --run` saved. The result is "
+    "written to the file of --system-profile.",
     PANEL,
 )
 SYSTEM_PROFILE = own_option(
-    "--system-profile", "FILE", "What --calibrate measured of a system, to predict with.", PANEL
+    "--system-profile",
+    "FILE",
+    "Predict with what --calibrate measured of a system, and wrote to this file.",
+    PANEL,
 )
 MEASURED = own_option(
     "--measured",
     "FILE",
-    "Show beside the predicted memory what a profile of these stages says: a file of `ipucnn profile --save`.",
+    "Show the memory that was measured beside the predicted one, from a file that `ipucnn profile --save` wrote.",
     PANEL,
 )
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
 SAVE_GRAPH = own_option(
     "--save-graph",
     "FILE",
-    "Write the layers that were planned as JSON; `plan-splits FILE` reads it.",
+    "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
     PANEL,
 )
 HTML = own_option(
     "--html",
     "FILE",
-    "Write the plan as an HTML page.  That of a search (--ipus) lets its reader choose the precision, too: all that "
-    "were not excluded by typing one are searched, which takes up to three times as long.",
+    "Write the plan as an HTML page. On the page of a search (--ipus) the reader can choose the precision, too: "
+    "unless you give one, every precision is searched, which takes up to three times as long.",
     PANEL,
 )
 INFERENCE = typer.Option(
     False,
     "--inference",
-    help="Plan forward passes alone: throughput, latency, replicas and micro-batch, and memory without what training "
-    "keeps.",
+    help="Plan inference: throughput, latency, replicas and micro-batch of forward passes, without the memory that "
+    "only training needs.",
     rich_help_panel=PANEL,
 )
 ORDERS = typer.Option(
     False,
     "--orders",
-    help="Look for splits in any order of the layers, in which a stage may take part of two branches.  Such a plan is "
-    "a prediction: no session runs it.",
+    help="Search all orders of the layers, in which a stage may hold parts of two branches. Such a plan can only be "
+    "predicted: no session runs it.",
     rich_help_panel=PANEL,
 )
 STAGE_PROPORTIONS = typer.Option(
     True,
     "--stage-proportions/--no-stage-proportions",
-    help="Where no --available-memory-proportion is given, let each stage have the largest of 60, 30 and 15 % with "
-    "which it fits, or look for one that holds for all stages.",
+    help="If --available-memory-proportion is not given: choose for each stage the largest of 60, 30 and 15 % with "
+    "which it fits; with --no-stage-proportions choose one value for all stages.",
     rich_help_panel=PANEL,
 )
 OPTIMISATIONS = typer.Option(
@@ -141,8 +144,8 @@ def plan_splits(
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
-    The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
-    Nothing is measured and no IPU is needed.
+    It finds splits that fit into the predicted memory, and proves that no others are faster. --splits judges splits of
+    your own instead. Nothing is measured, and no IPU is needed.
     """
     profile_path = None if system_profile is None else expand(system_profile, "--system-profile")
     of_plans: Dict[str, object] = {

@@ -11,12 +11,12 @@ from ipucnn.errors import ConfigurationError
 FOLDER = typer.Argument(
     ...,
     metavar="DIR",
-    help="Folder with the profile.pop that Poplar wrote, in it or in a folder of it; or that file.",
+    help="The file profile.pop that Poplar wrote, or a folder that has it somewhere below.",
 )
 RUN = own_option(
     "--run",
     "RUN|REPORT.json",
-    "The run that was profiled, its folder or its report: plan-splits --calibrate then knows what was executed.",
+    "The run that was profiled: its folder, or its report. It tells plan-splits --calibrate what was executed.",
 )
 SAVE = own_option(
     "--save", "FILE", "Write everything as JSON, for `plan-splits --measured` and `plan-splits --calibrate`."
@@ -31,7 +31,7 @@ def profile(
 ) -> None:
     """Show what Poplar's profile of a run says: memory by IPU and category, and the programs with the most cycles.
 
-    Profiles are read with libpva of the Poplar SDK; docs/ipu.md says how to make one. The exit code is 6 where libpva
+    Profiles are read with libpva of the Poplar SDK; docs/ipu.md says how to make one. The exit code is 6 if libpva
     cannot be imported.
     """
     from ipucnn.benchmarking.poplar_profile import find_profile, import_pva, read_poplar_profile

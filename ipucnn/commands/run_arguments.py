@@ -17,6 +17,7 @@ from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
+    from ipucnn.sessions.poplar.popdist import Instances
 
 
 def own_option(
@@ -46,11 +47,9 @@ def own_option(
 
 
 @contextlib.contextmanager
-def one_speaks() -> Iterator[None]:
+def one_speaks(group: "Instances") -> Iterator[None]:
     """Of several processes the first one alone speaks: what the others print goes nowhere, but for their errors."""
-    from ipucnn.sessions.host.workers import group_of_environment
-
-    if group_of_environment().is_writer:
+    if group.is_writer:
         yield
         return
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -62,7 +61,9 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
-        with one_speaks():
+        from ipucnn.sessions.host.workers import group_of_environment
+
+        with one_speaks(group_of_environment()):
             command(*arguments, **named)
 
     return run
@@ -83,23 +84,26 @@ def own_output(path: Optional[Path]) -> Optional[Path]:
 RUN = typer.Argument(
     ...,
     metavar="RUN",
-    help="Run folder, a checkpoint in one, an exported network (its folder, .onnx, .tflite; a SavedModel with --trust) "
-    "with what lies beside it, or Keras weights (.weights.h5, .h5, .keras) of --model-name; with --weights a network.",
+    help="A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite, or with --trust a "
+    "SavedModel). Or weights that Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with "
+    "--weights.",
 )
 WHICH = own_option(
     "--checkpoint",
     "NAME",
-    "Checkpoint of the run: best, last, or a file name in it; where RUN names a network, a run or checkpoint.",
+    "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
     shown="last, else best",
 )
 TRUST = typer.Option(
-    False, "--trust", help="Run the SavedModel that is named: it executes whatever was put into it."
+    False,
+    "--trust",
+    help="Run the given SavedModel. It executes whatever was put into it, so say this only if you trust its source.",
 )
 WEIGHTS = own_option(
     "--weights",
     "imagenet|FILE",
-    "Weights for the network that RUN then names: imagenet (of Keras Applications, downloaded once) or "
-    "a Keras weight file.",
+    "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), or a "
+    "weight file of Keras.",
 )
 TILE_SIZE = own_option(
     "--tile-size",
@@ -113,7 +117,7 @@ VIEWS = typer.Option(
     "--views",
     parser=spec.VIEWS.flag("--views"),
     metavar="1|2|4|8",
-    help="Segmentation: average the probabilities of so many rotated and mirrored versions of each image.",
+    help="Segmentation: average the probabilities over this many rotated and mirrored versions of each image.",
 )
 
 

@@ -14,13 +14,15 @@ FOLDER = typer.Argument("runs", metavar="[FOLDER]", help="Folder with run folder
 SORT = own_option(
     "--sort",
     "name|age|accuracy|time|size",
-    "Order of the rows: the youngest, or the most, first.",
+    "Order of the rows: the youngest run first, or the one with the most.",
     shown="name",
 )
 RUN_1 = typer.Argument(..., metavar="RUN1", help="A run folder.")
-RUN_2 = typer.Argument(..., metavar="RUN2", help="Another one.")
+RUN_2 = typer.Argument(..., metavar="RUN2", help="Another run folder.")
 RUNS = typer.Argument(
-    ..., metavar="RUN...", help="One or several run folders; of a cross-validation all folds."
+    ...,
+    metavar="RUN...",
+    help="One or several run folders. The folder of a cross-validation stands for all its folds.",
 )
 OUTPUT = own_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
 
@@ -28,8 +30,8 @@ OUTPUT = own_option("--output", "FILE", "The picture to write: .png, .pdf or .sv
 def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JSON) -> None:
     """List run folders: network, data, best figure, state, time, size and age.
 
-    A run is finished, ended early (as --target-accuracy or --early-stopping asked for), running (another process is
-    writing it), or stopped: `ipucnn train --resume` goes on with it.
+    The state of a run is finished, ended early (by --target-accuracy or --early-stopping), running (another process
+    is writing it), or stopped. A stopped run can be continued with `ipucnn train --resume`.
     """
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
@@ -62,9 +64,9 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
 
 
 def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> None:
-    """Say in what two runs differ: options, Program, versions, data, and the first weight update that differs.
+    """Show how two runs differ: options, Program, versions, data, and the first weight update that differs.
 
-    Two runs are equal if their options, Program, data and histories are, to the end, wherever they ran.
+    Two runs are equal if their options, Programs, data and whole histories are equal, wherever they ran.
     """
     from ipucnn.filesystem import expand
     from ipucnn.reports.runs import print_diff
@@ -86,7 +88,7 @@ def _warn(warnings: List[str]) -> None:
 
 
 def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
-    """Draw the curves of one or several runs: loss, accuracy (of masks Dice) and learning rate."""
+    """Draw the curves of one or several runs: loss, accuracy (for masks: Dice) and learning rate."""
     from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.evaluate import check_can_plot

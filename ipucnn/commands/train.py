@@ -21,12 +21,12 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """
     from ipucnn.filesystem import is_file
     from ipucnn.reports.console import note, telling_of_indexing
-    from ipucnn.reports.runs import write_page
+    from ipucnn.reports.runs import write_page, write_page_of
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
     from ipucnn.runs.compare import find_runs
     from ipucnn.runs.folder import REPORT
     from ipucnn.runs.start import is_cross_validation
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.host.workers import find_group
 
     if is_cross_validation(resolved):
         if resolved.config.dry_run:
@@ -35,13 +35,14 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             )
         from ipucnn.runs.kfold import CrossValidation
 
-        with one_speaks():
+        group = find_group(resolved.config)
+        with one_speaks(group):
             validation = CrossValidation(resolved, verbose, note)
             with FoldsDisplay(validation) as folds:
                 for fold_event in validation.events():
                     folds.show(fold_event)
             folds.print_result(json_output)
-            for fold in find_runs(validation.root) if find_instances().is_writer else ():
+            for fold in find_runs(validation.root) if group.is_writer else ():
                 if is_file(fold / REPORT):
                     write_page(fold)
         return
@@ -57,6 +58,4 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         for event in run.events():
             display.show(event)
     display.print_result(json_output)
-    if not run.is_silent and run.start.report is None and is_file(run.folder.path / REPORT):
-        run.folder.check_writer()
-        write_page(run.folder.path)
+    write_page_of(run)

@@ -19,7 +19,7 @@ DATASET = typer.Argument(
     autocompletion=complete_dataset,
 )
 SHEET = own_option(
-    "--contact-sheet", "FILE.png", "Draw up to 100 samples with their labels (30 with their masks)."
+    "--contact-sheet", "FILE.png", "Draw up to 100 samples with their labels (up to 30 with their masks)."
 )
 
 
@@ -30,10 +30,11 @@ def verify_dataset(
     name: Optional[str] = DATASET,
     contact_sheet: Optional[str] = SHEET,
 ) -> None:
-    """Look at every sample of a data set, and say what is wrong with it.
+    """Check every sample of a data set, and say what is wrong with it.
 
-    Files that are missing, damaged or changed, counts, shapes, pixel modes, labels and their balance, duplicates,
-    samples in both subsets, mean and deviation. The exit code is 3 if there are errors, 0 if there are only warnings.
+    It looks for missing, damaged and changed files, duplicates, and samples that are in both subsets, and it checks
+    counts, shapes, kinds of pixels, labels and their balance, mean and deviation. The exit code is 3 if there are
+    errors, and 0 if there are only warnings.
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags

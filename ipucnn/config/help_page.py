@@ -142,8 +142,8 @@ def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
         panels["Common options"] = [_option_row(named[name], ctx) for name in common]
         count = sum(param.param_type_name != "argument" for param in params)
         panels["More help"] = [
-            Row("--help WORD", "", "The options about a word: `--help batch`, `--help checkpoint`."),
-            Row("--help-all", "", f"All {count} options."),
+            Row("--help WORD", "", "Show the options about a word: `--help batch`, `--help checkpoint`."),
+            Row("--help-all", "", f"Show all {count} options."),
         ]
     elif "General" in panels and "Options" in panels:
         panels["General"] += panels.pop("Options")
@@ -242,7 +242,7 @@ def _option_row(param: Any, ctx: Any) -> Row:
         return Row(
             "--help, -h, --help-all",
             "[WORD]",
-            "This page; or with a word the options about it; or all options.",
+            "Show this page; with WORD only the options about it; with --help-all every option.",
         )
     names = ", ".join(sorted(param.opts, key=lambda opt: not opt.startswith("--")))
     if param.secondary_opts:

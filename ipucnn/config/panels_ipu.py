@@ -16,16 +16,16 @@ class Pipeline:
 
     plan: Optional[str] = option(
         None,
-        "Pipeline, batch, precision, optimizer and device options as `ipucnn plan-splits --save` wrote them; other "
-        "options override them.",
+        "Take the options of pipeline, batch, precision, optimizer and devices from a plan that `ipucnn plan-splits "
+        "--save` wrote. Other options override them.",
         metavar="FILE",
         in_yaml=False,
         default_text="none",
     )
     pipeline_splits: Tuple[str, ...] = option(
         (),
-        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's, "
-        "for IPUs as shipped (for a --system-profile of your own: plan-splits --save, and --plan).",
+        "Layers that begin the next pipeline stages, e.g. conv2_block1_out conv3_block1_out; or auto, which lets the "
+        "planner choose. (To plan with a --system-profile of your own, use plan-splits --save, and --plan here.)",
         aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,
@@ -45,11 +45,12 @@ class Pipeline:
         aliases=("schedule",),
         choices=("Grouped", "Interleaved", "Sequential"),
         commands=PLAN,
+        plan_default="the faster of Grouped and Interleaved",
         wishes="gpipe 1f1b",
     )
     ipus_per_replica: Optional[int] = option(
         None,
-        "IPUs of one replica: pipelines into as many stages.",
+        "IPUs of one replica; the network becomes a pipeline of as many stages.",
         aliases=("nb-ipus-per-replica",),
         minimum=1,
         maximum=bounds.MAX_IPUS,
@@ -59,7 +60,7 @@ class Pipeline:
     )
     ipus: Optional[int] = option(
         None,
-        "IPUs in all: fills them with replicas.",
+        "IPUs in all; they are filled with replicas.",
         minimum=1,
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
@@ -68,13 +69,13 @@ class Pipeline:
     )
     recomputation: bool = option(
         False,
-        "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
+        "Recompute activations in the backward pass instead of keeping them. It needs a pipeline.",
         wishes="grad-checkpointing activation-checkpointing remat",
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),
-        "Percent of an IPU's memory for convolutions and matrix products; one value, one per stage, or two per stage: "
-        "convolutions, matrix products.",
+        "Percent of an IPU's memory that convolutions and matrix products may use: one value; or one for each stage; "
+        "or two for each stage, for convolutions and for matrix products.",
         parse=values.parse_percent,
         minimum=1,
         maximum=100,
@@ -94,12 +95,12 @@ class IpuOnly:
     on_demand: bool = option(True, "Attach to IPUs only when they are needed.", host_effect=False)
     select_ipu: Optional[int] = option(
         None,
-        "Number of the device to take, as gc-info -l lists it.",
+        "Number of the device to use, as gc-info -l lists it.",
         minimum=0,
         maximum=bounds.MAX_COUNT,
         host_effect=False,
         commands=DEVICE,
-        default_text="any free device with the IPUs",
+        default_text="any free device with enough IPUs",
     )
     optimizer_state_offloading: bool = option(
         True,
@@ -117,33 +118,35 @@ class IpuOnly:
     )
     internal_exchange_optimization_target: Optional[str] = option(
         None,
-        "What Poplar's internal exchange is optimised for.",
+        "What Poplar optimises the exchange between tiles for.",
         choices=("cycles", "memory", "balanced"),
         host_effect=False,
         default_text="Poplar's",
     )
     max_cross_replica_buffer_size: int = option(
         0,
-        "Bytes that may wait before a cross-replica sum is scheduled; 0 is at once.",
+        "Bytes that may wait before a sum over replicas is scheduled; with 0 it is scheduled at once.",
         minimum=0,
         maximum=bounds.MAX_BYTES,
         host_effect=False,
     )
     max_reduce_many_buffer_size: int = option(
         0,
-        "Bytes a cluster of reductions may reach before it is scheduled.",
+        "Bytes that a cluster of reductions may reach before it is scheduled.",
         minimum=0,
         maximum=bounds.MAX_BYTES,
         host_effect=False,
     )
     gather_conv_output: bool = option(
-        False, "Gather convolution outputs to save small all-reduces.", host_effect=False
+        False, "Gather the outputs of convolutions, which saves small all-reduces.", host_effect=False
     )
-    stable_norm: bool = option(False, "Numerically stabler, less parallel normalisation.", host_effect=False)
-    conv_dithering: bool = option(False, "Spread convolutions over different first tiles.", host_effect=False)
+    stable_norm: bool = option(
+        False, "Use a normalisation that is numerically more stable and less parallel.", host_effect=False
+    )
+    conv_dithering: bool = option(False, "Let convolutions begin at different tiles.", host_effect=False)
     min_remote_tensor_size: int = option(
         128,
-        "Bytes from which a tensor may be kept in remote memory.",
+        "Smallest tensor, in bytes, that may be kept in remote memory.",
         minimum=0,
         maximum=bounds.MAX_BYTES,
         host_effect=False,
@@ -163,7 +166,7 @@ class IpuOnly:
     )
     compile_only: bool = option(
         False,
-        "Compile for IPUs without attaching to any, into --executable-cache.",
+        "Compile for IPUs into --executable-cache, without attaching to any.",
         host_effect=False,
         in_yaml=False,
     )
@@ -173,7 +176,7 @@ class IpuOnly:
         metavar="DIR",
         host_effect=False,
         commands=DEVICE,
-        default_text="TF_POPLAR_FLAGS' if it names one",
+        default_text="the one that TF_POPLAR_FLAGS names, if any",
         wishes="cache compile-cache",
     )
     convolution_options: Dict[str, Any] = option(
@@ -190,41 +193,41 @@ class IpuOnly:
     )
     recomputation_mode: str = option(
         "Auto",
-        "How --recomputation recomputes; Auto is the schedule's own way.",
+        "How --recomputation recomputes; Auto chooses by the pipeline schedule.",
         choices=("Auto", "RecomputeThenBackpropagate", "RecomputeAndBackpropagateInterleaved"),
         host_effect=False,
     )
     offload_activations: bool = option(
-        False, "Keep stashed activations of a pipeline in remote memory.", host_effect=False
+        False, "Keep the stashed activations of a pipeline in remote memory.", host_effect=False
     )
     offload_gradient_accumulation_buffers: bool = option(
         False, "Keep a pipeline's accumulated gradients in remote memory.", host_effect=False
     )
     replicated_optimizer_state_sharding: bool = option(
         False,
-        "Share the offloaded optimizer state out over the replicas.",
+        "Divide the offloaded optimizer state among the replicas.",
         host_effect=False,
         wishes="zero sharding rts",
     )
     prefetch_depth: int = option(
         3,
-        "Micro-batches the host prepares ahead for each replica.",
+        "Micro-batches that the host prepares in advance for each replica.",
         minimum=1,
         maximum=255,
         host_effect=False,
     )
     deterministic_workers: str = option(
         "portable",
-        "Random numbers of IPUs that do not depend on how work is spread, so that a seed gives them again: portable, "
-        "or false.",
+        "portable: random numbers on IPUs do not depend on how the work is spread over workers, so that the same seed "
+        "gives the same numbers; false: they may.",
         choices=("portable", "false"),
         host_effect=False,
     )
     dropout_layer: str = option(
         "poprand",
-        "Dropout on IPUs: poprand (the IPU's generator, which keeps no mask for the backward pass), or stateless (a "
-        "function of seed and micro-batch alone, however many replicas there are). Neither draws the host's masks: "
-        "IPUs have a generator of their own.",
+        "Dropout on IPUs: poprand uses the IPU's generator and keeps no mask for the backward pass; stateless makes "
+        "the mask a function of seed and micro-batch alone, however many replicas there are. Neither gives the masks "
+        "that the host draws, because IPUs have a generator of their own.",
         choices=("poprand", "stateless"),
         host_effect=False,
     )
@@ -238,30 +241,30 @@ class HostSession:
 
     fused_micro_batches: Optional[int] = option(
         None,
-        "Micro-batches the host session computes as one; measure: as many as are fastest here, which is tried when a "
-        "run starts and takes as long as compiling several times.",
+        "Micro-batches that the host session computes as one batch. measure: try at the start of the run how many are "
+        "fastest here, which takes as long as compiling several times.",
         minimum=values.MEASURE,
         maximum=bounds.MAX_ACCUMULATION,
         parse=values.parse_fused,
         to_yaml=values.fused_to_yaml,
         metavar="INT|measure",
         ipu_effect=False,
-        default_text="from memory and cache",
+        default_text="chosen by memory and cache",
     )
     threads: Optional[int] = option(
         None,
-        "Threads that share an operation, whatever cores there are. They decide the order of sums, so that a run gives "
-        "the same bytes only with as many; a run keeps them when it is continued.",
+        "Threads that share an operation. Their number decides the order of sums: the same bytes come only from the "
+        "same number of threads. A run that is continued keeps its number.",
         minimum=1,
         maximum=bounds.MAX_THREADS,
         commands=TRAIN,
         ipu_effect=False,
-        default_text="the cores there are",
+        default_text="as many as there are cores",
     )
     devices: Optional[int] = option(
         None,
-        "GPUs of this machine that share the work of each weight update, or all. With --device cpu the processor "
-        "stands for so many devices, to try that out: it gives the same bytes, and is no faster.",
+        "How many GPUs of this machine share the work of each weight update, or all. With --device cpu the processor "
+        "stands in for so many devices, so that you can try it: it gives the same bytes, and is no faster.",
         minimum=values.ALL,
         maximum=bounds.MAX_DEVICES,
         parse=values.parse_devices,
@@ -270,13 +273,13 @@ class HostSession:
         in_yaml=False,
         commands=TRAIN,
         ipu_effect=False,
-        default_text="the most GPUs that can share it evenly; 1 on a CPU",
+        default_text="as many GPUs as can share it evenly; 1 on a CPU",
         wishes="gpus num-gpus multi-gpu",
     )
     deterministic_operations: bool = option(
         True,
-        "Use only operations that give the same bytes each time. Without them GPUs are faster, and a run that is "
-        "continued is no longer the same as one that was not.",
+        "Use only operations that give the same bytes each time. With --no-deterministic-operations GPUs are faster, "
+        "but a run that is continued no longer equals one that never stopped.",
         commands=(*RUN, "evaluate", "infer"),
         ipu_effect=False,
         wishes="reproducible cudnn-deterministic",
@@ -285,14 +288,14 @@ class HostSession:
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """Several workers that train one network, each a process; see docs/cluster.md."""
+    """Several workers, each of them a process, that train one network together; see docs/cluster.md."""
 
     PANEL: ClassVar[str] = "Workers"
 
     hosts: Tuple[str, ...] = option(
         (),
-        "Addresses of all workers, the same on each of them: HOST:PORT,HOST:PORT. Not needed under `ipucnn launch`, "
-        "srun or TF_CONFIG.",
+        "Addresses of all workers, HOST:PORT,HOST:PORT; the same list on each of them. It is not needed with `ipucnn "
+        "launch`, srun or TF_CONFIG.",
         metavar="HOST:PORT...",
         in_yaml=False,
         commands=TRAIN,
@@ -300,7 +303,7 @@ class Workers:
     )
     rank: Optional[int] = option(
         None,
-        "Which of --hosts this worker is, from 0; worker 0 writes the run folder.",
+        "Which of --hosts this worker is, counted from 0. Worker 0 writes the run folder.",
         minimum=0,
         maximum=bounds.MAX_CLUSTER - 1,
         in_yaml=False,
@@ -310,8 +313,8 @@ class Workers:
     )
     max_workers: int = option(
         1,
-        "Fuse so few micro-batches that this many workers, or any divisor of it, can share a weight update: a run "
-        "keeps what it began with.",
+        "Compute so few micro-batches as one that this many workers, or any divisor of it, can share a weight update. "
+        "A run that is continued keeps what it began with.",
         minimum=1,
         maximum=bounds.MAX_CLUSTER,
         commands=TRAIN,
@@ -319,15 +322,15 @@ class Workers:
     )
     reduction: str = option(
         "ordered",
-        "How workers add gradients: ordered (chunk by chunk, with the bytes of one worker), or ring (TensorFlow's "
-        "all-reduce, which sends less and is equal within rounding).",
+        "How workers add up gradients: ordered adds them chunk by chunk and gives the same bytes as one worker; ring "
+        "is TensorFlow's all-reduce, which sends less and is equal within rounding.",
         choices=("ordered", "ring"),
         commands=TRAIN,
         ipu_effect=False,
     )
     start_timeout: float = option(
         60.0,
-        "Seconds that the workers wait for each other at the start.",
+        "Seconds for which the workers wait for each other at the start.",
         minimum=1,
         maximum=bounds.MAX_SECONDS,
         in_yaml=False,
@@ -336,15 +339,15 @@ class Workers:
     )
     require_same_bytes: bool = option(
         False,
-        "Refuse workers that differ in processor, versions or settings that can change the last digits; else it is a "
-        "warning.",
+        "Refuse workers whose processor, versions or settings differ in a way that can change the last digits. "
+        "Without this option they only cause a warning.",
         in_yaml=False,
         commands=TRAIN,
         ipu_effect=False,
     )
     trusted_network: bool = option(
         False,
-        "Allow workers at public addresses: TensorFlow's servers run what anyone who reaches them sends.",
+        "Allow workers at public addresses. Beware: TensorFlow's servers execute what anyone sends who can reach them.",
         in_yaml=False,
         commands=TRAIN,
         ipu_effect=False,

@@ -16,7 +16,8 @@ class General:
 
     model_name: str = option(
         "toy_model",
-        "Network: a name of `ipucnn models`, FILE.py:FUNCTION or FILE.keras of your own; also the argument MODEL.",
+        "Network: a name that `ipucnn models` lists, or a file of your own, FILE.py:FUNCTION or FILE.keras; the same "
+        "as the argument MODEL.",
         aliases=("model",),
         metavar="NAME",
         commands=NETWORK,
@@ -28,12 +29,13 @@ class General:
         parse=values.parse_dataset,
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
-        default_text="the model's own if in --dataset-path, else an embedded one; for verify-dataset what is there",
+        default_text="the model's own if its files are in --dataset-path, else an embedded one; for verify-dataset "
+        "the one that is there",
         wishes="data dataset-name my-images",
     )
     dataset_path: str = option(
         ".",
-        "Folder the data set's files lie in.",
+        "Folder with the data set's files.",
         metavar="DIR",
         commands=(*DATA, "doctor"),
         wishes="data-dir data-path data-root root",
@@ -43,11 +45,11 @@ class General:
     )
     seed: Optional[int] = option(
         None,
-        "Seed of weights, data order, augmentation and dropout; drawn and recorded if not given.",
+        "Seed of the initial weights, the order of the data, augmentation and dropout.",
         minimum=0,
         maximum=bounds.MAX_COUNT,
         commands=(*RUN, "plan-splits"),
-        default_text="drawn and recorded",
+        default_text="drawn at random, and recorded",
         wishes="random-seed random-state",
     )
     device: str = option(
@@ -67,14 +69,14 @@ class General:
     overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, wishes="force")
     dry_run: bool = option(
         False,
-        "Check all but the file of --weights, print what the run would do, and end: nothing is trained, "
-        "and there is no run folder.",
+        "Check everything except the file of --weights, print what the run would do, and stop: nothing is trained, "
+        "and no run folder is made.",
         in_yaml=False,
         commands=TRAIN,
     )
     plot_schedule: Optional[str] = option(
         None,
-        "With --dry-run, a picture (.png or .svg) of the learning rate over weight updates and epochs.",
+        "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png or .svg).",
         metavar="FILE",
         in_yaml=False,
         commands=TRAIN,
@@ -82,8 +84,9 @@ class General:
     )
     resume: bool = option(
         False,
-        "Continue the run in --run-dir (else the latest of this model and data set) from its newest good "
-        "checkpoint, to the same bytes as if it had never stopped; begin it where there is none.",
+        "Continue the run in --run-dir, or else the latest run of this model and data set, from its newest undamaged "
+        "checkpoint. Its files end up the same, byte for byte, as if it had never stopped. If there is no run yet, it "
+        "begins.",
         in_yaml=False,
         commands=TRAIN,
         wishes="continue restart",
@@ -98,7 +101,7 @@ class Data:
 
     image_size: Optional[Tuple[int, int]] = option(
         None,
-        "Size of the network's input, 224 or 388x512 (height x width).",
+        "Size of the network's input, such as 224, or 388x512 (height x width).",
         metavar="SIZE",
         parse=values.parse_image_size,
         to_yaml=values.image_size_to_yaml,
@@ -113,14 +116,14 @@ class Data:
     )
     normalise: str = option(
         "network",
-        "How pixels are brought to the network's range: network (as it was published), or image (each image minus its "
-        "mean, over its deviation).",
+        "How pixels are brought to the network's range: network (as the network was published), or image (from each "
+        "image its mean is subtracted, and the rest is divided by its standard deviation).",
         choices=("network", "image"),
         wishes="normalize mean std",
     )
     limit_train: Optional[str] = option(
         None,
-        "Use this many training samples (500), or this share (10%).",
+        "Use only so many training samples (such as 500), or this share of them (such as 10%).",
         metavar="N|P%",
         parse=values.parse_limit,
         commands=(*RUN, "infer", "verify-dataset"),
@@ -129,7 +132,7 @@ class Data:
     )
     limit_eval: Optional[str] = option(
         None,
-        "Use this many evaluation samples (500), or this share (10%).",
+        "Use only so many evaluation samples (such as 500), or this share of them (such as 10%).",
         metavar="N|P%",
         parse=values.parse_limit,
         commands=("train", "evaluate", "infer", "verify-dataset"),
@@ -137,41 +140,42 @@ class Data:
     )
     validation_fraction: float = option(
         0.2,
-        "Of a folder of class folders without train/ and val/: the share of each class that is held out for "
-        "evaluation, the same images in every run.",
+        "For a folder of class folders without train/ and val/: the share of each class that is held out for "
+        "evaluation. Every run holds out the same images.",
         above=0,
         below=1,
         commands=("train", "evaluate", "infer", "verify-dataset"),
     )
     allow_partial: bool = option(
         False,
-        "Verifying: what is missing of the data set (a subset, a file, samples) is a warning, not an error.",
+        "Treat missing parts of the data set (a subset, a file, samples) as a warning, not as an error.",
         in_yaml=False,
         commands=("verify-dataset",),
     )
     shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
     deterministic: bool = option(
-        False, "Train on the samples in their stored order in every epoch: turns shuffle off."
+        False, "Train on the samples in their stored order in every epoch; this turns shuffle off."
     )
     pad_dataset: bool = option(
         False,
-        "Fill the last weight update of an epoch up with samples of weight 0 instead of discarding what is left.",
+        "Fill up the last weight update of an epoch with samples of weight 0, instead of discarding the samples left "
+        "over.",
         commands=TRAIN,
     )
     host_generated_data: bool = option(
-        False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
+        False, "Use random data, generated on the host, instead of a data set.", commands=(*RUN, "evaluate")
     )
     synthetic_data: Optional[str] = option(
         None,
-        "Noise instead of the data set's images, of its size and classes where they are known: host makes it and sends "
-        "it to the device, ipu keeps one batch on the device and sends nothing.",
+        "Use noise instead of the data set's images, with the same size and classes where these are known. host: make "
+        "it on the host and send it to the device; ipu: keep one batch on the device and send nothing.",
         choices=("host", "ipu"),
         commands=(*RUN, "evaluate"),
         default_text="the data set's images",
     )
     device_generated_data: bool = option(
         False,
-        "One constant batch kept in memory instead of data from the input pipeline.",
+        "Use one constant batch that is kept in memory, instead of data from the input pipeline.",
         in_yaml=False,
         commands=("benchmark",),
     )
@@ -185,14 +189,15 @@ class Data:
     )
     max_image_pixels: int = option(
         100_000_000,
-        "Pixels that an image, or a page of a volume, may have at most; larger ones are refused.",
+        "Largest number of pixels of an image, or of a page of a volume; larger ones are refused.",
         minimum=1,
         maximum=2**31 - 1,
         commands=DATA,
     )
     eight_bit_transfer: bool = option(
         False,
-        "Send images to the device in 8 bits; it then normalises them: accelerator-side-preprocess.",
+        "Send images to the device in 8 bits, where they are then normalised; this turns accelerator-side-preprocess "
+        "on.",
         commands=PLAN,
     )
     accelerator_side_preprocess: bool = option(
@@ -216,18 +221,19 @@ class Model:
     )
     freeze: Optional[str] = option(
         None,
-        "Layers that keep the weights they start from: the first N that have weights, or those whose names match "
-        "patterns such as conv1,block1*; backbone is all but the last. See docs/fine-tuning.md.",
+        "Layers that keep the weights they start with: the first N layers that have weights, or those whose names "
+        "match patterns such as conv1,block1*, or backbone, which is every layer but the last one. See "
+        "docs/fine-tuning.md.",
         metavar="N|PATTERN|backbone",
         parse=values.parse_freeze,
-        commands=TRAIN,
-        default_text="all are trained",
+        commands=(*TRAIN, "plan-splits"),
+        default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
     )
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},
-        "Normalisation: batch_norm, custom_batch_norm, group_norm or none, or a dictionary with name, "
-        "momentum, epsilon, num_groups, channels_per_group.",
+        "Normalisation: batch_norm, custom_batch_norm, group_norm or none; or a dictionary with any of the keys name, "
+        "momentum, epsilon, num_groups and channels_per_group.",
         metavar="NAME|DICT",
         parse=values.parse_norm_layer,
         commands=NETWORK,
@@ -235,23 +241,24 @@ class Model:
     )
     bn_momentum: float = option(
         0.97,
-        "Momentum of batch norm's moving statistics, unless norm-layer gives one.",
+        "Momentum of the moving statistics of batch norm, if --norm-layer does not give one.",
         minimum=0,
         below=1,
         commands=TRAIN,
     )
     precise_batch_norm: int = option(
         0,
-        "Validate and save with batch norm's statistics measured over training images in batches of so many: 1024 "
-        "images, or one batch, or all there are; the same ones each time, not augmented, without dropout. Training "
-        "itself, and a run that is resumed, keep to running statistics, as IPUs do. 0 is off.",
+        "Before each validation and checkpoint, measure the statistics of batch norm over batches of this many "
+        "training images (1,024 images in all, or one batch if that is more, or all images if there are fewer; always "
+        "the same ones, without augmentation and dropout). Training itself goes on with running statistics, as on "
+        "IPUs. 0 turns it off.",
         minimum=0,
         maximum=bounds.MAX_MICRO_BATCH,
         commands=TRAIN,
     )
     dropout: Optional[float] = option(
         None,
-        "Dropout rate in place of the network's own.",
+        "Dropout rate, instead of the network's own.",
         minimum=0,
         below=1,
         default_text="the network's own",
@@ -293,7 +300,7 @@ class Evaluation:
     )
     validation_freq: int = option(
         1,
-        "Validate every so many epochs.",
+        "Epochs from one validation to the next.",
         aliases=("eval-freq",),
         minimum=1,
         maximum=bounds.MAX_EPOCHS,
@@ -302,23 +309,24 @@ class Evaluation:
     )
     kfold: Optional[int] = option(
         None,
-        "Cross-validation: train as many networks as there are folds, each evaluated on the fold it has not seen.",
+        "Cross-validation with this many folds: one network is trained for each fold, and evaluated on that fold, "
+        "which it has not seen.",
         minimum=2,
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
-        default_text="the data set's own evaluation part",
+        default_text="none, the data set's evaluation part is used",
         wishes="cross-validation cv folds",
     )
     fold: Optional[int] = option(
         None,
-        "The one fold to train, from 1.",
+        "With --kfold: train only this fold; the first one is 1.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="all of them",
     )
     pipeline_validation_model: bool = option(
-        False, "Pipeline the validation model too.", commands=("train", "evaluate"), host_effect=False
+        False, "Pipeline the network in validation, too.", commands=("train", "evaluate"), host_effect=False
     )
     checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
     checkpoint_dir: Optional[str] = option(
@@ -331,15 +339,16 @@ class Evaluation:
     )
     checkpoint_input_dir: Optional[str] = option(
         None,
-        "Folder of checkpoints to continue from (the newest good one, with optimizer and position); with "
-        "--no-training each of them is validated.",
+        "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
+        "position in the data; with --no-training each of them is validated.",
         metavar="DIR",
         commands=TRAIN,
         default_text="none",
     )
     ckpts_per_epoch: Optional[float] = option(
         None,
-        "Checkpoints per epoch, a number or a fraction such as 1/5; more than logs-per-epoch makes executions shorter.",
+        "Checkpoints per epoch, a number or a fraction such as 1/5. If there are more than --logs-per-epoch, "
+        "executions become shorter.",
         parse=values.parse_fraction,
         minimum=0,
         maximum=bounds.MAX_COUNT,
@@ -359,8 +368,8 @@ class Evaluation:
     )
     keep_checkpoints: Optional[int] = option(
         2,
-        "Numbered checkpoints to keep, the newest ones; older ones of this run are deleted, the last and the best one "
-        "never. Where --ckpts-per-epoch or --config-path is given and this is not, all are kept.",
+        "How many numbered checkpoints to keep: older ones of this run are deleted. The last and the best checkpoint "
+        "always stay. With --ckpts-per-epoch or --config-path, and without this option, all are kept.",
         parse=values.parse_kept,
         minimum=1,
         maximum=bounds.MAX_COUNT,
@@ -371,14 +380,14 @@ class Evaluation:
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
         False,
-        "Under poprun every instance saves checkpoints, those after the first below --checkpoint-dir in instance-1, "
-        "instance-2, ...; else the first one saves for all.",
+        "Under poprun let every instance save checkpoints: the first one in --checkpoint-dir, the others in its "
+        "folders instance-1, instance-2, ... Otherwise only the first instance saves.",
         commands=TRAIN,
         host_effect=False,
     )
     target_accuracy: Optional[float] = option(
         None,
-        "Accuracy (for masks: Dice) from 0 to 1: training ends at the first validation that reaches it, and the "
+        "Stop at the first validation that reaches this accuracy (for masks: this Dice score), from 0 to 1. The "
         "report says how long that took.",
         above=0,
         maximum=1,
@@ -388,7 +397,7 @@ class Evaluation:
     )
     early_stopping: Optional[int] = option(
         None,
-        "Training ends when so many validations in a row are no better than the best one before them.",
+        "Stop after this many validations in a row that are no better than the best one before them.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
@@ -397,31 +406,32 @@ class Evaluation:
     )
     mlperf_logging: bool = option(
         False,
-        "Write the lines that MLPerf's rules for training ask for (:::MLLOG) to mlperf.log in the run folder.",
+        "Write mlperf.log into the run folder, with the lines (:::MLLOG) that the training rules of MLPerf ask for.",
         commands=TRAIN,
     )
     sweep: bool = option(
         False,
-        "Accepted for files of the public application, with a warning.",
+        "Has no effect; accepted, with a warning, because files of Graphcore's public application have it.",
         commands=TRAIN,
         warning="sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl",
     )
     wandb: bool = option(
         False,
-        "Log to Weights & Biases too (needs: pip install 'ipucnn[wandb]'; without a network set WANDB_MODE=offline).",
+        "Log to Weights & Biases, too. It needs pip install 'ipucnn[wandb]'; without internet access set "
+        "WANDB_MODE=offline.",
         commands=TRAIN,
         wishes="log-wandb weights-and-biases tracker",
     )
     wandb_run_name: Optional[str] = option(
         None,
-        "Name of the run at Weights & Biases.",
+        "Name of the run in Weights & Biases.",
         metavar="NAME",
         commands=TRAIN,
         default_text="the run folder's name",
     )
     wandb_tags: Tuple[str, ...] = option(
         (),
-        "Tags of the run at Weights & Biases.",
+        "Tags of the run in Weights & Biases.",
         metavar="TAG...",
         commands=TRAIN,
     )
@@ -439,7 +449,7 @@ class Training:
 
     PANEL: ClassVar[str] = "Training"
 
-    training: bool = option(True, "Train; False only validates.", commands=TRAIN)
+    training: bool = option(True, "Train; with --no-training the run only validates.", commands=TRAIN)
     num_epochs: int = option(
         1,
         "Epochs to train for.",
@@ -464,11 +474,12 @@ class Training:
     )
     learning_rate: Optional[float] = option(
         None,
-        "Learning rate, absolute; excludes initial_learning_rate, which is per sample of the global batch.",
+        "Learning rate of a weight update. Give either this or initial_learning_rate in --lr-schedule-params, which "
+        "is per sample of the global batch.",
         aliases=("lr",),
         above=0,
         maximum=bounds.MAX_FLOAT32,
-        default_text="lr-schedule-params' initial_learning_rate x global batch",
+        default_text="initial_learning_rate of --lr-schedule-params x global batch",
         wishes="base-lr initial-lr",
     )
     lr_schedule: str = option(
@@ -485,7 +496,7 @@ class Training:
     )
     lr_warmup_params: Optional[Dict[str, Any]] = option(
         None,
-        'Warm-up, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'; modes shift and mask.',
+        'Warm-up of the rate, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'. The mode is shift or mask.',
         commands=TRAIN,
         default_text="no warm-up",
         wishes="warmup warmup-epochs warm-up warmup-lr",
@@ -496,14 +507,14 @@ class Training:
     )
     l2_regularization: float = option(
         0.0,
-        "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).",
+        "L2 penalty: this number times the weight is added to each gradient. The reported loss does not include it.",
         minimum=0,
         maximum=bounds.MAX_DECAY,
         wishes="l2 reg regularization",
     )
     clip_gradient_norm: Optional[float] = option(
         None,
-        "Largest norm that all gradients of a weight update have together; what is longer is shortened to it.",
+        "Largest norm of all gradients of a weight update together; longer ones are scaled down to it.",
         above=0,
         maximum=bounds.MAX_FLOAT32,
         default_text="none",
@@ -511,8 +522,8 @@ class Training:
     )
     ema_decay: Optional[float] = option(
         None,
-        "Averages all weights over training, with this decay per weight update (0.999 averages over about 1000); "
-        "validation and checkpoints have the averages, and training goes on from the weights themselves.",
+        "Keep an average of all weights over training, with this decay per weight update (0.999 averages over about "
+        "1,000 of them). Validation and checkpoints take the averages; training itself goes on with the weights.",
         above=0,
         below=1,
         commands=TRAIN,
@@ -521,23 +532,23 @@ class Training:
     )
     loss_scaling: float = option(
         0.0,
-        "Static loss scale for 16-bit training; 0 is none.",
+        "Constant loss scale for training in 16 bits; 0 turns it off.",
         minimum=0,
         maximum=bounds.MAX_LOSS_SCALING,
         wishes="grad-scaler",
     )
     auto_loss_scaling: bool = option(
         False,
-        "Loss scale that is doubled every 8 weight updates, or halved where 16-bit gradients come close to overflow; "
-        "for plain SGD.",
+        "Adapt the loss scale: every 8 weight updates it is doubled, or halved if 16-bit gradients come close to "
+        "overflowing. For plain SGD.",
     )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none", wishes="smoothing"
     )
     mixup: Optional[float] = option(
         None,
-        "Mixup: each training image is summed with another of its micro-batch, the labels likewise; the share is drawn "
-        "from Beta(N, N), e.g. 0.2.",
+        "Mixup: blend each training image, and its label, with another one of its micro-batch. The share of each is "
+        "drawn from Beta(N, N), e.g. 0.2.",
         minimum=bounds.LEAST_BETA,
         maximum=bounds.MAX_BETA,
         metavar="N",
@@ -546,8 +557,9 @@ class Training:
     )
     cutmix: Optional[float] = option(
         None,
-        "CutMix: a rectangle of each training image is taken from another of its micro-batch, and the labels are mixed "
-        "by area, drawn from Beta(N, N), e.g. 1; with --mixup, each micro-batch gets one of the two.",
+        "CutMix: replace a rectangle of each training image by that of another one of its micro-batch, and mix the "
+        "labels by area. The area is drawn from Beta(N, N), e.g. 1. With --mixup, each micro-batch gets one of the "
+        "two.",
         minimum=bounds.LEAST_BETA,
         maximum=bounds.MAX_BETA,
         metavar="N",
@@ -556,7 +568,8 @@ class Training:
     )
     random_erasing: float = option(
         0.0,
-        "Probability that a rectangle of a training image, 2 to 33 % of it, gets the data set's mean colour.",
+        "Probability that a rectangle of a training image, 2 to 33 % of its area, is filled with the data set's mean "
+        "colour.",
         minimum=0,
         maximum=1,
         commands=TRAIN,
@@ -564,25 +577,29 @@ class Training:
     )
     precision: str = option(
         "32.32",
-        "Bits of compute and of weights: 16.16, 16.32 or 32.32.",
+        "Bits of the arithmetic and of the weights: 16.16, 16.32 or 32.32.",
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
+        plan_default="the preset's, else 16.16",
         wishes="fp16 half amp mixed-precision bf16 dtype float16",
     )
     stochastic_rounding: str = option(
         "OFF",
-        "Stochastic rounding of 16-bit values: ON, OFF, or RI (only where all replicas compute the same).",
+        "Stochastic rounding of 16-bit values: ON, OFF, or RI, which rounds so only where all replicas compute the "
+        "same.",
         parse=values.parse_rounding,
         metavar="ON|OFF|RI",
     )
     fp_exceptions: bool = option(
         False,
-        "Stop at floating-point exceptions: invalid operations, division by zero, overflow.",
+        "Stop at a floating-point exception: an invalid operation, a division by zero, or an overflow.",
     )
-    nanoo: bool = option(False, "A 16-bit overflow gives NaN; without it, it gives the largest number.")
+    nanoo: bool = option(
+        False, "Let a 16-bit overflow give NaN. Without this option it gives the largest number."
+    )
     loss: str = option(
         "auto",
-        "Loss; auto is cross-entropy, with Dice for U-Net.",
+        "Loss; auto is cross-entropy, and for the U-Net cross-entropy with Dice.",
         choices=("auto", "cross_entropy", "bce_dice"),
         wishes="criterion loss-function",
     )
@@ -596,7 +613,7 @@ class Batching:
 
     micro_batch_size: int = option(
         1,
-        "Samples one replica processes in one forward pass.",
+        "Samples that one replica processes in one forward pass.",
         minimum=1,
         maximum=bounds.MAX_MICRO_BATCH,
         commands=PLAN,
@@ -604,7 +621,7 @@ class Batching:
     )
     gradient_accumulation_count: Optional[int] = option(
         None,
-        "Micro-batches per replica per weight update; excludes global-batch-size.",
+        "Micro-batches of each replica in a weight update. Give either this or --global-batch-size.",
         aliases=("gradient-accumulation",),
         minimum=1,
         maximum=bounds.MAX_ACCUMULATION,
@@ -614,11 +631,11 @@ class Batching:
     )
     global_batch_size: Optional[int] = option(
         None,
-        "Samples per weight update, in place of gradient-accumulation-count.",
+        "Samples in a weight update. Give either this or --gradient-accumulation-count.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
         commands=PLAN,
-        default_text="micro-batch x accumulation x replicas",
+        default_text="micro-batch size x accumulation count x replicas",
         wishes="batch-size total-batch effective-batch",
     )
     gradient_accumulation_reduction_method: str = option(
@@ -635,7 +652,7 @@ class Batching:
     )
     dbn_replica_group_size: int = option(
         1,
-        "Replicas that share batch norm statistics (distributed batch norm); 1 is off.",
+        "Replicas that share the statistics of batch norm (distributed batch norm); 1 turns it off.",
         minimum=1,
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
@@ -643,16 +660,16 @@ class Batching:
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
-        "Weight updates in an epoch; -1 or none: data set size / global batch.",
+        "Weight updates in an epoch; -1 or none stands for the data set's size / global batch.",
         parse=values.parse_updates,
         minimum=-1,
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
-        default_text="data set size / global batch",
+        default_text="the data set's size / global batch",
     )
     logs_per_epoch: float = option(
         1.0,
-        "Logs per epoch, a number or a fraction such as 1/3; 0 is one log in all.",
+        "Log lines per epoch, a number or a fraction such as 1/3; 0 gives one line for the whole run.",
         parse=values.parse_fraction,
         minimum=0,
         maximum=bounds.MAX_COUNT,
@@ -662,7 +679,8 @@ class Batching:
     )
     steps_per_execution: Optional[int] = option(
         None,
-        "Micro-batches per replica in one execution, in place of logs-per-epoch; plan-splits: of inference.",
+        "Micro-batches of each replica in an execution. Give either this or --logs-per-epoch. For plan-splits, an "
+        "execution of inference is meant.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
         commands=PLAN,

@@ -18,7 +18,7 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Example
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.mixing import Mixing
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
-from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen
+from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen, tile_places
 from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
@@ -475,6 +475,14 @@ def split_ticket(tickets: Any, rounds: int) -> Tuple[Any, Any, Any]:
 
 
 # Evaluation tiles as batches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
+
+
+def num_evaluation_samples(examples: Any, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
+    """What is evaluated one by one: images, or the tiles that cover them, of which a network predicts ``output``."""
+    if not info.tiled:
+        return len(examples)
+    height, width = examples.images.shape[1:3]
+    return len(examples) * len(tile_places((height, width), (output[0], output[1]), step))
 
 
 def evaluation_tiles(

@@ -502,7 +502,7 @@ def _of_package(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
             return function()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise own_code_failed(error, name) from error
 
     return make

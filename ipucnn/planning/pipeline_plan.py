@@ -35,7 +35,7 @@ Record = TypeVar("Record")
 _OPTIMIZER = ("optimizer", "optimizer_params")
 _OF_LAYERS = ("norm_layer", "dropout", "base_filters")
 OF_INPUT = ("dataset", "image_size")
-KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, *OF_INPUT)
+KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "freeze", *OF_INPUT)
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:

@@ -19,7 +19,7 @@ from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_sta
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
 from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS, throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
     IpuPlan,
@@ -30,7 +30,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.request import PlanRequest, check_system
+from ipucnn.planning.request import ASSUMED_INPUT, PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
@@ -41,8 +41,8 @@ from ipucnn.planning.search.planner import (
     Planner,
 )
 from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.text import percent
+from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
+from ipucnn.text import counted, percent, shown_value
 from ipucnn.training.batching import nearest_multiples, overlap_length
 
 if TYPE_CHECKING:
@@ -72,17 +72,29 @@ class NothingFits(InfeasibleError):
 
 
 def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
-    """The network's layer graph: shipped, from the cache, or by building the network.
+    """The network's layer graph, with the layers frozen that are not trained: shipped, from the cache, or by building
+    the network, once for a request.
 
     Args:
         note: called with a line for the user.
         import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
     """
+    if request.planned is not None:
+        return request.planned
     graph = request.graph or known_graph(request.record, request.options)
     if graph is None:
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
         graph = layer_graph(request.record, request.options)
+    request.assumed += estimates(graph)
+    if request.freeze is not None:
+        frozen = frozen_layers(graph, request.freeze)
+        graph = frozen_graph(graph, frozen)
+        own = ", ".join(map(shown_value, frozen[:5])) + (f" and {len(frozen) - 5} more" if frozen[5:] else "")
+        request.assumed.append(
+            f"freeze {shown_value(request.freeze)}: {counted(len(frozen), 'layer')} not trained: {own}"
+        )
+    request.planned = graph
     return graph
 
 
@@ -226,7 +238,12 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     if found is None:
         why = _why_no_fit(planner, request, choices, max(LIMITS))
         error = infeasible(
-            planner.graph.model, why, request.settings, request.system.title, request.with_stages
+            planner.graph.model,
+            why,
+            request.settings,
+            request.system.title,
+            request.with_stages,
+            next((sentence for sentence in request.assumed if sentence.startswith(ASSUMED_INPUT)), None),
         )
         raise NothingFits(error, planner.graph.model, why)
     return found

@@ -12,7 +12,7 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.graphs.network_files import read_network, unknown_layers
+from ipucnn.planning.graphs.network_files import read_network
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.search.configurations import (
     FREE,
@@ -70,6 +70,8 @@ class PlanRequest:
         schedule_from: who set the schedule of ``settings``.
         precisions: that nothing excludes; a page of a search has them all.
         graph: of a network in a file.
+        freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
+        planned: the network as it is planned, once it was read.
         any_order: whether splits are looked for in any order of the layers.
         typed: values of the user's own options, by name.
         flags: names of those that were typed as flags.
@@ -93,6 +95,8 @@ class PlanRequest:
     precisions: Tuple[str, ...] = ()
     own_proportions: bool = True
     graph: Optional[LayerGraph] = None
+    freeze: Optional[str] = None
+    planned: Optional[LayerGraph] = None
     any_order: bool = False
     typed: Mapping[str, Any] = field(default_factory=dict)
     flags: FrozenSet[str] = frozenset()
@@ -162,6 +166,8 @@ def make_request(
         ConfigurationError: options that contradict each other, or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    if not resolved.given("model_name"):
+        assumed.append(f"network {resolved.record.name}, as none is named")
     if inference:
         config = _for_inference(resolved, config, recomputation)
     elif resolved.origins["steps_per_execution"] == FLAG:
@@ -179,7 +185,7 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    graph = _graph_in_file(resolved, classes, assumed)
+    graph = _graph_in_file(resolved, classes)
     if graph is not None:
         options = BuildOptions(graph.input_shape, graph.num_classes)
     else:
@@ -210,14 +216,10 @@ def make_request(
         precisions=precisions,
         own_proportions=own_proportions,
         graph=graph,
+        freeze=config.freeze,
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
-    if config.freeze is not None and not inference:
-        request.warnings.append(
-            f"freeze {shown_value(config.freeze)}: this counts every layer as trained, and frozen ones need less "
-            "memory and time; training with --pipeline-splits auto plans the network as it is frozen"
-        )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:
@@ -236,6 +238,8 @@ def make_request(
     return request
 
 
+# How the sentence begins that says which input was taken for granted.
+ASSUMED_INPUT = "input"
 # What decides nothing but the weight updates and their batches.
 _OF_UPDATES = (
     "gradient_accumulation_count",
@@ -244,6 +248,7 @@ _OF_UPDATES = (
     "optimizer",
     "optimizer_params",
     "optimizer_state_offloading",
+    "freeze",
 )
 
 
@@ -279,6 +284,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
     return replace(
         config,
         training=False,
+        freeze=None,
         recomputation=False,
         gradient_accumulation_count=None,
         global_batch_size=None,
@@ -304,7 +310,7 @@ def _build(options: BuildOptions) -> Dict[str, Any]:
 _OF_THE_NETWORK = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
 
 
-def _graph_in_file(resolved: Resolved, classes: Optional[int], assumed: List[str]) -> Optional[LayerGraph]:
+def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
     """The network that MODEL names, where that is a file.
 
     Raises:
@@ -320,15 +326,7 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int], assumed: List[str
             f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
             "drop it, and save the network as it is to be",
         )
-    graph = read_network(record.file)
-    unknown = unknown_layers(graph)
-    if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        assumed.append(
-            "layers of classes that the planner has no model of are counted by the bytes they read and write and by "
-            f"their weights: {', '.join(unknown[:5])}{more}"
-        )
-    return graph
+    return read_network(record.file)
 
 
 def _input(
@@ -356,7 +354,8 @@ def _input(
             "add --image-size N and --classes N",
         )
     else:
-        assumed.append(f"input {'x'.join(map(str, shape))}, as for {name}")
+        whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
+        assumed.append(f"{ASSUMED_INPUT} {'x'.join(map(str, shape))}, {whose}")
     if classes is not None:
         number = classes
     elif number is None:

@@ -13,7 +13,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import BuildOptions, layers_to_freeze
 from ipucnn.models.registry import ModelRecord, is_network_file
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.text import counted, shown_value
 from ipucnn.training.program import Program
@@ -250,11 +250,18 @@ def check_frozen(resolved: Resolved, network_options: NetworkOptions) -> Tuple[s
             "add --weights RUN, the run that they were trained in, or drop --freeze",
         )
     graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
-    if graph is None:
-        return ()
+    return () if graph is None else frozen_layers(graph, config.freeze)
+
+
+def frozen_layers(graph: LayerGraph, wanted: str) -> Tuple[str, ...]:
+    """The layers of a graph that ``--freeze`` names, see :func:`ipucnn.models.build.layers_to_freeze`.
+
+    Raises:
+        ConfigurationError: as there.
+    """
     # The second half of a separable convolution is a layer of the graph alone, with a slash in its name.
     names = [x.name for x in graph.layers if x.num_parameters and "/" not in x.name]
-    return layers_to_freeze(config.freeze, names, record.name)
+    return layers_to_freeze(wanted, names, graph.model)
 
 
 def choose_splits(
@@ -279,11 +286,12 @@ def choose_splits(
     settings = plan_settings(config, program.layout)
     planner = Planner(graph, system)
     found = planner.best_of([[settings]])
-    if found is not None:
-        return found.splits, f"planned for {system.title}"
-    found = planner.best(settings, memory_limit=float("1e9"))
-    assert found is not None  # nothing takes as much
-    return found.splits, f"planned for {system.title}, whose memory they exceed"
+    origin = f"planned for {system.title}"
+    if found is None:
+        found = planner.best(settings, memory_limit=float("1e9"))
+        assert found is not None  # nothing takes as much
+        origin += ", whose memory they exceed"
+    return found.splits, "; ".join([origin, *estimates(graph)])
 
 
 def plan_differences(
@@ -303,6 +311,7 @@ def plan_differences(
     planned, own = layer_options(plan.options), layer_options(kept_options(config))
     if plan.options:  # plans of older versions say nothing of them
         pairs += [(key, planned.get(key), own.get(key)) for key in sorted({*planned, *own})]
+        pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {there} (here {here})" for name, there, here in pairs if there != here]
     differing += differences(plan.settings, plan_settings(config, program.layout))
     if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:

@@ -66,9 +66,10 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
             4, ("starts", f"after weight update {report['continues_after']} of {p.num_weight_updates}")
         )
     if p.num_stages > 1:
-        opened = ", ".join(p.pipeline_splits) or "layers that the planner chooses"
+        opened = ", ".join(p.pipeline_splits) or "layers that the planner chose"
+        who = "" if p.splits_from in ("", "given") else f" ({p.splits_from})"
         rows.append(
-            ("pipeline", f"{counted(p.num_stages, 'stage')} ({p.pipeline_schedule}) opened by {opened}")
+            ("pipeline", f"{counted(p.num_stages, 'stage')} ({p.pipeline_schedule}) opened by {opened}{who}")
         )
     if p.num_ipus > 1:
         rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))

@@ -19,7 +19,7 @@ from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
 from ipucnn.runs.images.outputs import class_colour, coloured
-from ipucnn.text import counted
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -245,6 +245,7 @@ def print_mask_evaluation(result: Dict[str, Any]) -> None:
 
 
 def _mask_figures(result: Dict[str, Any]) -> Group:
+    from rich.console import Group
     from rich.text import Text
 
     data, found = result["dataset"], result["segmentation"]
@@ -253,9 +254,11 @@ def _mask_figures(result: Dict[str, Any]) -> Group:
     table.add_column("")
     table.add_column("measured", overflow="fold")
     table.add_column(f"every pixel {found['baseline']['class']}", overflow="fold")
-    for row in [*_pixel_rows(result, names), *_score_rows(found), *_other_rows(result)]:
+    for row in [*_pixel_rows(result, names), *_score_rows(found)]:
         table.add_row(Text(row[0], style="bold"), Text(row[1]), Text(row[2]))
-    return titled(f"{result['model']} on {data['name']} ({data['location']})", table)
+    title = Text(f"{result['model']} on {data['name']} ({data['location']})", style="bold")
+    # In a table of its own, a path has the whole width.
+    return Group(title, table, fact_table(_mask_facts(result)))
 
 
 def _pixel_rows(result: Dict[str, Any], names: List[str]) -> List[Row]:
@@ -282,7 +285,7 @@ def _score_rows(found: Dict[str, Any]) -> List[Row]:
     return rows
 
 
-def _other_rows(result: Dict[str, Any]) -> List[Row]:
+def _mask_facts(result: Dict[str, Any]) -> List[Tuple[str, str]]:
     measured, data = result["measured"], result["dataset"]
     seen = _samples_seen(measured["samples"], data)
     tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
@@ -293,11 +296,11 @@ def _other_rows(result: Dict[str, Any]) -> List[Row]:
     if found["scores"] is not None:
         time += f", V^Rand and V^Info {units.duration(found['scores_s'])}"
     return [
-        ("loss", f"{measured['loss']:.4f}", ""),
-        ("calibration error", f"{measured['calibration_error']:.4f}", ""),
-        ("images", f"{seen}, whole, by tiles of {tiles}{averaged}", ""),
-        ("time", f"{time}, measured on {result['device'].upper()}", ""),
-        (*_weights(result), ""),
+        ("loss", f"{measured['loss']:.4f}"),
+        ("calibration error", f"{measured['calibration_error']:.4f}"),
+        ("images", f"{seen}, whole, by tiles of {tiles}{averaged}"),
+        ("time", f"{time}, measured on {result['device'].upper()}"),
+        _weights(result),
     ]
 
 
@@ -327,10 +330,11 @@ def _worst_images(result: Dict[str, Any]) -> Group:
         table.add_column("V^Info", justify="right")
     shown = sorted(rows, key=mean_dice)[:WORST_IMAGES]
     for row in shown:
-        cells = [row["image"], *(_share(value) for value in reversed(row["dice"]))]
+        image = printable(row["image"])
+        cells = [image, *(_share(value) for value in reversed(row["dice"]))]
         if len(names) > MOST_COLUMNS:
             lowest, name = min((value, name) for value, name in zip(row["dice"], names) if value is not None)
-            cells = [row["image"], _share(mean_dice(row)), f"{_share(lowest)}, {name}"]
+            cells = [image, _share(mean_dice(row)), f"{_share(lowest)}, {name}"]
         if scored:
             cells += [_share(row["rand"]), _share(row["info"])]
         table.add_row(*(Text(cell) for cell in cells))

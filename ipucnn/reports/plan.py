@@ -371,7 +371,9 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
             other.verdict,
         )
     print_table(out, table)
-    out.print(Text("x best: over the tick of the best splits that need no more memory"))
+    out.print(Text("x best: the tick, divided by that of the best splits that need no more memory"))
+    if any(other.ratio < 0.995 for other in plan.comparison):
+        out.print(Text("below 1: another schedule, with shorter ticks and more of them to fill and drain"))
     if band_of_rows(plan):
         out.print(Text(band_of_rows(plan)))
     out.print()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
+from ipucnn.python_files import is_python_name
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -49,7 +50,8 @@ def program_line(program: Program) -> str:
     parts = [
         f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size} x "
         f"{program.gradient_accumulation_count} accumulated x {counted(program.num_replicas, 'replica')}",
-        f"{program.weight_updates_per_epoch} weight updates per epoch x {counted(program.num_epochs, 'epoch')}",
+        f"{counted(program.weight_updates_per_epoch, 'weight update')} per epoch "
+        f"x {counted(program.num_epochs, 'epoch')}",
         f"{counted(program.num_executions, 'execution')} of {program.weight_updates_per_execution}"
         + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
     ]
@@ -220,7 +222,18 @@ class RunDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours, run.folder.size_bytes)
+            print_report(report, folder, neighbours, run.folder.size_bytes, _files_of_ones_own(run))
+
+
+def _files_of_ones_own(run: TrainingRun) -> List[str]:
+    """The words that name the user's own files to whoever opens the run, as far as it needs them."""
+    config, own = run.resolved.config, run.setup.record.own
+    words: List[str] = []
+    if config.dataset is not None and is_python_name(config.dataset):
+        words += ["--dataset", config.dataset]
+    if own is not None and own.architecture is not None and own.architecture.own_layers:
+        words += ["--model-name", config.model_name]
+    return words
 
 
 def show_dry_run(run: TrainingRun, as_json: bool) -> None:
@@ -233,9 +246,10 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
 
     if run.is_silent:
         return
+    # Before the introduction, which then names the layers that the planner chose.
+    report = run.plan_of_run()
     _introduce(run)
     config, path = run.resolved.config, run.schedule_picture
-    report = run.plan_of_run()
     if path is not None:
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
@@ -431,7 +445,11 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 
 
 def print_report(
-    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+    report: Dict[str, Any],
+    folder: str,
+    neighbours: Optional[float],
+    size_bytes: Optional[int] = None,
+    files: Sequence[str] = (),
 ) -> None:
     """The end report on stdout, and the commands that evaluate the result and show its curves.
 
@@ -440,6 +458,7 @@ def print_report(
         folder: the run's.
         neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
         size_bytes: what the folder takes on its disk.
+        files: words that name files of the user's own to `ipucnn evaluate`.
     """
     from rich.text import Text
 
@@ -452,7 +471,8 @@ def print_report(
     if find_spec("tensorboard") is None:
         lines[0] += "   (after: pip install tensorboard)"
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        lines.insert(0, f"evaluate it: ipucnn evaluate {shlex.quote(folder)}")
+        words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
+        lines.insert(0, f"evaluate it: {words}")
     for line in lines:
         out.print(Text(printable(line)), soft_wrap=True)
 

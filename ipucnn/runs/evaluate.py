@@ -149,10 +149,14 @@ def evaluate_run(
         device, wall_s = _evaluate_classes(trained, totals, verbose, predictions, on_done)
         return _report(trained, device, totals, wall_s)
     network = TiledNetwork(trained, tile_size, verbose, views, command="evaluate")
-    evaluation = MaskEvaluation(trained, network, totals)
-    started = time.perf_counter()
-    evaluation.run(on_image, on_done or (lambda done: None))
-    wall_s = time.perf_counter() - started
+    examples = trained.source.eval
+    if isinstance(examples, ArrayExamples):
+        network.warn_of_seams([examples.images.shape[1:3]], say)
+    with network.together():
+        evaluation = MaskEvaluation(trained, network, totals)
+        started = time.perf_counter()
+        evaluation.run(on_image, on_done or (lambda done: None))
+        wall_s = time.perf_counter() - started
     return {**_report(trained, network.device, totals, wall_s), "segmentation": evaluation.report()}
 
 
@@ -165,7 +169,7 @@ def _evaluate_classes(
 ) -> Tuple[str, float]:
     """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
     config = trained.config
-    session = trained.session(verbose, together=True)
+    session = trained.session(verbose, trained.join())
     trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
@@ -257,7 +261,8 @@ def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple
 
 
 class MaskEvaluation:
-    """Evaluates images one by one.
+    """Evaluates images one by one; of several workers each computes its share, and the first one alone judges them by
+    the challenge's scores, which take long.
 
     Args:
         trained: the network and the set.
@@ -271,10 +276,11 @@ class MaskEvaluation:
             raise DataError(f"data set {self._info.name} has no masks", "take one with masks")
         self._examples = examples
         self._network, self._totals = network, totals
-        self._scores = SegmentScores() if has_membranes(self._info.class_names) else None
+        judges = network.is_writer and has_membranes(self._info.class_names)
+        self._scores = SegmentScores() if judges else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
         self.rows: List[Dict[str, Any]] = []
-        self._network_s = self._scores_s = 0.0
+        self._scores_s = 0.0
 
     def run(
         self,
@@ -287,21 +293,19 @@ class MaskEvaluation:
             How many there were.
         """
         images, masks = self._examples.images, self._examples.labels
-        for i in range(len(self._examples)):
-            on_image(self._one(i, images[i], np.asarray(masks[i])))
+        for i, image, logits in self._network.each((i, images[i]) for i in range(len(self._examples))):
+            on_image(self._one(i, image, np.asarray(masks[i]), logits))
             on_batch(i + 1)
         return len(self._examples)
 
-    def _one(self, number: int, image: np.ndarray, truth: np.ndarray) -> JudgedImage:
-        self._network.prepare(image.shape)
-        started = time.perf_counter()
-        logits = self._network.logits(image)
-        self._network_s += time.perf_counter() - started
+    def _one(self, number: int, image: np.ndarray, truth: np.ndarray, logits: np.ndarray) -> JudgedImage:
         before = self._totals.confusion.copy()
         predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
         figures = class_figures(self._totals.confusion - before)
         row: Dict[str, Any] = {
-            "image": f"{self._info.name}/eval/{number}",
+            "image": self._examples.names[number]
+            if self._examples.names
+            else f"{self._info.name}/eval/{number}",
             "accuracy": figures["accuracy"],
             "dice": figures["dice"],
         }
@@ -335,7 +339,7 @@ class MaskEvaluation:
             "scores": None if self._scores is None else self._scores.result(),
             "baseline": baseline,
             "images": self.rows,
-            "network_s": self._network_s,
+            "network_s": self._network.busy_s,
             "scores_s": self._scores_s,
             "tile_sizes": self._network.tile_sizes,
             "views": self._network.views,

@@ -3,6 +3,8 @@
 Both begin alike (:func:`_open`): what the command line names is found and checked before TensorFlow is imported.
 """
 
+import hashlib
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +122,7 @@ def infer_run(
     for warning in trained.warnings:
         say(f"warning: {warning}")
     config = trained.config
-    session = trained.session(verbose, together=True)
+    session = trained.session(verbose, trained.join(split=subset, images=_names_of(paths)))
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
     on_total(total)
@@ -162,6 +164,18 @@ def infer_run(
     if on_images is not None:
         on_images(total, total)
     return Predictions(spool, failed, min(top, len(names)), subset is not None)
+
+
+def _names_of(paths: Sequence[str]) -> str:
+    """A digest of what the images are called and how large their files are, which workers compare."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            size = -1
+        digest.update(f"{path} {size}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _check_request(verb: str, images: Sequence[str], subset: Optional[str]) -> None:
@@ -377,18 +391,28 @@ def infer_masks(
     if not opened:
         raise DataError(f"none of the {failed} inputs could be read", "the lines above say why")
     total = sum(len(source.sizes) for _, source in opened)
+    network.warn_of_seams((size for _, source in opened for size in source.sizes), say)
     on_total(total)
     results: List[Dict[str, Any]] = []
     done, wall_s = 0, 0.0
-    for number, source in opened:
-        spools = [PageSpool() for _ in range(1 if num_classes == 2 else num_classes)]
-        counts: Any = np.zeros(num_classes, np.int64)
-        for page, image in enumerate(source.pages()):
-            network.prepare(image.shape)
+    pages = (
+        ((place, page), image)
+        for place, (_, source) in enumerate(opened)
+        for page, image in enumerate(source.pages())
+    )
+    spools: List[PageSpool] = []
+    counts: Any = None
+    with network.together(split=subset, images=_names_of(paths)):
+        for (place, page), image, logits in network.each(pages):
+            number, source = opened[place]
+            if page == 0:
+                spools = [PageSpool() for _ in range(1 if num_classes == 2 else num_classes)]
+                counts = np.zeros(num_classes, np.int64)
             started = time.perf_counter()
-            probabilities = class_probabilities(network.logits(image))
+            probabilities = class_probabilities(logits)
             wall_s += time.perf_counter() - started
-            for spool, probability in zip(spools, probabilities):
+            # Of several workers the first one writes.
+            for spool, probability in zip(spools, probabilities) if network.is_writer else ():
                 spool.append(probability)
             predicted = most_probable(probabilities)
             counts += np.bincount(predicted.reshape(-1), minlength=num_classes)
@@ -397,10 +421,14 @@ def infer_masks(
             done += 1
             if on_pages is not None:
                 on_pages(done, total)
-        files[number].write(spools, source.pages, shown)
-        shares = dict(zip(names, (counts / counts.sum()).tolist()))
-        share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
-        results.append({**_masks_result(source, files[number], share), "shares": shares})
+            if page + 1 < len(source.sizes):
+                continue
+            if network.is_writer:
+                files[number].write(spools, source.pages, shown)
+            shares = dict(zip(names, (counts / counts.sum()).tolist()))
+            share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
+            results.append({**_masks_result(source, files[number], share), "shares": shares})
+    wall_s += network.busy_s
     shown_name = names[shown] if num_classes == 2 else "foreground"
     return Masks(results, shown_name, failed, done, wall_s, network.tile_sizes, network.device)
 

@@ -39,8 +39,8 @@ from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir
 from ipucnn.runs.train import TrainingRun
-from ipucnn.sessions.host.workers import require_one
-from ipucnn.sessions.poplar.popdist import find_instances
+from ipucnn.sessions.host.cluster import Cluster
+from ipucnn.sessions.host.workers import Workers, find_group
 
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
@@ -83,7 +83,8 @@ class FoldFinished:
 
 
 class CrossValidation:
-    """Runs the folds of a configuration one after the other; under ``poprun`` the first instance writes.
+    """Runs the folds of a configuration one after the other, each among all workers, or all instances of ``poprun``;
+    the first one of them writes.
 
     Args:
         resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
@@ -97,13 +98,15 @@ class CrossValidation:
     def __init__(
         self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._instances = find_instances()
+        self._instances = find_group(resolved.config)
+        # The workers, once the first fold's have met.
+        self._cluster: Optional[Cluster] = None
         if self._instances.count > 1 and resolved.config.run_dir is None:
+            who = "instances of poprun" if self._instances.is_distributed else "workers"
             raise ConfigurationError(
-                f"--kfold in {self._instances.count} instances of poprun needs a folder that all of them mean",
+                f"--kfold in {self._instances.count} {who} needs a folder that all of them mean",
                 "add --run-dir DIR",
             )
-        require_one("train --kfold", resolved.config)
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
@@ -161,24 +164,39 @@ class CrossValidation:
         Raises:
             Interrupted: by SIGINT or SIGTERM; the fold is saved.
         """
+        try:
+            yield from self._events()
+        except BaseException as error:
+            if self._cluster is not None:
+                self._cluster.close(error)
+            raise
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def _events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         for fold in self.folds:
             run = self._first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
-            if run.start.report is None:
-                self._write_root()
-                self._write_folds()
+            # What workers share is written once they have met, of whom one may never come.
+            is_written = run.start.report is not None
             try:
-                yield from run.events()
+                if not is_written and not isinstance(self._instances, Workers):
+                    is_written = self._write(run)
+                for event in run.events():
+                    self._cluster = run.cluster
+                    is_written = is_written or self._write(run)
+                    yield event
             except Interrupted as interrupted:
-                hint = f"continue it with: ipucnn train --resume --run-dir {self.root}"
-                if len(self.folds) == 1:
-                    hint += f" --kfold {self.num_folds} --fold {fold}"
+                hint: Optional[str] = f"continue it with: ipucnn train --resume --run-dir {self.root}"
+                if not is_written:
+                    hint = interrupted.hint
+                elif len(self.folds) == 1:
+                    hint = f"{hint} --kfold {self.num_folds} --fold {fold}"
                 raise Interrupted(
                     interrupted.exit_code, f"fold {fold}: {interrupted.message}", hint
                 ) from None
             self._rows[fold] = self._row(fold, run)
-            self._write_root()
-            self._write_folds()
+            self._write(run)
             yield FoldFinished(self._rows[fold])
             _forget_graphs()
 
@@ -304,7 +322,8 @@ class CrossValidation:
             overwrite=config.overwrite and exists(path),
         )
         typed = {**self.resolved.typed, "fold": fold, "seed": self.seed, "run_dir": str(path)}
-        return TrainingRun(replace(self.resolved, config=own, typed=typed), self._verbose)
+        resolved = replace(self.resolved, config=own, typed=typed)
+        return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
 
     def _row(self, fold: int, run: TrainingRun) -> Dict[str, Any]:
         report = run.final_report
@@ -369,10 +388,22 @@ class CrossValidation:
         resolved = replace(self.resolved, config=replace(self.resolved.config, fold=fold, seed=self.seed))
         return bool(meta.get("data_sha256") == fingerprint(run_setup.prepare(resolved, self.seed).source))
 
-    def _write_root(self) -> None:
+    def _write(self, run: TrainingRun) -> bool:
+        """Writes the root's files; of several processes the first one does.
+
+        Args:
+            run: of the fold under way.
+
+        Returns:
+            That they are written.
+        """
+        if self._instances.is_writer:
+            self._write_root(run)
+            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
+        return True
+
+    def _write_root(self, run: TrainingRun) -> None:
         """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
-        if not self._instances.is_writer:
-            return
         make_folder(self.root, "run folder", ELSEWHERE)
         if self._joins and is_file(self.root / CONFIG, "run folder"):
             return
@@ -380,16 +411,14 @@ class CrossValidation:
             self.resolved.config,
             fold=None,
             seed=self.seed,
+            # Folds that begin later, among fewer workers perhaps, have the same chunks.
+            max_workers=run.saved_config().max_workers,
             run_dir=str(self.root),
             overwrite=False,
             resume=False,
         )
         write_text(self.root / CONFIG, config.to_yaml())
         self._release()
-
-    def _write_folds(self) -> None:
-        if self._instances.is_writer:
-            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
 
 
 def fold_path(root: Path, fold: int) -> Path:

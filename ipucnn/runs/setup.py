@@ -417,11 +417,14 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
     """
-    from ipucnn.datasets.pipeline import eval_batches
+    from ipucnn.datasets.pipeline import eval_batches, num_evaluation_samples
 
     _check_fits(batch_size, setup.input_shape, "--validation-micro-batch-size")
     pixels = setup.input_shape[0] * setup.input_shape[1]
-    wanted = max(1, min(128, 128 * 64 * 64 // pixels, len(setup.source.eval)))
+    samples = num_evaluation_samples(
+        setup.source.eval, setup.source.info, setup.output_shape or setup.input_shape, setup.record.size_step
+    )
+    wanted = max(1, min(128, 128 * 64 * 64 // pixels, samples))
     return eval_batches(
         setup.source.eval,
         setup.source.info,

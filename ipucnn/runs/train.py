@@ -27,8 +27,6 @@ from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
     check_frozen,
     check_named_splits,
-    check_splits,
-    check_stages,
     plan_differences,
     settle_splits,
 )
@@ -64,16 +62,24 @@ class TrainingRun:
     Args:
         resolved: the configuration.
         verbose: let TensorFlow speak.
+        cluster: the workers who met for an earlier run of several; None: they are still to meet.
+        parts: whether the workers part when the run is over, for no other one follows.
+
+    Attributes:
+        cluster: the workers, once they met; None for one alone.
 
     Raises:
         UserError: whatever is wrong with the configuration, the data or the run folder.
     """
 
-    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
+    def __init__(
+        self, resolved: Resolved, verbose: bool = False, cluster: Optional[Cluster] = None, parts: bool = True
+    ) -> None:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
         self.instances = find_group(resolved.config)
+        self.cluster, self._parts = cluster, parts
         if not self.instances.is_writer:
             # The writer may have made the folder already; this instance leaves it alone.
             resolved = replace(
@@ -219,28 +225,24 @@ class TrainingRun:
         return create_session(config.device, verbose=self.verbose, config=config, trains=True).device
 
     def _check_network(self) -> None:
-        """Refuses what the network's layers refuse; it is built where they are not those of the shipped graph."""
+        """Refuses what the network's layers refuse, and has the planner choose the splits that nobody named.
+
+        The network is built where that is needed: its layers are not those of the shipped graph, or it is to be split.
+        """
         from ipucnn.models.build import check_requirements
-        from ipucnn.models.names import canonical_names
         from ipucnn.planning.graphs.extract import known_graph
-        from ipucnn.planning.graphs.keras_graph import graph_of
 
         record, program = self.setup.record, self.program
         check_requirements(record)
         # Neither the input's size nor the number of classes changes which layers there are.
         at_home = run_setup.network_options(record, self.setup.config, record.input_shape, record.num_classes)
-        graph = known_graph(record, at_home)
-        is_planned = not program.pipeline_splits and program.num_stages > 1
-        if graph is None:
+        is_planned = program.num_stages > 1 and not program.pipeline_splits
+        if known_graph(record, at_home) is None or is_planned:
             self._host_device()
             model = run_setup.build(self.setup)
-            # The planner does not know layers of the user's own, which train without it.
-            graph = graph_of(model, record.name) if is_planned else None
-            check_splits(program.pipeline_splits, canonical_names(model))
             if self.setup.config.freeze is not None:
                 self.program = program.with_frozen(freeze_layers(model, self.setup.config.freeze))
-        if is_planned and graph is not None:
-            check_stages(program.num_stages, graph)
+            self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
 
     @property
     def is_silent(self) -> bool:
@@ -270,8 +272,8 @@ class TrainingRun:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
-                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {counted(self.program.global_batch_size, 'sample')}"
+                f"discarded in each epoch ({which}): {counted(self.program.weight_updates_per_epoch, 'weight update')} "
+                f"x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
@@ -306,7 +308,7 @@ class TrainingRun:
             UserError: they did not come, or would not train the same network.
         """
         config, checkpoint = self.setup.config, self.start.checkpoint
-        threads, cluster = config.threads, None
+        threads = config.threads
         if threads is None and checkpoint is not None:
             # They decide the order of sums, wherever the run goes on.
             threads = checkpoint.meta.get("threads")
@@ -320,9 +322,9 @@ class TrainingRun:
             run["the data set's file"] = self.resolved.choice.sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
-            cluster, threads = join(self.instances, config, run, threads or num_cores())
+            self.cluster, threads = join(self.instances, config, run, threads or num_cores(), self.cluster)
         fix_threads(threads)
-        return cluster
+        return self.cluster
 
     def dataset(self, first_update: int, samples_per_element: int) -> "TfDataset":
         """Training batches from a weight update on, for the session: of several instances this one's part."""
@@ -354,7 +356,7 @@ class TrainingRun:
                     if cluster is not None:
                         cluster.close(error)
                     raise
-                if cluster is not None:
+                if cluster is not None and self._parts:
                     cluster.close()
         except BaseException:
             if len(self.state.history) == self._former_rows:

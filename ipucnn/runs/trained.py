@@ -19,6 +19,7 @@ from ipucnn.datasets.base import (
     ArrayExamples,
     DatasetInfo,
     DataSource,
+    fingerprint,
     limit_source,
 )
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -41,10 +42,16 @@ from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import Workers, compared_options, group_of_environment, require_one
+from ipucnn.sessions.host.workers import (
+    BEGIN_AGAIN,
+    Workers,
+    compared_options,
+    group_of_environment,
+    require_one,
+)
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.text import counted
+from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
@@ -94,24 +101,28 @@ class TrainedSetup(Setup):
     num_stored: int
     runtime: Optional[Callable[[], Session]] = None
 
-    def session(self, verbose: bool, together: bool = False) -> Session:
+    def session(self, verbose: bool, cluster: Optional[Cluster] = None) -> Session:
         """What runs the network: the session of the configuration's device, or the runtime of an exported file.
 
         Args:
             verbose: let TensorFlow speak.
-            together: with the other workers, if there are any.
+            cluster: the workers that share the work; None: this one is alone.
         """
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.environment import import_tensorflow
 
         if self.runtime is None:
-            cluster = self._join() if together else None
             return create_session(self.config.device, verbose=verbose, config=self.config, cluster=cluster)
         import_tensorflow(verbose)
         return self.runtime()
 
-    def _join(self) -> Optional[Cluster]:
+    def join(self, **asked: Any) -> Optional[Cluster]:
         """The other workers, who wait for this one; None if it is alone.
+
+        Call it before :meth:`session`, and before anything else imports TensorFlow.
+
+        Args:
+            asked: what of the command line all of them have to be told alike, besides the options of runs.
 
         Raises:
             UserError: they did not come, or have other weights, data or options.
@@ -121,9 +132,12 @@ class TrainedSetup(Setup):
             return None
         told = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
         told["evaluation samples"] = len(self.source.eval)
+        told["data"] = fingerprint(self.source)
+        told.update({f"--{name.replace('_', '-')}": value for name, value in asked.items()})
         if self.record.own is not None:
             told["the network's file"] = self.record.own.sha256
         cluster, threads = join(workers, self.config, {**compared_options(self.config), **told}, num_cores())
+        cluster.hint = BEGIN_AGAIN
         fix_threads(threads)
         return cluster
 
@@ -164,11 +178,11 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """
     trained = _open(named, reads_data)
     if named.command == "export":
-        require_one(named.command, trained.config)
-    elif trained.record.task == "segmentation":
-        require_one(f"{named.command} of a segmentation network", trained.config)
+        require_one("`ipucnn export`", trained.config)
     elif trained.runtime is not None:
-        require_one(f"{named.command} of an exported file", trained.config)
+        require_one(
+            f"`ipucnn {named.command}` of an exported file, which its own runtime computes,", trained.config
+        )
     run_setup.check_instances(find_instances(), trained.config, draws=False)
     return trained
 
@@ -335,9 +349,11 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    command = f"ipucnn {named.command} {named.target} --model-name {name}"
+    which = "" if named.which is None else f" --checkpoint {shown_value(named.which)}"
+    command = f"ipucnn {named.command} {named.target}{which} --model-name {name}"
     if named.from_python:
-        command = f"ipucnn.load({named.target!r}, model={name!r})"
+        which = "" if named.which is None else f", checkpoint={named.which!r}"
+        command = f"ipucnn.load({named.target!r}{which}, model={name!r})"
     record = saved_network(name, meta.get("network"), what, command)
     check_buildable(record)
     return record

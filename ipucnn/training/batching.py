@@ -298,15 +298,16 @@ def weight_updates_per_log(
     """
     total = updates_per_epoch * num_epochs
     if logs_per_epoch == 0:
-        warn(f"--logs-per-epoch 0: the entire training run of {total} weight updates is one execution")
+        whole = counted(total, "weight update")
+        warn(f"--logs-per-epoch 0: the entire training run of {whole} is one execution")
         return total
     updates = updates_per_event(updates_per_epoch, num_epochs, logs_per_epoch)
     if logs_per_epoch >= 1:
         logs = updates_per_epoch // updates
         if logs != logs_per_epoch:
             warn(
-                f"{_number(logs_per_epoch)} logs per epoch are not possible with {updates_per_epoch} weight "
-                f"updates per epoch: logging {counted(logs, 'time')} per epoch"
+                f"{_number(logs_per_epoch)} logs per epoch are not possible with "
+                f"{counted(updates_per_epoch, 'weight update')} per epoch: logging {counted(logs, 'time')} per epoch"
             )
         return updates
     logs_in_run = logs_per_epoch * num_epochs
@@ -319,8 +320,9 @@ def weight_updates_per_log(
     logs = total // updates
     if logs != logs_in_run:
         warn(
-            f"{_number(logs_per_epoch)} logs per epoch are not possible with {total} weight updates in "
-            f"{num_epochs} epochs: logging {counted(logs, 'time')} in the run"
+            f"{_number(logs_per_epoch)} logs per epoch are not possible with "
+            f"{counted(total, 'weight update')} in {counted(num_epochs, 'epoch')}: "
+            f"logging {counted(logs, 'time')} in the run"
         )
     return updates
 
@@ -349,8 +351,9 @@ def updates_from_steps_per_execution(
         options = set(divisors(updates_per_epoch)) | {updates_per_epoch * d for d in divisors(num_epochs)}
         best = sorted(sorted(options, key=lambda d: (abs(d - updates), d))[:2])
         raise ConfigurationError(
-            f"--steps-per-execution {steps_per_execution} is {updates} weight updates, which do not divide "
-            f"the {updates_per_epoch} weight updates of an epoch ({num_epochs} epochs)",
+            f"--steps-per-execution {steps_per_execution} is {counted(updates, 'weight update')}, which "
+            f"do not divide the {counted(updates_per_epoch, 'weight update')} of an epoch "
+            f"({counted(num_epochs, 'epoch')})",
             f"use --steps-per-execution {_join([d * count for d in best])}",
         )
     return updates

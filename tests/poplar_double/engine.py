@@ -110,6 +110,7 @@ class Engine:
             if pipelined or count > 1:
                 own = extension.pipelining_keywords if pipelined else extension.accumulation_keywords
                 rules.check_remote_memory(machine, own)
+                rules.check_shared_out_state(machine, own, replicas)
         rules.check_io_tiles(machine)
         if pipelined:
             rules.check_pipeline(machine, extension, training, steps)
@@ -521,7 +522,7 @@ def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -
         variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 
 
-@rule("ipu optimizers/gradient_accumulation_optimizer.py _compute_scales")
+@rule("ipu ops/op_util.py accumulate_gradients", "ipu ops/pipelining_ops.py pipeline")
 def _accumulate(sums: Any, gradients: Any, method: str, n: int, count: int) -> Any:
     if count == 1:
         return gradients

@@ -73,7 +73,7 @@ class Machine:
             self.placed[id(part.handle)] = part
         return made
 
-    @rule("tensorflow tensorflow/core/framework/resource_mgr.cc ValidateDevice")
+    @rule("stock tensorflow/core/framework/resource_mgr.cc ValidateDevice")
     def check_placed(self, graph: Any) -> None:
         """What a program reads and writes has to lie on the IPUs.
 

@@ -5,7 +5,8 @@ Unimplemented of the passes and visitors that a Keras model with replicas, accum
 offloading goes through, of the compiler, of what executes a program, and of kernels.  They were read in public
 versions of these files from the history of r2.6/sdk-release-3.4, not each of which is the release's last.  Left out are
 what only host embeddings, ``outside_compilation_scope``, recurrent layers and the embedded runtime reach, and
-InternalError, which stands for a mistake of the driver.
+InternalError, which stands for a mistake of the driver.  ``files_read.json`` says which passes were read, in which
+stored version, and which were not.
 
 A program means the XLA graph that ``keras/ipu`` makes; what that never makes wrong, no caller can see.
 """
@@ -35,6 +36,8 @@ class Refusal(NamedTuple):
 
 _KERAS = "the graph is Keras': "
 _OFF = "keras/ipu refuses the keyword before: "
+_PYTHON = "the Python layer writes the attribute, and the words that the driver knows"
+_DRIVER = "it takes a mistake of the driver's own passes, which make what is looked at"
 
 REFUSALS: List[Refusal] = [
     # Remote memory
@@ -271,6 +274,259 @@ REFUSALS: List[Refusal] = [
         "Unimplemented",
         "two pipelines in one program",
         why_not=_KERAS + "a model is one pipeline",
+    ),
+    # The other passes
+    Refusal(
+        "passes/add_stochastic_rounding_options.cc",
+        "NeedsSpecificSeedType",
+        "FailedPrecondition",
+        "an instruction of a kind of which the pass does not know whether it rounds",
+        why_not=_KERAS + "every kind of XLA's that TensorFlow makes is known to it",
+    ),
+    Refusal(
+        "passes/add_stochastic_rounding_options.cc",
+        "AddStochasticRoundingOptions::ParseFrontendStochasticRoundingAttr",
+        "FailedPrecondition",
+        "a rounding attribute that is not one of its three words",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/backend_config_handler.cc",
+        "BackendConfigHandler::Run",
+        "FailedPrecondition",
+        "a call of an unknown kind",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/combine_instructions.cc",
+        "CombineInstructions::Run",
+        "FailedPrecondition",
+        "a program without an order of its instructions",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/convolution_classifier.cc",
+        "ConvolutionClassifier::Run",
+        "FailedPrecondition",
+        "a program of which the flat copy is missing",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/dropout_with_reference_finder.cc",
+        "DropoutWithReferenceFinder::Run",
+        "FailedPrecondition",
+        "a program of which the flat copy is missing",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/host_compute_schedule_optimizer.cc",
+        "AddDependenciesOnPreviousShard",
+        "FailedPrecondition",
+        "an IPU sends to the host what waits for the IPU before it",
+        why_not="the session has no outside_compilation_scope",
+    ),
+    Refusal(
+        "passes/host_embedding_notification.cc",
+        "HostEmbeddingNotification::Run",
+        "FailedPrecondition",
+        "several weight updates",
+        why_not=_KERAS + "one optimizer, one update",
+    ),
+    Refusal(
+        "passes/inplace_finder.cc",
+        "InplaceFinder::Run",
+        "FailedPrecondition",
+        "one computation is called from two places",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/lower_frontend_attributes.cc",
+        "LowerPipelineFrontendAttributes",
+        "FailedPrecondition",
+        "a pipeline without the options of its stages",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/lower_frontend_attributes.cc",
+        "LowerFrontendAttributes::Run",
+        "FailedPrecondition",
+        "a rounding attribute that is not one of its three words",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/lower_frontend_attributes.cc",
+        "LowerFrontendAttributes::Run",
+        "FailedPrecondition",
+        "a type of partial sums that does not exist, or is neither of 16 nor of 32 bits",
+        why_not="the session sets partialsType in the options of convolutions and matrix products, and no scope of it",
+    ),
+    Refusal(
+        "passes/module_flatten.cc",
+        "ModuleFlatten::Run",
+        "FailedPrecondition",
+        "one computation is called from two places",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/multi_conv_fixer.cc",
+        "MultiConvFixer::FixMultiConv",
+        "FailedPrecondition",
+        "convolutions that are to run together and depend on each other",
+        why_not="the session's layers have no multi_conv",
+    ),
+    Refusal(
+        "passes/multi_slice_simplifier.cc",
+        "MultiSliceSimplifier::HandleMatch",
+        "FailedPrecondition",
+        "a pattern that the pass does not have",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/multi_use_feeds_finder.cc",
+        "HandleFeeds",
+        "Unimplemented",
+        "two IPUs read one feed",
+        why_not=_KERAS + "stage 0 reads the infeed and one stage writes the outfeed",
+    ),
+    Refusal(
+        "passes/parse_poplar_backend_config.cc",
+        "GetAttribute",
+        "FailedPrecondition",
+        "a call without an attribute of its kind, as a pipeline without its depth",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/parse_poplar_backend_config.cc",
+        "ParsePoplarBackendConfig::Run",
+        "FailedPrecondition",
+        "a call of an unknown kind",
+        why_not=_PYTHON,
+    ),
+    Refusal(
+        "passes/pipeline_batch_serialization_buffer_inserter.cc",
+        "PipelineBatchSerializationBufferInserter::InsertIntoPipeline",
+        "FailedPrecondition",
+        "activations between micro-batches in a row are to be offloaded, and there is no remote memory",
+        why_not="the session leaves batch_serialization_iterations at 1",
+    ),
+    Refusal(
+        "passes/pipeline_communication_optimizer.cc",
+        "PipelineCommunicationOptimizer::Run",
+        "FailedPrecondition",
+        "a schedule that does not exist",
+        "rules.check_pipeline",
+    ),
+    Refusal(
+        "passes/pipeline_control_dependency_inserter.cc",
+        "CheckAllReachable",
+        "InvalidArgument",
+        "a stage on several IPUs whose parts do not wait for its input",
+        why_not=_KERAS + "a stage has one IPU: device_mapping holds integers",
+    ),
+    Refusal(
+        "passes/pipeline_copy_inserter.cc",
+        "InsertReadOnlyVariableCopies",
+        "FailedPrecondition",
+        "a pipeline with other outputs than inputs",
+        why_not=_KERAS + "pipelining_ops.pipeline makes the stages",
+    ),
+    Refusal(
+        "passes/pipeline_gradient_accumulation_optimizer.cc",
+        "PipelineGradientAccumulationOptimizer::OptimizePipeline",
+        "FailedPrecondition",
+        "an accumulator that a stage reads twice, or that something else than the sum of gradients uses",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/remote_buffer_merger.cc",
+        "FindRemoteBufferSources",
+        "FailedPrecondition",
+        "a buffer in remote memory that comes from several places, or from none that makes such buffers",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/remote_buffer_merger.cc",
+        "FindRemoteBufferSources",
+        "FailedPrecondition",
+        "a buffer that is shared out over replicas and was not made to be",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/remote_buffer_merger.cc",
+        "AddLoadStoreOffsets",
+        "FailedPrecondition",
+        "a function that is called from two places; so do IsInsideFunction and IsInsideElementwiseCluster",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/remote_parameter_parallel_combiner.cc",
+        "Combine",
+        "FailedPrecondition",
+        "something else than loads and stores of remote memory is to be combined",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/replicated_resource_update_elementwise_clustering.cc",
+        "ReplicatedResourceUpdateElementwiseClustering::AddClusterInput",
+        "Unimplemented",
+        "state is shared out, and several IPU-Link domains have several instances each",
+        "rules.check_shared_out_state",
+    ),
+    Refusal(
+        "passes/root_token_replacer.cc",
+        "RootTokenReplacer::Run",
+        "Unimplemented",
+        "a token in a tuple within a tuple",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/seed_hoisting.cc",
+        "SeedHoisting::Run",
+        "FailedPrecondition",
+        "one computation is called from two places",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/serialize_gradient_accumulation.cc",
+        "ConvertGradientAccumulatorAdd",
+        "FailedPrecondition",
+        "an accumulator that something else than the sum of gradients uses",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/sharding_pass.cc",
+        "ApplyParameterPredicateToBody",
+        "FailedPrecondition",
+        "a loop whose condition and body have other numbers of parameters",
+        why_not=_KERAS + "train_function is a loop of steps_per_execution",
+    ),
+    Refusal(
+        "passes/sharding_pass.cc",
+        "ShardingPass::Run",
+        "FailedPrecondition",
+        "one computation is called from two places",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/sharding_pass.cc",
+        "ShardingPass::Run",
+        "FailedPrecondition",
+        "instructions that belong to no IPU, whatever is tried",
+        why_not=_KERAS + "every layer has a stage, and every stage an IPU",
+    ),
+    Refusal(
+        "passes/slice_optimizer.cc",
+        "ConvertToSliceApplyBase",
+        "FailedPrecondition",
+        "something else than a concatenation is to be added slice by slice",
+        why_not=_DRIVER,
+    ),
+    Refusal(
+        "passes/while_loop_to_repeat_simplify.cc",
+        "ConvertWhileToRepeat",
+        "FailedPrecondition",
+        "a loop whose number of turns is not a constant",
+        why_not="the pass itself takes it, and leaves the loop as it is",
     ),
     # The compiler
     Refusal(

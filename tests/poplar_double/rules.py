@@ -132,6 +132,27 @@ def _check_sharding(keywords: Dict[str, Any]) -> None:
 
 
 @rule(
+    "driver passes/replicated_resource_update_elementwise_clustering.cc "
+    "ReplicatedResourceUpdateElementwiseClustering::AddClusterInput",
+)
+def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int) -> None:
+    """Replicas of one instance share their state out, which needs a whole IPU-Link domain where there are several.
+
+    The IPUs of the largest device are such a domain.
+    """
+    domain = machine.num_ipus * replicas // machine.device_ipus
+    if not keywords.get("replicated_optimizer_state_sharding") or replicas < 2:
+        return
+    if replicas < domain < replicas * machine.num_processes:
+        raise tf.errors.UnimplementedError(
+            None,
+            None,
+            "Replicated partitioning is not supported when there are multiple instances per IPU-link domain: "
+            f"{replicas} local replicas of {domain} in the domain.",
+        )
+
+
+@rule(
     "ipu ipu_infeed_queue.py IPUInfeedQueue.__init__",
     "ipu ipu_outfeed_queue.py IPUOutfeedQueue.__init__",
 )

@@ -19,6 +19,8 @@ _REPOSITORIES = {
     "keras": ("graphcore/keras", _RELEASE),
     "addons": ("graphcore/ipu_tensorflow_addons", _RELEASE),
     "poplibs": ("graphcore/poplibs", "sdk-release-3.4"),
+    # What graphcore/tensorflow takes over as it is.
+    "stock": ("tensorflow/tensorflow", "v2.6.3"),
 }
 # Folders of graphcore/tensorflow and graphcore/keras that most rules are in.
 _FOLDERS = {

@@ -112,8 +112,8 @@ def _pairs(folder: Path) -> Tuple[List[str], Dict[str, Path], Dict[str, Path], L
     return names, images, masks, passed_over
 
 
-def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> Tuple[Any, Any]:
-    """Images uint8 [n, h, w, c] and their masks, uint8 [n, h, w] of classes."""
+def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> ArrayExamples:
+    """The images of a folder with their masks, named as in it: ``images/one.tif``."""
     names, images, masks, _ = _pairs(folder)
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
@@ -137,7 +137,8 @@ def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> Tuple[Any
         pairs.append((image, mask))
     stacked = np.stack([image for image, _ in pairs])
     stacked = stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
-    return stacked, np.stack([mask for _, mask in pairs])
+    files = tuple(images[name].relative_to(folder).as_posix() for name in names)
+    return ArrayExamples(stacked, np.stack([mask for _, mask in pairs]), files)
 
 
 def _check_alike(image: Any, path: Path, first: Any, first_path: Path) -> None:
@@ -176,19 +177,19 @@ def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSou
         mask_paths += [masks[name] for name in names]
         passed_over += warnings
     classes = find_classes(folder, ((path, read_mask(path, max_pixels)) for path in mask_paths))
-    arrays = [_read_part(part, classes, max_pixels) for part in parts]
+    examples = [_read_part(part, classes, max_pixels) for part in parts]
     if own_split:
-        images, labels = arrays[0]
-        if len(images) < 2:
+        (both,) = examples
+        if len(both) < 2:
             raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
-        held_out = max(1, len(images) // SHARE_HELD_OUT)
-        arrays = [(images[:-held_out], labels[:-held_out]), (images[-held_out:], labels[-held_out:])]
+        held_out = max(1, len(both) // SHARE_HELD_OUT)
+        examples = [both.subset(slice(None, -held_out)), both.subset(slice(-held_out, None))]
     else:
-        first, last = (images[0] if images.shape[-1] > 1 else images[0, ..., 0] for images, _ in arrays)
+        first, last = (x.images[0] if x.images.shape[-1] > 1 else x.images[0, ..., 0] for x in examples)
         _check_alike(last, parts[1], first, parts[0])
-    if len(set().union(*(mask_values(labels) for _, labels in arrays))) < 2:
+    if len(set().union(*(mask_values(x.labels) for x in examples))) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
-    train, held = (ArrayExamples(images, labels) for images, labels in arrays)
+    train, held = examples
     return array_source(
         train,
         held,

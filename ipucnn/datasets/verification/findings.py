@@ -46,7 +46,7 @@ CODES: Dict[str, Code] = {
     "unpaired": Code(
         ERROR,
         "images without a mask of their name, or masks without an image",
-        "add the partner or remove the file; training passes over it; or pass --allow-partial",
+        "training goes on without them: add the partner, remove the file, or pass --allow-partial for a warning",
         partial=True,
     ),
     "class-names": Code(
@@ -115,7 +115,8 @@ CODES: Dict[str, Code] = {
     "mask-values": Code(
         ERROR,
         "masks with values that are no class: of two classes 0 and one other, of more 0, 1, 2, ...",
-        "mend them, without smoothing or JPEG compression, or say in DIR/classes.txt which value is which class",
+        "save masks without smoothing or JPEG compression; where each object has a number of its own, write 1 for all "
+        "objects of a class; other values are named in DIR/classes.txt",
     ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(

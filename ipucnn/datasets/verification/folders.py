@@ -24,7 +24,7 @@ from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, file_size, is_file, is_folder, kind_of
 from ipucnn.machine import num_cores
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 
 class _ClassFolders:
@@ -127,7 +127,7 @@ def _list_classes(
                 elif is_first:
                     classes[entry.name] = len(classes)
                 elif entry.name not in classes and images:
-                    survey.find("unknown-class", subset, f"{name}: {len(images)} images")
+                    survey.find("unknown-class", subset, f"{name}: {counted(len(images), 'image')}")
                 if images:
                     files.add(path, classes.get(entry.name, -1), images)
 

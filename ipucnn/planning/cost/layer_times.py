@@ -7,7 +7,7 @@ over its layers.
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,7 +20,14 @@ from ipucnn.planning.cost.products import (
     Products,
     partition_products,
 )
-from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import (
+    OTHER,
+    PRODUCT_CLASSES,
+    Layer,
+    LayerGraph,
+    is_frozen,
+    needs_gradient,
+)
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 PASSES = ("forward", "backward_data", "backward_weights")
@@ -83,15 +90,6 @@ def output_bytes(graph: LayerGraph, settings: PlanSettings) -> np.ndarray:
     return elements * (settings.micro_batch_size * settings.element_bytes)
 
 
-def needs_gradient(graph: LayerGraph) -> Set[str]:
-    """Layers whose output depends on a weight, so that a gradient flows back to them."""
-    found: Set[str] = set()
-    for layer in graph.layers:
-        if layer.num_trainable or any(name in found for name in layer.inputs):
-            found.add(layer.name)
-    return found
-
-
 def _is_product(layer: Layer) -> bool:
     return layer.op_class in PRODUCT_CLASSES or (layer.op_class == OTHER and layer.macs > 0)
 
@@ -126,7 +124,7 @@ def _product_keys(
     forward, backward = (scatter, gather) if swapped else (gather, scatter)
     if not training:
         return [forward, None, None]
-    return [forward, backward if data_gradient else None, weights]
+    return [forward, backward if data_gradient else None, None if is_frozen(layer) else weights]
 
 
 def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tuple[float, float]]:
@@ -202,7 +200,7 @@ def _other_work(
             steps[i, 1] += 2 * more
         if _is_product(layer):
             steps[i, 1] += _FLIP_STEPS if flows else 0
-            steps[i, 2] += _TRANSPOSE_STEPS
+            steps[i, 2] += 0 if is_frozen(layer) else _TRANSPOSE_STEPS
         if layer.num_trainable:
             steps[i, 2] += _ACCUMULATE_STEPS
     work = np.zeros((*moved.shape, len(FEATURES)))

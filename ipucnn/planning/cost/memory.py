@@ -31,7 +31,13 @@ from ipucnn.planning.cost.layer_times import (
     layer_times,
     stage_starts,
 )
-from ipucnn.planning.graphs.layer_graph import PRODUCT_CLASSES, Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import (
+    PRODUCT_CLASSES,
+    Layer,
+    LayerGraph,
+    goes_back,
+    kept_outputs,
+)
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 # The fullest tile against the mean one.
@@ -212,11 +218,13 @@ class _Uses:
         index = {layer.name: i for i, layer in enumerate(layers)}
         self.readers: List[List[int]] = [[] for _ in layers]
         self.keepers: List[List[int]] = [[] for _ in layers]
+        kept, backward = kept_outputs(graph), goes_back(graph)
         for i, layer in enumerate(layers):
             for name in layer.inputs:
                 self.readers[index[name]].append(i)
-            for name in layer.kept:
+            for name in kept[layer.name]:
                 self.keepers[index[name]].append(i)
+        self.goes_back = np.array([layer.name in backward for layer in layers], dtype=float)
         self.elements = np.array([layer.output_elements for layer in layers], dtype=float)
         self.last_read = last_uses(SameGraph(graph))
         self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
@@ -252,7 +260,9 @@ class RangeCounts:
         if training:
             kept_at = [item_of[found] for found in uses.keepers]
             self.kept_at = [
-                (sorted({int(item) for item in at}), size) for at, size in zip(kept_at, uses.elements) if len(at)
+                (sorted({int(item) for item in at}), size)
+                for at, size in zip(kept_at, uses.elements)
+                if len(at)
             ]
             self.kept = distinct_sum(kept_at, uses.elements, n)
             self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
@@ -261,6 +271,9 @@ class RangeCounts:
         self.inputs = distinct_sum(
             [item_of[found] for found in uses.readers], uses.elements, n, after=made_in
         )
+        if training:
+            # Nothing waits for the backward pass of a range that has none: its layers are frozen, as are those before.
+            self.inputs *= range_sum(np.add.reduceat(uses.goes_back, starts)) > 0
         crossing = _spans(uses.elements, np.arange(len(layers)) + 1, uses.last_read)
         self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
         # The next images land in a buffer of their own while a micro-batch is at work.

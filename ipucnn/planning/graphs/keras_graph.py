@@ -51,8 +51,10 @@ class LayerFacts:
 def graph_of(model: Any, name: str) -> LayerGraph:
     """The layer graph of a built Keras functional model with one input and one output.
 
+    A layer of a class that the planner has no model of becomes an ``OTHER``.
+
     Raises:
-        ConfigurationError: a layer whose cost the planner doesn't know, several inputs or outputs.
+        ConfigurationError: several inputs or outputs, or an operation that is no layer.
     """
     with warnings.catch_warnings():
         # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
@@ -79,11 +81,6 @@ def graph_of(model: Any, name: str) -> LayerGraph:
             tuple(tuple(int(n) for n in weight.shape) for weight in layer.weights),
             sum(_size(weight.shape) for weight in layer.trainable_weights),
         )
-        if facts.kind not in (*OP_CLASSES, *CONVOLUTIONS, SEPARABLE):
-            raise ConfigurationError(
-                f"layer '{layer.name}' is a {facts.kind}, whose cost the planner doesn't know",
-                f"it knows {', '.join(sorted((*OP_CLASSES, *CONVOLUTIONS)))}",
-            )
         return facts, _sample_shape(layer, call[1])
 
     return graph_of_calls(name, calls_of(config["layers"]), look, _shared_weights(model))

@@ -7,8 +7,8 @@ pipeline stage must have its inputs as the outputs of the previous stage").
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Collection, Dict, List, Optional, Set, Tuple
 
 from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -259,6 +259,71 @@ class LayerGraph:
                 "layer graph: input_shape is not its first layer's, or num_classes is none", _HINT
             )
         return graph
+
+
+def unknown_layers(graph: LayerGraph) -> Tuple[str, ...]:
+    """Names of the layers that the planner has no model of."""
+    return tuple(layer.name for layer in graph.layers if layer.op_class == OTHER)
+
+
+def estimates(graph: LayerGraph) -> List[str]:
+    """What a user should know of how layers were counted that the planner has no model of: a sentence, or nothing."""
+    unknown = unknown_layers(graph)
+    if not unknown:
+        return []
+    more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+    return [
+        "layers of classes that the planner has no model of are counted by the bytes they read and write and by their "
+        f"weights, an estimate: {', '.join(map(shown_value, unknown[:5]))}{more}"
+    ]
+
+
+def frozen_graph(graph: LayerGraph, names: Collection[str]) -> LayerGraph:
+    """The graph with layers that are not trained.
+
+    Args:
+        names: of layers of the network; of a separable convolution both halves are meant.
+    """
+    frozen = {*names}
+    layers = [
+        replace(layer, num_trainable=0) if layer.name.partition("/")[0] in frozen else layer
+        for layer in graph.layers
+    ]
+    return replace(graph, layers=tuple(layers))
+
+
+def needs_gradient(graph: LayerGraph) -> Set[str]:
+    """Layers whose output depends on a trained weight, so that a gradient flows back to them."""
+    trained = {layer.name for layer in graph.layers if layer.num_trainable}
+    # A later call has no weights of its own: it uses those of the first.
+    trained |= {last for first, last in graph.tied if first in trained}
+    found: Set[str] = set()
+    for layer in graph.layers:
+        if layer.name in trained or any(name in found for name in layer.inputs):
+            found.add(layer.name)
+    return found
+
+
+def goes_back(graph: LayerGraph) -> Set[str]:
+    """Layers that a backward pass goes through: all where a graph says of no layer that it is trained."""
+    return needs_gradient(graph) or {layer.name for layer in graph.layers}
+
+
+def is_frozen(layer: Layer) -> bool:
+    """Whether the layer has weights of which none is trained."""
+    return layer.num_parameters > 0 and not layer.num_trainable
+
+
+def kept_outputs(graph: LayerGraph) -> Dict[str, Tuple[str, ...]]:
+    """By layer, what its backward pass needs: its ``kept``, as far as it has such a pass and trains its weights."""
+    backward, found = goes_back(graph), {}
+    for layer in graph.layers:
+        kept = layer.kept if layer.name in backward else ()
+        if is_frozen(layer) and graph.num_trainable and layer.op_class in PRODUCT_CLASSES:
+            # The gradient of its weights alone needs what it read.
+            kept = tuple(name for name in kept if name == layer.name)
+        found[layer.name] = kept
+    return found
 
 
 def _first_repeated(names: List[str]) -> str:

@@ -16,7 +16,7 @@ from ipucnn.filesystem import read_text, shown
 from ipucnn.models.keras_files import open_keras_file, read_configuration
 from ipucnn.models.registry import NETWORK_FILES
 from ipucnn.planning.graphs.keras_graph import Call, Calls, LayerFacts, calls_of, graph_of_calls, tensors_of
-from ipucnn.planning.graphs.layer_graph import MAX_LAYERS, OTHER, LayerGraph
+from ipucnn.planning.graphs.layer_graph import MAX_LAYERS, LayerGraph
 from ipucnn.planning.graphs.stock_layers import Arithmetic, BadLayer, Shape, arithmetic, is_known
 from ipucnn.text import shown_value
 
@@ -51,11 +51,6 @@ def read_network(path: Path) -> LayerGraph:
                 "rename it",
             )
     return graph
-
-
-def unknown_layers(graph: LayerGraph) -> Tuple[str, ...]:
-    """Names of the layers that the planner has no model of."""
-    return tuple(layer.name for layer in graph.layers if layer.op_class == OTHER)
 
 
 def _naming(name: str, message: str) -> str:

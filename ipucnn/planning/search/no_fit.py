@@ -114,11 +114,13 @@ def infeasible(
     settings: PlanSettings,
     system_title: str,
     with_stages: Callable[[int], str] = "--stages {}".format,
+    assumed_input: Optional[str] = None,
 ) -> InfeasibleError:
     """The error for a plan that can't be made.
 
     Args:
         with_stages: what to type for a number of stages.
+        assumed_input: which input was taken for granted, as a sentence; None where one was asked for.
     """
     place = f"{counted(why.num_stages, 'stage')} on {counted(settings.num_ipus_per_replica, 'IPU')}"
     message = (
@@ -133,7 +135,10 @@ def infeasible(
         tried = (
             "micro-batch 1 does not fit, and replicas that share batch norm statistics have one IPU each: "
         )
-    return InfeasibleError(message, tried + smaller(model, settings))
+    hint = tried + smaller(model, settings)
+    if assumed_input is not None:
+        hint += f"; --dataset or --image-size gives another input than is assumed ({assumed_input})"
+    return InfeasibleError(message, hint)
 
 
 def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:

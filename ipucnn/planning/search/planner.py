@@ -502,8 +502,8 @@ class Planner:
         What was found once holds for all settings of which no number and nothing that fits is another.
 
         Args:
-            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than others,
-                and nothing that it found is no proof.
+            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than
+                others, and nothing that it found is no proof.
         """
         tables, stages = self.tables(settings, limit), settings.num_stages
         key = (tables.digest(stages), stages, settings.schedule)
@@ -681,9 +681,7 @@ class Planner:
             solution = faster_split(
                 tables, stages, settings.schedule, own_s, max_evaluations=_LARGE_EVALUATIONS
             ) or Solution(settings.schedule, stages, self.items(splits), own_s, 0.0)
-        return self._candidate(
-            settings, tuple(splits), limit, solution or self._solution(settings, allowed)
-        )
+        return self._candidate(settings, tuple(splits), limit, solution or self._solution(settings, allowed))
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Share of an IPU's memory that the planner has to allow to find these splits."""

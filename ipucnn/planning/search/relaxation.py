@@ -13,7 +13,8 @@ the first.  Of item v in D_s there is z[s, v]; X + Y + w (T_0 + T_1) is made as 
 
 Where a stage's memory is known from below (``Memory``), it is
 
-    sum_v bytes_v (z[s + 1, v] - z[s, v]) + sum_e bytes_e (t[s, e] + t[s + 1, e]) + n sum_e bytes_e i[s, e] <= what is left
+    sum_v bytes_v (z[s + 1, v] - z[s, v]) + sum_e bytes_e (t[s, e] + t[s + 1, e]) + n sum_e bytes_e i[s, e]
+        <= what is left
     i[s, e] >= t[s, e] - t[s + 1, e]      where a stage that recomputes holds n times what it reads; i >= 0
 
 Every pipeline is such a z of zeros and ones, and its tick the value, so no tick is below the least value.  What the
@@ -390,7 +391,9 @@ class Relaxation:
         """
         assert self.memory is not None
         least, capacity = self.memory.least, self.memory.capacity_bytes
-        sizes = np.array([seconds for seconds, _, _ in self.items.tensors]) * self.memory.bytes_per_s / capacity
+        sizes = (
+            np.array([seconds for seconds, _, _ in self.items.tensors]) * self.memory.bytes_per_s / capacity
+        )
         every, tensors, k = np.arange(n), np.arange(len(sizes)), self.k
         for stage in range(k):
             own = least.items[stage] / capacity

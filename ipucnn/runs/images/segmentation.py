@@ -15,8 +15,11 @@ which floats are summed). Outputs are 4 more than a multiple of 16 wide: neighbo
 columns, on which they agree.
 """
 
+import contextlib
+import itertools
+import time
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 from scipy import special
@@ -29,6 +32,7 @@ from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shap
 from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
+from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.session import Session
 
 VIEWS = (1, 2, 4, 8)
@@ -39,6 +43,8 @@ OUTPUTS = (68, 132, 260, 516)
 # Pixels of a batch's input: one tile of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
 NUM_PICTURES = 3
+
+_Key = TypeVar("_Key")
 
 
 def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
@@ -108,6 +114,8 @@ class TiledNetwork:
     Attributes:
         device: kind of the device it runs on, known after the first image.
         tile_sizes: the input sizes used so far.
+        busy_s: seconds that :meth:`each` took for logits, once what computes them was built; for those of the other
+            workers, too.
     """
 
     def __init__(
@@ -128,16 +136,90 @@ class TiledNetwork:
         if trained.runtime is not None:
             # An exported network takes tiles of one size.
             tile_size = tile_size or trained.input_shape[0]
-        if tile_size is None and norm_of(trained.config.norm_layer) == "group":
+        self._is_tile_normalised = norm_of(trained.config.norm_layer) == "group"
+        if tile_size is None and self._is_tile_normalised:
             own = max(trained.input_shape[:2])
             tile_size = max(own, nearest_legal_sizes(record, self._margin + self._step)[-1])
         self._outputs = OUTPUTS if tile_size is None else (tile_size - self._margin,)
         self._sessions: Dict[int, Session] = {}
+        self._cluster = Cluster()
         self.device = ""
+        self.busy_s = 0.0
 
     @property
     def tile_sizes(self) -> List[int]:
         return sorted(output + self._margin for output in self._sessions)
+
+    def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
+        """Says if images of some (height, width) will be several tiles that may differ where they meet.
+
+        Group norm takes its statistics of each tile, so that two tiles see the same surroundings normalised otherwise.
+        """
+        (output, *_), height, width = self._outputs, 0, 0
+        for size in sizes:
+            height, width = max(height, size[0]), max(width, size[1])
+        if not self._is_tile_normalised or max(height, width) <= output:
+            return
+        whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
+        say(
+            f"warning: group norm takes its statistics of each tile of {output + self._margin} pixels, so that a seam "
+            f"may be seen where tiles meet; --tile-size {whole} takes the largest image, {height}x{width}, as one tile"
+        )
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process speaks and writes, of several that share the work."""
+        return self._cluster.rank == 0
+
+    @contextlib.contextmanager
+    def together(self, **asked: Any) -> Iterator[None]:
+        """Around :meth:`each`: the workers meet, if there are several, and part after it, or end together.
+
+        Args:
+            asked: what all of them have to be told alike, see :meth:`TrainedSetup.join`.
+        """
+        output, *_ = self._outputs
+        tile_size = output + self._margin if len(self._outputs) == 1 else None
+        joined = self._trained.join(tile_size=tile_size, views=self.views, **asked)
+        if joined is None:
+            yield
+            return
+        self._cluster = joined
+        try:
+            yield
+        except BaseException as error:
+            joined.close(error)
+            raise
+        joined.close()
+
+    def each(
+        self, images: Iterable[Tuple[_Key, np.ndarray]]
+    ) -> Iterator[Tuple[_Key, np.ndarray, np.ndarray]]:
+        """Each image with what it was given with and its logits, in order.
+
+        Of several workers, who have to be given the same, each computes every so-manieth image and has the logits of
+        all; so many images are in memory at a time.
+
+        Args:
+            images: (anything, uint8 [h, w, channels]).
+
+        Raises:
+            DataError, ConfigurationError: see :meth:`logits`.
+        """
+        left, rank = iter(images), self._cluster.rank
+        while True:
+            group = list(itertools.islice(left, self._cluster.count))
+            for _, image in group:
+                # All workers build what one of them needs: they compare its weights.
+                self.prepare(image.shape)
+            started = time.perf_counter()
+            own = self._outcome(group[rank][1]) if rank < len(group) else None
+            found = self._cluster.exchange_arrays("images", own)
+            self.busy_s += time.perf_counter() - started
+            for (key, image), logits in zip(group, found):
+                yield key, image, _checked(logits)
+            if len(group) < self._cluster.count:
+                return
 
     def prepare(self, image_shape: Sequence[int]) -> None:
         """Builds the network for tiles of an image, if it is not there yet; what is to be timed comes after it."""
@@ -156,11 +238,18 @@ class TiledNetwork:
             DataError: what the network says is not finite.
             ConfigurationError: a tile does not fit into memory.
         """
+        return _checked(self._outcome(image))
+
+    def _outcome(self, image: np.ndarray) -> np.ndarray:
+        """What :meth:`logits` returns, finite or not."""
         if self.views == 1:
             return self._logits(image)
         mean: Union[float, np.ndarray] = 0.0
         for view in range(self.views):
-            probabilities = special.softmax(self._logits(_view(image, view)), axis=-1)
+            logits = self._logits(_view(image, view))
+            if not np.isfinite(logits).all():
+                return np.full((*image.shape[:2], logits.shape[-1]), np.nan, np.float32)
+            probabilities = special.softmax(logits, axis=-1)
             mean = mean + _unview(probabilities, view) / self.views
         return np.log(np.maximum(mean, np.finfo(np.float32).tiny)).astype(np.float32)
 
@@ -180,11 +269,6 @@ class TiledNetwork:
             for (row, column), tile in zip(group, found):
                 place = result[row : row + output, column : column + output]
                 place[...] = tile[: place.shape[0], : place.shape[1]]
-        if not np.isfinite(result).all():
-            raise DataError(
-                "the network's outputs are not finite: its weights are damaged, or its training diverged",
-                "take an earlier checkpoint with --checkpoint",
-            )
         return result
 
     def _tile(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
@@ -220,7 +304,7 @@ class TiledNetwork:
             record, config = self._trained.record, self._trained.config
             size = output + self._margin
             shape = (size, size, self._trained.input_shape[2])
-            session = self._trained.session(self._verbose)
+            session = self._trained.session(self._verbose, self._cluster)
             model = replace(
                 self._trained, input_shape=shape, output_shape=output_shape(record, shape)
             ).build()
@@ -229,6 +313,16 @@ class TiledNetwork:
             self._sessions[output] = session
             self.device = session.device.kind
         return self._sessions[output]
+
+
+def _checked(logits: np.ndarray) -> np.ndarray:
+    """The logits; raises DataError where they are not finite."""
+    if not np.isfinite(logits).all():
+        raise DataError(
+            "the network's outputs are not finite: its weights are damaged, or its training diverged",
+            "take an earlier checkpoint with --checkpoint",
+        )
+    return logits
 
 
 def foreground_probability(logits: np.ndarray) -> np.ndarray:

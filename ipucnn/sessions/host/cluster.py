@@ -10,6 +10,7 @@ Every worker computes every weight update from the same gathered numbers, in the
 sent back.  TensorFlow is imported inside of functions.
 """
 
+import base64
 import contextlib
 import hashlib
 import hmac
@@ -34,7 +35,7 @@ from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
-from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
+from ipucnn.sessions.host.workers import GO_ON, GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
 from ipucnn.text import printable, shown_value
 
 HEARTBEAT_S = 1.0
@@ -50,6 +51,8 @@ _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
 # Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
+# Of a value that workers exchange, so many bytes are under way at a time, over all of them.
+_PIECE_BYTES = 2**26
 
 
 # -- what has to be the same ------------------------------------------------------------------------------------------
@@ -158,6 +161,10 @@ class _Link:
             self._socket.close()
 
 
+class _SentAway(ValueError):
+    """Who connected does not belong here, for the reason that it was told."""
+
+
 def _proof(nonce: str, rank: int, count: int) -> str:
     """What only who knows the run's secret can say."""
     secret = os.environ.get(SECRET_VARIABLE, "").encode()
@@ -175,6 +182,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
     loopback = host == "localhost" or _is_loopback(host)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     links: Dict[int, _Link] = {}
+    problem = ""
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -182,7 +190,8 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             listener.listen(workers.count)
         except OSError as error:
             raise ConfigurationError(
-                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}", "use another port"
+                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}",
+                "use another port, and make sure that only one worker is number 0",
             ) from None
         listener.settimeout(_RETRY_S)
         while len(links) < workers.count - 1:
@@ -191,7 +200,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
                 missing = [str(r) for r in range(1, workers.count) if r not in links]
                 raise WorkersError(
                     f"of {workers.count} workers number {', '.join(missing)} did not come to {workers.addresses[0]} "
-                    "in time",
+                    f"in time{problem}",
                     "start them with the same command, or raise --start-timeout",
                 )
             try:
@@ -202,7 +211,9 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             try:
                 link.set_deadline(GRACE_S)
                 rank = _welcome(link, workers, links)
-            except _NO_WORKER:
+            except _NO_WORKER as error:
+                if isinstance(error, _SentAway):
+                    problem = f"; one was sent away, as {error}"
                 link.close()
                 continue
             link.rank = rank
@@ -238,7 +249,7 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
         problem = f"there is a worker {rank} already"
     if problem:
         link.send({"problem": problem})
-        raise ValueError(problem)
+        raise _SentAway(problem)
     link.send({"proof": _proof(str(told["nonce"]), 0, count)})
     return rank
 
@@ -290,11 +301,25 @@ def _connect(workers: Workers, until: float) -> _Link:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
+# Kinds of TensorFlow's errors by which it says that others cannot be reached; what comes with them names a collective,
+# a connection, or its own heartbeats (``StartAbort`` of base_collective_executor.cc, the health check of
+# collective_all_reduce_strategy.py, the coordination service).
+_UNREACHED = ("UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError")
+_UNREACHED_WORDS = ("Collective", "GRPC", "CoordinationService", "oordination service", "eartbeat")
+# Kinds that a fault of this worker may have as well: the name of an operation, ``CollectiveGatherV2``, stands in any
+# error near one, and says nothing.
+_UNCLEAR = ("InternalError", "FailedPreconditionError", "UnknownError")
+_UNCLEAR_WORDS = ("Collective ops is aborted by", *_UNREACHED_WORDS[1:])
+
+
 def _is_of_collectives(error: BaseException) -> bool:
     """Whether TensorFlow says that workers cannot reach each other any more, in whichever of its ways."""
-    if not type(error).__module__.startswith("tensorflow."):
+    kind = type(error)
+    if not kind.__module__.startswith("tensorflow."):
         return False
-    return any(word in str(error) for word in ("Collective", "CoordinationService", "eartbeat"))
+    words: Sequence[str] = _UNREACHED_WORDS if kind.__name__ in _UNREACHED else ()
+    words = _UNCLEAR_WORDS if kind.__name__ in _UNCLEAR else words
+    return any(word in str(error) for word in words)
 
 
 class Cluster:
@@ -307,9 +332,11 @@ class Cluster:
         place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
         collective_s: a variable: seconds in collectives so far, waiting for other workers included.
         received_bytes: of each collective that was made, by its number: what a worker gets of it.
+        hint: what to do where a worker is lost.
     """
 
     def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
+        self.hint = GO_ON
         self.workers = workers
         self.count = 1 if workers is None else workers.count
         self.rank = 0 if workers is None else workers.index
@@ -351,6 +378,33 @@ class Cluster:
     def first(self, what: str, value: Any) -> Any:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
+
+    def exchange_arrays(self, what: str, own: Optional[np.ndarray]) -> List[np.ndarray]:
+        """The arrays of all workers, in their order; of those who have none, nothing.
+
+        Args:
+            what: the place, as for :meth:`exchange`.
+            own: float32, of any size; None: this worker has none.
+        """
+        if self.count == 1:
+            return [] if own is None else [own]
+        data = b"" if own is None else np.ascontiguousarray(own, np.float32).tobytes()
+        size = _PIECE_BYTES // self.count
+
+        def piece(number: int) -> str:
+            return base64.b64encode(data[number * size : (number + 1) * size]).decode()
+
+        told = self.exchange(what, [None if own is None else [list(own.shape), len(data)], piece(0)])
+        parts = [[base64.b64decode(first)] for _, first in told]
+        longest = max(head[1] if head is not None else 0 for head, _ in told)
+        for number in range(1, -(-longest // size)):
+            for rank, more in enumerate(self.exchange(what, piece(number))):
+                parts[rank].append(base64.b64decode(more))
+        return [
+            np.frombuffer(b"".join(whole), np.float32).reshape(head[0])
+            for (head, _), whole in zip(told, parts)
+            if head is not None
+        ]
 
     def require_same(self, what: str, digest: str) -> None:
         """Refuses workers that do not have the same; all of them come to the same verdict.
@@ -396,8 +450,7 @@ class Cluster:
                     interrupts.check()
                     time.sleep(0.1)
                 lost = WorkersError(
-                    f"worker {self.rank} lost the others: TensorFlow's collectives failed",
-                    "continue with --resume on any number of workers that fits",
+                    f"worker {self.rank} lost the others: TensorFlow's collectives failed", self.hint
                 )
         except BaseException:  # they are gone, which matters no more
             if error is None:
@@ -494,9 +547,7 @@ class Cluster:
             with contextlib.suppress(OSError):
                 link.send({"left": rank})
         code = interrupts.noted()
-        lines = (
-            f"error: worker {rank} left\nhint: continue with --resume on any number of workers that fits\n"
-        )
+        lines = f"error: worker {rank} left\nhint: {self.hint}\n"
         with contextlib.suppress(OSError):
             os.write(2, (lines if code is None else "interrupted\n").encode())
         os._exit(EXIT_WORKERS if code is None else code)
@@ -604,7 +655,9 @@ class Cluster:
         return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
 
 
-def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int) -> Tuple[Cluster, int]:
+def join(
+    workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int, met: Optional[Cluster] = None
+) -> Tuple[Cluster, int]:
     """Connects the workers, and compares what they are going to do; before TensorFlow is imported.
 
     Args:
@@ -612,6 +665,7 @@ def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: i
         config: with ``start_timeout`` and ``require_same_bytes``.
         run: what has to be the same on all of them, by its name; plain values.
         threads: that share an operation, as this worker would have it.
+        met: the workers who met before, for an earlier run; None: they are still to meet.
 
     Returns:
         The cluster, and the number of threads that share an operation on each worker.
@@ -620,9 +674,11 @@ def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: i
         WorkersError: not all of them came.
         ConfigurationError: they would not train the same network, or not to the same bytes where that is required.
     """
-    until = time.monotonic() + config.start_timeout
-    links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
-    cluster = Cluster(workers, links)
+    cluster = met
+    if cluster is None:
+        until = time.monotonic() + config.start_timeout
+        links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
+        cluster = Cluster(workers, links)
     try:
         own = {
             "run": {"ipucnn": __version__, **run},

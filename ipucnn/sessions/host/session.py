@@ -7,7 +7,6 @@ from the infeed: accumulation step by accumulation step, replica by replica.  We
 TensorFlow function.
 """
 
-import base64
 import contextlib
 import itertools
 import math
@@ -491,7 +490,10 @@ class HostSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it."""
+        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it.
+
+        Of a worker's batches each of its devices computes one at a time.
+        """
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
@@ -500,19 +502,25 @@ class HostSession(Session):
             batches = iter(dataset)
             while True:
                 interrupts.check()
-                batch = next(batches, None)
-                if stop is not None and self.any_instance(batch is not None and stop()):
+                group = list(itertools.islice(batches, len(self.places)))
+                if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                sums = None
-                if batch is not None:
-                    found = self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:])
-                    sums = {name: float(value) for name, value in found.items()}
-                everyones = self._cluster.exchange("evaluate", sums)
-                for one in everyones:
+                everyones = self._cluster.exchange("evaluate", self._sums(group))
+                for one in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if one is not None:
                         totals.add(one)
-                if None in everyones:
+                if any(len(theirs) < len(self.places) for theirs in everyones):
                     return totals.result()
+
+    def _sums(self, group: Sequence[Batch]) -> List[Dict[str, float]]:
+        """What batches, one for each device at most, add to the metrics."""
+        assert self._evaluation is not None
+        found = []
+        for place, batch in zip(self.places, group):
+            # A GPU computes on while the next one is told what to do.
+            with tf.device(place):
+                found.append(self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:]))
+        return [{name: float(value) for name, value in sums.items()} for sums in found]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -530,15 +538,7 @@ class HostSession(Session):
         while True:
             group = list(itertools.islice(left, self._cluster.count))
             own = self.predict([group[rank][0]])[0] if rank < len(group) else None
-            if self._cluster.count == 1:
-                found = [own]
-            else:
-                told = None if own is None else [own.shape, base64.b64encode(own.tobytes()).decode()]
-                everyones = [one for one in self._cluster.exchange("logits", told) if one is not None]
-                found = [
-                    np.frombuffer(base64.b64decode(data), np.float32).reshape(s) for s, data in everyones
-                ]
-            yield from zip(group, found)
+            yield from zip(group, self._cluster.exchange_arrays("logits", own))
             if len(group) < self._cluster.count:
                 return
 

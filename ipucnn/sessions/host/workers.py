@@ -4,6 +4,7 @@ Everything here is looked at before TensorFlow is imported.
 """
 
 import ipaddress
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ipucnn.config.bounds import MAX_CLUSTER
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
@@ -25,8 +27,13 @@ TF_CONFIG = "TF_CONFIG"
 SILENCE_S = 30.0
 # How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
 GRACE_S = 5.0
+# What to do where a worker is lost: of a run, and of what keeps nothing.
+GO_ON = "continue with --resume on any number of workers that fits"
+BEGIN_AGAIN = "type the same command again, with any number of workers"
 # Ports of workers under Slurm begin here, at one of so many, chosen by the number of the job.
 _SLURM_PORTS, _SLURM_NUM_PORTS = 20_000, 10_000
+# Of a Slurm node list, and the characters of a host's name (RFC 1035).
+_MOST_NODES, _LONGEST_NAME = 2**16, 253
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,11 @@ def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]
     workers = found[0]
     if workers.count == 1:
         return None
+    if workers.count > MAX_CLUSTER:
+        raise ConfigurationError(
+            f"{workers.source} names {workers.count:,} workers, and {MAX_CLUSTER:,} are the most",
+            "start fewer workers, with more cores each",
+        )
     for address in workers.addresses:
         split_address(address, workers.source)
     if len(set(workers.addresses)) < workers.count:
@@ -146,6 +158,8 @@ def _from_slurm(env: Mapping[str, str]) -> Optional[Workers]:
         count, rank = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_PROCID"])
         if count == 1:
             return None
+        if count > MAX_CLUSTER:
+            raise ValueError(f"there are {count:,} tasks, and {MAX_CLUSTER:,} workers are the most")
         nodes = expand_nodes(env["SLURM_STEP_NODELIST"])
         tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
         number = int(env.get("SLURM_JOB_ID", "0")) + 100 * int(env.get("SLURM_STEP_ID", "0"))
@@ -174,9 +188,13 @@ def expand_nodes(text: str) -> List[str]:
     for part in re.findall(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*(?:,|$)", text):
         names = [""]
         for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part.rstrip(",")):
-            names = [name + more for name in names for more in _expand_range(piece)]
-            if len(names) + len(nodes) > 2**16:
+            found = list(itertools.islice(_expand_range(piece), _MOST_NODES + 1))
+            # Before they are made: two ranges of 65,536 would take all memory.
+            if len(names) * len(found) + len(nodes) > _MOST_NODES:
                 raise ValueError(f"the node list {shown_value(text)} is too long")
+            names = [name + more for name in names for more in found]
+            if any(len(name) > _LONGEST_NAME for name in names):
+                raise ValueError(f"{shown_value(text)} is no node list")
         nodes += [name for name in names if name]
     if not nodes or any(not re.fullmatch(r"[\w.-]+", node) for node in nodes):
         raise ValueError(f"{shown_value(text)} is no node list")
@@ -188,12 +206,12 @@ def _expand_range(piece: str) -> Iterator[str]:
         yield piece
         return
     for item in piece[1:-1].split(","):
-        first, dash, last = item.partition("-")
-        numbers = range(int(first), int(last if dash else first) + 1)
-        if len(numbers) > 2**16:
-            raise ValueError(f"the range {shown_value(item)} is too long")
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
+        numbers = range(0) if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
+        if found is None or not numbers:
+            raise ValueError(f"{shown_value(item)} is no range of nodes")
         for number in numbers:
-            yield str(number).zfill(len(first))
+            yield str(number).zfill(len(found[1]))
 
 
 def _tasks_per_node(text: str) -> List[int]:
@@ -203,7 +221,10 @@ def _tasks_per_node(text: str) -> List[int]:
         found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
         if found is None:
             raise ValueError(f"{shown_value(text)} does not say how many tasks a node has")
-        tasks += [int(found.group(1))] * int(found.group(2) or 1)
+        times = int(found.group(2) or 1)
+        if len(tasks) + times > _MOST_NODES:
+            raise ValueError(f"{shown_value(text)} has more than {_MOST_NODES:,} nodes")
+        tasks += [int(found.group(1))] * times
     return tasks
 
 
@@ -367,8 +388,13 @@ def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
         )
 
 
-def require_one(command: str, config: RunConfig) -> None:
+def require_one(what: str, config: RunConfig, hint: str = "") -> None:
     """Refuses several workers for what runs in one process.
+
+    Args:
+        what: that is, for the message.
+        config: with ``hosts``.
+        hint: what else there is to do.
 
     Raises:
         ConfigurationError: there are several.
@@ -376,6 +402,6 @@ def require_one(command: str, config: RunConfig) -> None:
     workers = find_workers(config, os.environ)
     if workers is not None:
         raise ConfigurationError(
-            f"{workers.source} names {workers.count} workers, and `ipucnn {command}` is one process",
-            "start it once: without srun, TF_CONFIG and --hosts",
+            f"{workers.source} names {workers.count} workers, and {what} is one process",
+            f"start it once: without srun, TF_CONFIG and --hosts{hint}",
         )

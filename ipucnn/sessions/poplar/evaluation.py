@@ -1,6 +1,6 @@
 """Forward passes without training on IPUs: logits of batches of any number of samples, and batch norm's statistics."""
 
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -73,10 +73,14 @@ class Predictor:
         Args:
             batches: tuples that begin with images [n, height, width, channels], the same in all instances.
         """
-        return self._logits(batches, self._parts, self._part)
+        for held, found in self._executions(batches, self._parts, self._part):
+            yield from zip(held, found)
 
     def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its logits, where an instance is given no more than its part of each.
+
+        What instances have is put together once for each execution, as far as memory for that of all goes, and not for
+        each batch: a batch may be one tile of thousands, and a collective of hosts takes longer than that.
 
         Args:
             batches: (images, labels, weights), of the same shapes in all instances.
@@ -84,28 +88,47 @@ class Predictor:
         Yields:
             The instance's own images, labels and weights of all instances, in their order; and logits of all.
         """
-        for batch, found in self._logits(batches, 1, 0):
-            if self._parts > 1:
-                together = [self._join(np.asarray(own)) for own in (*batch[1:], found)]
-                batch, found = (batch[0], *map(tf.constant, together[:-1])), together[-1]
-            yield batch, found
+        for held, found in self._executions(batches, 1, 0):
+            if self._parts == 1:
+                yield from zip(held, found)
+                continue
+            own = [(np.asarray(b[1]), np.asarray(b[2]), logits) for b, logits in zip(held, found)]
+            numbers = sum(part.size for part in own[0])
+            each = max(1, _LARGEST_BYTES // (4 * numbers * self._parts))
+            for start in range(0, len(held), each):
+                joined = [self._join_batches(parts) for parts in zip(*own[start : start + each])]
+                for batch, labels, weights, logits in zip(held[start:], *joined):
+                    yield (batch[0], tf.constant(labels), tf.constant(weights)), logits
+
+    @property
+    def samples_per_execution(self) -> int:
+        """Samples that an instance computes between two places where all instances meet."""
+        return self._largest * self._per_step
 
     def _join(self, own: np.ndarray) -> np.ndarray:
         """What each instance has, one after the other; whole numbers are below 2**24, and pass through 32 bits."""
         return self._device.gather_over_instances(own).reshape((-1, *own.shape[1:])).astype(own.dtype)
 
-    def _logits(self, batches: Iterable[Batch], parts: int, part: int) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Of all samples that are given, this instance computes number ``part`` of so many parts."""
+    def _join_batches(self, own: Sequence[np.ndarray]) -> List[np.ndarray]:
+        """Each batch of all instances, one instance's after the other's."""
+        together = self._device.gather_over_instances(np.concatenate(own)).astype(own[0].dtype)
+        parts = np.split(together, _ends(own), axis=1)
+        return [part.reshape((-1, *part.shape[2:])) for part in parts]
+
+    def _executions(
+        self, batches: Iterable[Batch], parts: int, part: int
+    ) -> Iterator[Tuple[List[Batch], List[np.ndarray]]]:
+        """The batches of one execution and their logits; of all samples, this instance computes one of ``parts``."""
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
             held.append(batch)
             waiting += len(batch[0])
-            if waiting >= self._largest * self._per_step * parts:
-                yield from zip(held, self._run([b[0] for b in held], parts, part))
+            if waiting >= self.samples_per_execution * parts:
+                yield held, self._run([b[0] for b in held], parts, part)
                 held, waiting = [], 0
         if held:
-            yield from zip(held, self._run([b[0] for b in held], parts, part))
+            yield held, self._run([b[0] for b in held], parts, part)
 
     def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
         """The logits of some batches of images."""
@@ -136,8 +159,7 @@ class Predictor:
             if parts > 1:
                 logits = self._join(logits)
             found.append(logits[: len(images) - start])
-        ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
-        return np.split(np.concatenate(found), ends)
+        return np.split(np.concatenate(found), _ends(batches))
 
     def _choose_steps(self, count: int) -> None:
         """Compiles for executions of the right size for ``count`` samples, if the present ones are far too small."""
@@ -157,6 +179,12 @@ class Predictor:
         samples = max(1, min(_SAMPLES, _LARGEST_BYTES // sample_bytes))
         steps = max(1, samples // self._per_step)
         return -(-steps // self._depth) * self._depth
+
+
+def _ends(batches: Sequence[Tensor]) -> np.ndarray:
+    """Where each batch but the last ends, of all that stand one after the other."""
+    ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
+    return ends
 
 
 def _depth(program: Optional[Program]) -> int:

@@ -89,7 +89,7 @@ class PoplarSession(Session):
         self._statistics: Optional[StatisticsNetwork] = None
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
-        self._loss: Optional[LossFunction] = None
+        self._sums = _sums_of(None)
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
@@ -133,7 +133,8 @@ class PoplarSession(Session):
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
-        self.program, self._loss, self._network = program, loss, model
+        self.program, self._network = program, model
+        self._sums = _sums_of(loss)
         self._schedule = schedule
         self._attach(program.num_ipus // instances.count, program)
         started = time.perf_counter()
@@ -318,7 +319,7 @@ class PoplarSession(Session):
         There is no pipeline.
         """
         config, instances = self._config, self._device.instances
-        self._network, self._loss = model, loss
+        self._network, self._sums = model, _sums_of(loss)
         self._device.would_fit = self.would_fit
         check_evaluation(instances, config)
         replicas = instances.local_ipus or config.validation_num_replicas or config.num_replicas
@@ -409,19 +410,24 @@ class PoplarSession(Session):
         Each instance has the totals of all.
         """
 
+        predictor = self._validation()
+        # Alone between any two batches; instances ask each other once for each execution.
+        between = predictor.samples_per_execution if self._device.instances.count > 1 else 0
+
         def unless_stopped() -> Iterator[Batch]:
+            given = due = 0
             for batch in dataset:
-                if stop is not None and self.any_instance(stop()):
-                    raise Stopped
+                if stop is not None and given >= due:
+                    if self.any_instance(stop()):
+                        raise Stopped
+                    due = given + between
+                given += len(batch[0])
                 yield batch
 
         totals = MetricTotals()
-        for (_, labels, weights), found in self.logits(unless_stopped()):
+        for (_, labels, weights), found in predictor.logits_of_parts(unless_stopped()):
             with tf.device("/CPU:0"):
-                logits = tf.constant(found)
-                assert self._loss is not None
-                losses = self._loss(logits, labels, int(logits.shape[0]))
-                totals.add(batch_sums(logits, labels, weights, losses))
+                totals.add(self._sums(tf.constant(found), labels, weights))
         return totals.result()
 
     @property
@@ -436,3 +442,14 @@ class PoplarSession(Session):
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element; several elements are one execution.  Instances are given the same."""
         return [found for _, found in self._validation().logits((images,) for images in dataset)]
+
+
+def _sums_of(loss: Optional[LossFunction]) -> Callable[[Tensor, Tensor, Tensor], Dict[str, Tensor]]:
+    """What a batch adds to an evaluation, of its logits, labels and weights; traced once for each shape."""
+
+    def sums(logits: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
+        assert loss is not None
+        return batch_sums(logits, labels, weights, loss(logits, labels, int(logits.shape[0])))
+
+    traced: Callable[[Tensor, Tensor, Tensor], Dict[str, Tensor]] = tf.function(sums, autograph=False)
+    return traced
