@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn import cli, machine
+from ipucnn import cli, interrupts, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
@@ -40,6 +40,7 @@ from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
     check_share,
+    check_sharing,
     expand_nodes,
     find_workers,
     notes_of_sharing,
@@ -522,6 +523,11 @@ def test_which_numbers_of_workers_fit():
         check_share(6, 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
+    # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
+    for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
+        with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
+            check_sharing(*numbers)
+        assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
 @given(
@@ -599,15 +605,18 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    at = FLAGS.index("--max-workers")
-    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
+    flags = ["toy_model_bn", *FLAGS[1:], "--augment"]
+    place = flags.index("--image-size")
+    del flags[place : place + 2]
+    at = flags.index("--max-workers")
+    ended = launch(tmp_path, *flags[:at], *flags[at + 2 :], "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
     assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
     # Where it begins again it makes chunks for as many workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
-    assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
@@ -869,8 +878,8 @@ def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
 def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "files")):
     """A report without what takes another time each time, and without places."""
     if isinstance(report, dict):
-        return {name: left_out(value) for name, value in report.items() if name not in names}
-    return [left_out(value) for value in report] if isinstance(report, list) else report
+        return {name: left_out(value, names) for name, value in report.items() if name not in names}
+    return [left_out(value, names) for value in report] if isinstance(report, list) else report
 
 
 @pytest.mark.slow
@@ -879,7 +888,7 @@ def test_workers_evaluate_and_segment_as_one(tmp_path, capfd, workers):
     """Five images, which neither number divides: the same figures, masks, overlays and contact sheets."""
     run = tmp_path / "run"
     flags = ["--base-filters", "2", "--image-size", "188", "--micro-batch-size", "1", "--num-epochs", "1"]
-    train = ["train", "unet", "--dataset", "membranes", *flags, "--limit-train", "2", "--seed", "1"]
+    train = ["train", "unet", "--dataset", "membranes", *flags, "--limit-train", "4", "--seed", "1"]
     assert cli.run([*train, "--no-validation", "--run-dir", str(run)]) == 0
     more = ["--limit-eval", "5", "--device", "cpu", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -1016,16 +1025,18 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     assert same.returncode == 0, same.stderr
     assert_same(tmp_path / "launched", tmp_path / "two")
     # An error of both is that of the step.
-    ended = submitted(*flags, "--run-dir", "two")
-    assert ended.returncode == 2 and "two already exists" in ended.stderr
+    flags[flags.index("--max-workers") + 1] = "3"
+    ended = submitted(*flags, "--run-dir", "three")
+    assert ended.returncode == 2 and "--max-workers 3 with 2 workers" in ended.stderr
+    assert not (tmp_path / "three").exists()
 
 
 LAUNCHED = """
 import sys, json, os, signal, time
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
-print("\\n".join(said), file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("\\n".join(said), file=sys.stderr, flush=True)
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1057,7 +1068,9 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2)
+    waits = any(seconds for *_, seconds in workers)
+    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
+    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
@@ -1201,6 +1214,17 @@ def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
     assert process.returncode == -(sent or signal.SIGALRM)
 
 
+def test_who_left_is_told_while_tensorflow_is_imported(capfd):
+    """What C++ prints then is turned aside; the line that says why the worker ends is not."""
+    from ipucnn.sessions.host.environment import stderr_aside
+
+    with stderr_aside(shown_if_failed=False):
+        os.write(2, b"noise\n")
+        interrupts.tell("error: worker 1 left\n")
+    interrupts.tell("hint: x\n")
+    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
+
+
 def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     """A process that did not run for a while has not read yet what the others said meanwhile."""
     monkeypatch.setattr(cluster, "SILENCE_S", 0.2)
@@ -1228,6 +1252,34 @@ def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     one._may_be_silent = True
     one._watch()
     assert not left
+
+
+def test_which_errors_of_tensorflow_say_that_a_worker_is_gone():
+    import tensorflow as tf
+
+    node = "[[{{node while/CollectiveGatherV2}}]]"
+    of = tf.errors
+    lost = (
+        (of.UnavailableError, f"Socket closed {node}"),
+        (
+            of.UnavailableError,
+            "cluster check alive failed\nAdditional GRPC error information from remote target",
+        ),
+        (of.AbortedError, "Collective ops is aborted by: worker 1 is down"),
+        (of.InternalError, "Collective ops is aborted by: failed to connect to all addresses"),
+        (of.DeadlineExceededError, "RPC: /tensorflow.CoordinationService/Heartbeat"),
+    )
+    # A worker's own, near a collective: told as what it is, at once.
+    own = (
+        (of.ResourceExhaustedError, f"OOM when allocating a tensor {node}"),
+        (of.InvalidArgumentError, "Collective ops is aborted by: Shape mismatch in the collective instance"),
+        (of.InternalError, f"Blas GEMM launch failed {node}"),
+        (of.UnavailableError, "the disk is gone"),
+    )
+    for errors, expected in ((lost, True), (own, False)):
+        for kind, message in errors:
+            assert cluster._is_of_collectives(kind(None, None, message)) == expected, message
+    assert not cluster._is_of_collectives(RuntimeError("Collective"))
 
 
 def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
@@ -1261,10 +1313,5 @@ def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
     assert set(left) == {1}
     # An error of this worker's own is not waited with, whatever it names.
     monkeypatch.setattr(cluster, "SILENCE_S", 1000.0)
-    for own in (
-        ValueError("x"),
-        tf.errors.ResourceExhaustedError(None, None, "OOM [[{{node while/CollectiveGatherV2}}]]"),
-        tf.errors.InvalidArgumentError(None, None, "Collective ops is aborted by: Shape mismatch"),
-        tf.errors.InternalError(None, None, "failed in {{node while/CollectiveGatherV2}}"),
-    ):
-        assert [result[1] for result in met(2, act=lambda one, own=own: one.close(own))] == [None, None]
+    own = tf.errors.ResourceExhaustedError(None, None, "OOM [[{{node while/CollectiveGatherV2}}]]")
+    assert [result[1] for result in met(2, act=lambda one: one.close(own))] == [None, None]

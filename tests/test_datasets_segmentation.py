@@ -191,7 +191,10 @@ def test_pairs_are_matched_by_name(tmp_path):
     np.testing.assert_array_equal(source.train.images[..., 0], images[[0, 2, 3]])
     np.testing.assert_array_equal(source.eval.labels, masks[[4]] // 255)
     assert source.train.names == ("images/cell0.tif", "images/cell2.tif", "images/cell3.tif")
-    assert source.eval.names == ("images/cell4.tif",) and select_fold(source, 4, 1).eval.names == source.train.names[:1]
+    assert (
+        source.eval.names == ("images/cell4.tif",)
+        and select_fold(source, 4, 1).eval.names == source.train.names[:1]
+    )
     assert "cell1" in source.info.warnings[0]
 
 

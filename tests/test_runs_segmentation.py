@@ -105,6 +105,26 @@ def test_group_norm_takes_the_size_that_was_trained():
     assert network.tile_sizes == [204]
 
 
+@pytest.mark.parametrize(
+    ("norm", "size", "tile"),
+    [
+        ("group_norm", (20, 20), None),
+        ("group_norm", (21, 9), 220),
+        ("group_norm", (9, 400), 588),
+        ("batch_norm", (400, 400), None),
+    ],
+)
+def test_a_seam_of_group_norm_is_told_with_the_tile_that_has_none(norm, size, tile):
+    said = []
+    trained = make_trained(norm)
+    TiledNetwork(trained).warn_of_seams([(1, 1), size], said.append)
+    assert len(said) == (tile is not None)
+    if tile is not None:
+        assert f"--tile-size {tile} takes the largest image, {size[0]}x{size[1]}, as one tile" in said[0]
+        TiledNetwork(trained, tile).warn_of_seams([size], said.append)
+        assert len(said) == 1
+
+
 def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):
     network, image = networks[236], draw(250, 250)
     whole = network.logits(image)

@@ -149,6 +149,9 @@ def evaluate_run(
         device, wall_s = _evaluate_classes(trained, totals, verbose, predictions, on_done)
         return _report(trained, device, totals, wall_s)
     network = TiledNetwork(trained, tile_size, verbose, views, command="evaluate")
+    examples = trained.source.eval
+    if isinstance(examples, ArrayExamples):
+        network.warn_of_seams([examples.images.shape[1:3]], say)
     with network.together():
         evaluation = MaskEvaluation(trained, network, totals)
         started = time.perf_counter()

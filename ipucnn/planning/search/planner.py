@@ -17,6 +17,7 @@ from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import (
     FITS_BELOW,
     FITS_NOT_ABOVE,
+    LeastBytes,
     MemoryModel,
     RangeCounts,
     StageMemory,
@@ -176,6 +177,12 @@ class Planner:
         # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
+
+    def least_bytes(self, settings: PlanSettings) -> LeastBytes:
+        """What each stage holds at least in any order of the layers; of stages on an IPU each."""
+        counts = self._range_counts(settings.training)
+        model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
+        return model.least_bytes(settings.num_stages)
 
     def _range_counts(self, training: bool) -> RangeCounts:
         if training not in self._counts:
@@ -674,9 +681,7 @@ class Planner:
             solution = faster_split(
                 tables, stages, settings.schedule, own_s, max_evaluations=_LARGE_EVALUATIONS
             ) or Solution(settings.schedule, stages, self.items(splits), own_s, 0.0)
-        return self._candidate(
-            settings, tuple(splits), limit, solution or self._solution(settings, allowed)
-        )
+        return self._candidate(settings, tuple(splits), limit, solution or self._solution(settings, allowed))
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Share of an IPU's memory that the planner has to allow to find these splits."""

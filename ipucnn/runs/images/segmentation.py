@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 from scipy import special
@@ -136,7 +136,8 @@ class TiledNetwork:
         if trained.runtime is not None:
             # An exported network takes tiles of one size.
             tile_size = tile_size or trained.input_shape[0]
-        if tile_size is None and norm_of(trained.config.norm_layer) == "group":
+        self._is_tile_normalised = norm_of(trained.config.norm_layer) == "group"
+        if tile_size is None and self._is_tile_normalised:
             own = max(trained.input_shape[:2])
             tile_size = max(own, nearest_legal_sizes(record, self._margin + self._step)[-1])
         self._outputs = OUTPUTS if tile_size is None else (tile_size - self._margin,)
@@ -148,6 +149,22 @@ class TiledNetwork:
     @property
     def tile_sizes(self) -> List[int]:
         return sorted(output + self._margin for output in self._sessions)
+
+    def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
+        """Says if images of some (height, width) will be several tiles that may differ where they meet.
+
+        Group norm takes its statistics of each tile, so that two tiles see the same surroundings normalised otherwise.
+        """
+        (output, *_), height, width = self._outputs, 0, 0
+        for size in sizes:
+            height, width = max(height, size[0]), max(width, size[1])
+        if not self._is_tile_normalised or max(height, width) <= output:
+            return
+        whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
+        say(
+            f"warning: group norm takes its statistics of each tile of {output + self._margin} pixels, so that a seam "
+            f"may be seen where tiles meet; --tile-size {whole} takes the largest image, {height}x{width}, as one tile"
+        )
 
     @property
     def is_writer(self) -> bool:

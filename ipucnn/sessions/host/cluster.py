@@ -301,22 +301,25 @@ def _connect(workers: Workers, until: float) -> _Link:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
-# Errors of other kinds, too little memory for example, are a worker's own, whatever they name.
-_LOST = (
-    *("UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"),
-    *("InternalError", "FailedPreconditionError", "UnknownError"),
-)
-# What TensorFlow says where a worker cannot reach others any more (``StartAbort`` of base_collective_executor.cc, the
-# health check of collective_all_reduce_strategy.py, and the coordination service's own words).  The name of an
-# operation, ``CollectiveGatherV2``, stands in any error near one.
-_LOST_WORDS = ("Collective ops is aborted by", "CoordinationService", "coordination service", "eartbeat")
+# Kinds of TensorFlow's errors by which it says that others cannot be reached; what comes with them names a collective,
+# a connection, or its own heartbeats (``StartAbort`` of base_collective_executor.cc, the health check of
+# collective_all_reduce_strategy.py, the coordination service).
+_UNREACHED = ("UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError")
+_UNREACHED_WORDS = ("Collective", "GRPC", "CoordinationService", "oordination service", "eartbeat")
+# Kinds that a fault of this worker may have as well: the name of an operation, ``CollectiveGatherV2``, stands in any
+# error near one, and says nothing.
+_UNCLEAR = ("InternalError", "FailedPreconditionError", "UnknownError")
+_UNCLEAR_WORDS = ("Collective ops is aborted by", *_UNREACHED_WORDS[1:])
 
 
 def _is_of_collectives(error: BaseException) -> bool:
     """Whether TensorFlow says that workers cannot reach each other any more, in whichever of its ways."""
-    if not type(error).__module__.startswith("tensorflow.") or type(error).__name__ not in _LOST:
+    kind = type(error)
+    if not kind.__module__.startswith("tensorflow."):
         return False
-    return any(words in str(error) for words in _LOST_WORDS)
+    words: Sequence[str] = _UNREACHED_WORDS if kind.__name__ in _UNREACHED else ()
+    words = _UNCLEAR_WORDS if kind.__name__ in _UNCLEAR else words
+    return any(word in str(error) for word in words)
 
 
 class Cluster:
@@ -545,8 +548,7 @@ class Cluster:
                 link.send({"left": rank})
         code = interrupts.noted()
         lines = f"error: worker {rank} left\nhint: {self.hint}\n"
-        with contextlib.suppress(OSError):
-            os.write(2, (lines if code is None else "interrupted\n").encode())
+        interrupts.tell(lines if code is None else "interrupted\n")
         os._exit(EXIT_WORKERS if code is None else code)
 
     # -- TensorFlow's part
