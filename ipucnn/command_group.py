@@ -104,6 +104,8 @@ class RunCommand(typer.core.TyperCommand):
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
         if ctx.parent is not None and ctx.parent.params.get("verbose") and "--verbose" in table:
             args = ["--verbose", *args]
+        for param in self.get_params(ctx):
+            _spare_converters(param)
         try:
             return super().parse_args(ctx, rewrite(args, table))
         except Exception as error:
@@ -116,6 +118,36 @@ class RunCommand(typer.core.TyperCommand):
         from ipucnn.config.help_page import print_command_help
 
         print_command_help(self, ctx)
+
+
+class _AsTyped:
+    """In the place of Typer's converter of a parameter: a text, a list of texts, or what a function makes of a text."""
+
+    def __init__(self, param: Any) -> None:
+        self._convert = param.get_runtime_param
+        self._annotation = param.type_descriptor.annotation
+        self._read = param.type_descriptor.parameter_info.parser
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        is_list = param.multiple or param.nargs == -1
+        if value is None:
+            return () if is_list else None
+        if isinstance(value, str) and not is_list and (self._read is not None or self._annotation is str):
+            return value if self._read is None else self._read(value)
+        if self._annotation == List[str] and self._read is None and isinstance(value, (list, tuple)):
+            return list(value)
+        return self._convert().coerce(value, param=param, ctx=ctx)
+
+
+def _spare_converters(param: Any) -> None:
+    """Keeps Typer from converting values that are as they were typed.
+
+    Versions of Typer that convert by Pydantic import it (0.1 s) and make a converter of each parameter, even where it
+    is not typed.  Others have no ``get_runtime_param``, and are left as they are.
+    """
+    if hasattr(param, "get_runtime_param") and "get_runtime_param" not in vars(param):
+        own = _AsTyped(param)
+        param.get_runtime_param = lambda: own
 
 
 def rewrite(args: List[str], table: Dict[str, Any]) -> List[str]:

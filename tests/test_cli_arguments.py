@@ -1,12 +1,14 @@
 """What users type: `_` and `-`, booleans with and without a value, lists with spaces, commas or repeats."""
 
+import subprocess
+import sys
 import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn.command_group import rewrite
+from ipucnn.command_group import _spare_converters, build_root, rewrite
 from ipucnn.errors import ConfigurationError
 
 
@@ -73,3 +75,38 @@ def test_every_way_to_type_a_list_gives_the_same(items):
     assert spaced == tuple(items)
     assert read(["--pipeline_splits=" + ",".join(items)]) == spaced
     assert read([token for item in items for token in ("--pipeline-splits", item)]) == spaced
+
+
+def test_what_typer_makes_of_values_is_what_is_made_without_its_converters():
+    values = (None, "abc", "12", "-3", "1.5", "", ("a", "b"), ["x"], ())
+    root, compared = build_root(), 0
+    for name in ("plan-splits", "evaluate"):
+        for param in root.get_command(None, name).params:
+            own_kind = [v for v in values if isinstance(v, (tuple, list)) == param.multiple or v is None]
+            if getattr(param, "is_flag", False):
+                continue
+            before = [_outcome(param, value) for value in own_kind]
+            _spare_converters(param)
+            after = [_outcome(param, value) for value in own_kind]
+            assert before == after, (name, param.name)
+            compared += len(before)
+    assert compared > 300
+
+
+def _outcome(param, value):
+    try:
+        result = param.process_value(None, value)
+    except Exception as error:
+        return type(error), str(error)
+    return type(result), result
+
+
+def test_a_command_whose_values_are_text_loads_no_converters():
+    code = (
+        "import sys\n"
+        "from ipucnn import cli\n"
+        "cli.run(['plan-splits', 'lenet', '--stages', '2', '--system', 'pod16', '--compare', 'params', '--json'])\n"
+        "sys.exit(any(name.split('.')[0] == 'pydantic' for name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and '"lenet"' in done.stdout

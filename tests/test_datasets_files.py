@@ -66,7 +66,10 @@ def test_a_folder_is_listed_in_order(folder):
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert source.train.labels.tolist() == [0] * 7 + [1] * 5
     assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
-    assert len(source.info.warnings) == 1 and "few training images: bee has 5" in source.info.warnings[0]
+    assert (
+        len(source.info.warnings) == 1
+        and "few training images: the smallest class, bee, has 5" in source.info.warnings[0]
+    )
 
 
 def test_other_files_hidden_files_and_empty_classes(folder):
@@ -549,7 +552,10 @@ def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
     counts = np.bincount(source.eval.labels).tolist()
     assert counts == list(held_out.values())
     told = " ".join(source.info.warnings)
-    assert f"{sum(counts)} of its 26 images" in told and "few training images: c has 1" in told
+    assert (
+        f"{sum(counts)} of its 26 images" in told
+        and "few training images: the smallest class, c, has 1" in told
+    )
     assert "unbalanced classes: a has" in told
 
 

@@ -530,6 +530,7 @@ def test_the_four_commands_of_the_page(run):
     for line in lines:
         code, out, err = run(*shlex.split(line)[1:])
         assert code == 0, f"{line}\n{err}"
+        assert " train " not in line or "ipucnn evaluate runs/mine --dataset my_data.py:load\n" in out
     assert "accuracy" in out
     Path("my_net.py").unlink()
     code, _, err = run("evaluate", "runs/mine")
@@ -656,6 +657,74 @@ def test_wrong_data_are_told(text, said):
     assert caught.value.hint
 
 
+SOURCE = """
+    from dataclasses import replace
+    from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, EncodedExamples, FileExamples
+    whole = ArrayExamples(i[..., None], l)
+    info = DatasetInfo("mine", "classification", 3, (8, 8, 1), 12, 12, ("a", "b", "c"), "here", (127.0,), (70.0,))
+    files = FileExamples(("a.png",) * 12, l)
+    return """
+
+
+def test_a_data_source_of_ones_own_is_taken_with_labels_as_readers_give_them():
+    source = load(SOURCE + "DataSource(info, whole, whole)")
+    assert source.train.labels.dtype == np.int32 and source.info.class_names == ("a", "b", "c")
+    colour = "replace(info, image_shape=(None, None, 3), mean=(1.0,) * 3, std=(1.0,) * 3)"
+    source = load(SOURCE + f"DataSource({colour}, files, files)")
+    assert len(source.eval) == 12 and source.eval.labels.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ("DataSource(3, whole, whole)", "info of the type int"),
+        ("DataSource(replace(info, task='boxes'), whole, whole)", "task = 'boxes'"),
+        ("DataSource(replace(info, image_shape=(8, 8)), whole, whole)", r"image_shape = \(8, 8\)"),
+        ("DataSource(replace(info, image_shape=(8, 8, 2)), whole, whole)", "image_shape"),
+        ("DataSource(replace(info, image_shape=(9, 8, 1)), whole, whole)", r"train of \(8, 8, 1\)"),
+        ("DataSource(replace(info, class_names=('a', 'b')), whole, whole)", "num_classes = 3 and 2 class_names"),
+        ("DataSource(replace(info, class_names='abc'), whole, whole)", "no tuple of texts"),
+        ("DataSource(replace(info, num_classes='3'), whole, whole)", "num_classes = '3'"),
+        ("DataSource(replace(info, mean=(1.0, 2.0)), whole, whole)", "mean = .* for 1 channels"),
+        ("DataSource(replace(info, std=(0.0,)), whole, whole)", "std = "),
+        ("DataSource(replace(info, mean=('a',)), whole, whole)", "mean = "),
+        ("DataSource(replace(info, augmentation=3), whole, whole)", "augmentation = 3"),
+        ("DataSource(info, FileExamples(('a.png',) * 12, [[1], [1, 2]]), whole)", "labels"),
+        ("DataSource(replace(info, num_train=11), whole, whole)", "num_train = 11, and has 12 examples"),
+        ("DataSource(info, whole, whole.subset(slice(0, 5)))", "num_eval = 12, and has 5"),
+        ("DataSource(info, whole, [1, 2])", "eval of the type list"),
+        ("DataSource(info, ArrayExamples(i[..., None], l * 1.0), whole)", "labels of train that are float64"),
+        ("DataSource(info, ArrayExamples(i[..., None], l + 1), whole)", "labels of train from 1 to 3, and 3 classes"),
+        ("DataSource(info, ArrayExamples(i[..., None], l - 1), whole)", "from -1 to 1"),
+        ("DataSource(info, FileExamples(('a.png',) * 5, l), whole)", "has 5 examples with 12 labels"),
+        ("DataSource(info, FileExamples((1,) * 12, l), whole)", "paths that are no texts"),
+        ("DataSource(info, EncodedExamples(('a',) * 12, l, 'x'), whole)", "no bytes"),
+        ("DataSource(replace(info, task='segmentation'), files, files)", "masks in FileExamples"),
+        ("DataSource(replace(info, task='segmentation'), whole, whole)", r"labels of train that are int64 \(12,\)"),
+        ("DataSource(info, None, whole)", "train of the type NoneType"),
+    ],
+)  # fmt: skip
+def test_a_wrong_data_source_is_told(change, said):
+    with pytest.raises(DataError) as caught:
+        load(SOURCE + change)
+    assert re.search(said, caught.value.message), caught.value.message
+    assert caught.value.hint and caught.value.message.startswith("data.py:load: ")
+
+
+def test_a_function_of_other_arguments_is_told_without_a_line_of_this_package():
+    with pytest.raises(ConfigurationError, match=r"takes 1 positional argument but 2 were given$") as caught:
+        built("def build(shape):\n    pass\n")
+    assert "what the function is given" in caught.value.hint
+
+
+def test_what_a_function_imports_when_it_is_called_is_found(tmp_path):
+    Path("neighbour_of_net.py").write_text("FILTERS = 5\n")
+    head = "def build(input_shape, num_classes):\n"
+    text = RESIDUAL.replace(head, f"{head}    import neighbour_of_net\n")
+    _, model = built(text.replace("layers.Conv2D(4,", "layers.Conv2D(neighbour_of_net.FILTERS,"))
+    assert model.layers[1].filters == 5 and str(tmp_path) not in sys.path
+
+
 def test_noise_does_not_stand_for_own_data(run):
     Path("data.py").write_text("raise SystemExit('was run')\n")
     words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
@@ -695,20 +764,31 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
-    (tmp_path / "offered.py").write_text(RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n")
+    (tmp_path / "offered.py").write_text(
+        RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n"
+        "def quits():\n    raise SystemExit(0)\n"
+    )
     info = tmp_path / "offered-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[ipucnn.models]\nmine-net = offered:build\n[ipucnn.datasets]\nmine-data = offered:load\n"
+        "[ipucnn.models]\nmine-net = offered:build\nmine-gone = not_offered:build\n"
+        "[ipucnn.datasets]\nmine-data = offered:load\nmine-quits = offered:quits\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     record = find_network("mine-net")
     assert build_model(record, BuildOptions((6, 6, 2), 3)).output.shape[-1] == 3
     choice = choose_dataset("mine-data", tmp_path, home="none", task="classification")
     assert open_dataset(choice).info.name == "mine-data"
-    with pytest.raises(ConfigurationError, match="unknown model"):
-        find_network("mine-other")
+    with pytest.raises(ConfigurationError, match="unknown model") as caught:
+        find_network("mine-nett")
+    assert (caught.value.hint or "").startswith("did you mean 'mine-net'")
+    choice = choose_dataset("mine-quits", tmp_path, home="none", task="classification")
+    with pytest.raises(ConfigurationError, match="mine-quits raised SystemExit: 0"):
+        open_dataset(choice)
+    with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'$") as caught:
+        build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
+    assert caught.value.hint == "mend the package that offers it"
     with pytest.raises(ConfigurationError, match="line 2: mine-net is a network of one's own"):
         parse_suite("rows:\n- model: mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)

@@ -458,6 +458,18 @@ def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
     assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50
 
 
+def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
+    def width(side, *heads):
+        sheet = PanelSheet(heads, side=384)
+        sheet.add("caption", [np.zeros((side, side), np.uint8)] * 2)
+        sheet.save(tmp_path / "sheet.png")
+        return Image.open(tmp_path / "sheet.png").size[0]
+
+    # 220 pixels are not enlarged to 384, and no room is left beside them.
+    assert width(384, "a", "b") - width(220, "a", "b") == 2 * (384 - 220)
+    assert width(220, "probability " * 9, "b") - width(220, "a", "b") == 2 * (384 - 220) > 0
+
+
 @pytest.mark.slow
 def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
     """An ONNX or TFLite file through evaluate and infer: tiles of its one size, put together as the run's."""

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class DatasetInfo:
         location: "embedded (scikit-learn)", "generated", or the folder it was read from.
         mean, std: per stored channel, in 0..255 units, of the whole training set.
         warnings: what the user should know (a partial set, skipped files), one line each.
-        augmentation: which training augmentation fits; a key of ``augmentation.AUGMENTATIONS``.
+        augmentation: which training augmentation fits, one of ``AUGMENTATION_NAMES``.
         tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
         own_split: which examples are for evaluation was decided here, not by who published the set.
         max_image_pixels: what an image file may have at most; none is decoded that has more.
@@ -205,6 +205,7 @@ class DataSource:
     pool_sha256: str = ""
 
 
+AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral")
 _MOST_CLASSES = 2**17
 _OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 
@@ -223,7 +224,7 @@ def source_of(made: Any, name: str, location: str) -> "DataSource":
         DataError: it is neither.
     """
     if isinstance(made, DataSource):
-        return made
+        return _own_source(made, location)
     if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
         raise DataError(
             f"{location} returned {shown_value(type(made).__name__)}, and no two pairs", _OWN_HINT
@@ -261,6 +262,129 @@ def source_of(made: Any, name: str, location: str) -> "DataSource":
         location=location,
         augmentation="dihedral" if is_masks else "crop_flip",
     )
+
+
+def _own_source(made: "DataSource", location: str) -> "DataSource":
+    """A DataSource that a function of the user's own made, with labels of the type that readers give.
+
+    Raises:
+        DataError: facts and examples contradict each other, or are not of the types that their documentation names.
+    """
+    info = made.info
+
+    def refuse(what: str, hint: str) -> DataError:
+        return DataError(f"{location}: the DataSource {what}", hint)
+
+    if not isinstance(info, DatasetInfo):
+        raise refuse(
+            f"has info of the type {type(info).__name__}", "give it an ipucnn.datasets.base.DatasetInfo"
+        )
+    if info.task not in ("classification", "segmentation"):
+        raise refuse(f"has task = {shown_value(repr(info.task))}", "it is 'classification' or 'segmentation'")
+    shape = info.image_shape
+    sides = isinstance(shape, tuple) and len(shape) == 3 and all(_is_count(n) for n in shape if n is not None)
+    if not sides or shape[2] not in (1, 3):
+        raise refuse(
+            f"has image_shape = {shown_value(repr(shape))}",
+            "it is (height, width, 1 or 3), with None for sides that differ",
+        )
+    names = info.class_names
+    if not isinstance(names, tuple) or not all(isinstance(own, str) for own in names):
+        raise refuse(
+            "has class_names that are no tuple of texts", "name each class: class_names=('cat', 'dog')"
+        )
+    if not _is_count(info.num_classes) or info.num_classes != len(names):
+        raise refuse(
+            f"has num_classes = {shown_value(repr(info.num_classes))} and {len(names)} class_names",
+            "name each class once",
+        )
+    for key in ("mean", "std"):
+        values = getattr(info, key)
+        good = isinstance(values, tuple) and len(values) == shape[2]
+        good = good and all(isinstance(n, (int, float, np.number)) and math.isfinite(n) for n in values)
+        if not good or (key == "std" and min(values) <= 0):
+            raise refuse(
+                f"has {key} = {shown_value(repr(values))} for {shape[2]} channels",
+                "give one number for each channel, in units of 0 to 255; a deviation is above 0",
+            )
+    if info.augmentation not in AUGMENTATION_NAMES:
+        raise refuse(
+            f"has augmentation = {shown_value(repr(info.augmentation))}",
+            f"it is one of {', '.join(AUGMENTATION_NAMES)}",
+        )
+    parts = []
+    for what, number in (("train", info.num_train), ("eval", info.num_eval)):
+        examples = getattr(made, what)
+        if not isinstance(examples, (ArrayExamples, FileExamples, EncodedExamples, RecordExamples)):
+            raise refuse(
+                f"has {what} of the type {type(examples).__name__}",
+                "it is one of the kinds of examples in ipucnn.datasets.base",
+            )
+        parts.append(_checked(examples, what, number, info, refuse))
+    return replace(made, train=parts[0], eval=parts[1])
+
+
+def _checked(
+    examples: Examples, what: str, number: Any, info: DatasetInfo, refuse: Callable[[str, str], DataError]
+) -> Examples:
+    """The examples of one part, with labels of the type that readers give."""
+    try:
+        labels = np.asarray(examples.labels)
+    except ValueError:
+        raise refuse(
+            f"has labels of {what} of several lengths", "give a whole number for each image"
+        ) from None
+    is_masks = info.task == "segmentation"
+    wanted: Tuple[int, ...] = (len(labels),) if labels.ndim else (1,)
+    if isinstance(examples, ArrayExamples):
+        own = examples.images.shape[1:]
+        if any(side not in (None, given) for side, given in zip(info.image_shape, own)):
+            raise refuse(f"has {what} of {own} and image_shape = {info.image_shape}", "let both say the same")
+        wanted = examples.images.shape[: 3 if is_masks else 1]
+        counts = {len(examples.images)}
+    elif is_masks:
+        raise refuse(
+            f"has masks in {type(examples).__name__}", "masks are in ArrayExamples, beside their images"
+        )
+    elif isinstance(examples, FileExamples):
+        counts = {len(examples.paths)}
+        if not all(isinstance(path, str) for path in examples.paths):
+            raise refuse(f"has {what} with paths that are no texts", "give paths as str(path)")
+    elif isinstance(examples, EncodedExamples):
+        counts = {len(examples.data)}
+        if not all(isinstance(data, bytes) for data in examples.data):
+            raise refuse(f"has {what} with data that are no bytes", "give the bytes of an image file each")
+    else:
+        columns = [np.asarray(own) for own in (examples.shards, examples.numbers, examples.places)]
+        counts = {len(own) for own in columns}
+        if any(own.dtype.kind not in "iu" or own.ndim != 1 for own in columns):
+            raise refuse(f"has {what} with places that are no whole numbers", "give arrays of whole numbers")
+        if len(columns[0]) and not 0 <= columns[0].min() <= columns[0].max() < len(examples.paths):
+            raise refuse(
+                f"has {what} with shards beyond its {len(examples.paths)} paths", "count them from 0"
+            )
+    if counts != {len(labels) if labels.ndim else -1} or counts != {number} or not number:
+        raise refuse(
+            f"says num_{what} = {shown_value(repr(number))}, and has {sorted(counts)[0]} examples with "
+            f"{labels.size if labels.ndim == 1 else labels.shape} labels",
+            "give as many of each, and at least one",
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != wanted:
+        raise refuse(
+            f"has labels of {what} that are {labels.dtype} {labels.shape}",
+            f"give whole numbers of the shape {wanted}",
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= info.num_classes:
+        raise refuse(
+            f"has labels of {what} from {low} to {high}, and {info.num_classes} classes",
+            "number the classes from 0",
+        )
+    return replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
 
 
 def _own_examples(part: Any, what: str, location: str) -> "ArrayExamples":

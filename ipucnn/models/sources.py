@@ -26,6 +26,8 @@ import ipucnn
 PACKAGES = ("ipucnn.models", "ipucnn.planning")
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMED = (*_FUNCTIONS, ast.ClassDef, ast.ExceptHandler)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 _OF_MODULES = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__path__")
 # They find things by names that are computed ...
 _BY_NAME = ("getattr", "setattr", "delattr", "hasattr")
@@ -101,30 +103,30 @@ class _Code:
 
     def _write(self, node: ast.AST) -> None:
         """Appends a node, under the names that Python 3.9 and later have for it."""
-        kind = type(node).__name__
-        if isinstance(node, ast.Constant):
-            self._parts.append(f"{type(node.value).__name__}:{node.value!r};")
+        own = type(node)
+        kind = own.__name__
+        if own is ast.Constant:
+            self._parts.append(f"{type(node.value).__name__}:{node.value!r};")  # type: ignore[attr-defined]
             return
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for name, path in self._module.imported_by(node):
+        if own in _IMPORTS:
+            for name, path in self._module.imported_by(node):  # type: ignore[arg-type]
                 self.imports.setdefault(name, []).append(path)
             return
-        if isinstance(node, (ast.Attribute, ast.Name)):
-            self._note_attribute(node)
+        if own is ast.Attribute or own is ast.Name:
+            self._note_attribute(node)  # type: ignore[arg-type]
             chain = _chain(node)
             if chain is not None:
                 self.names[chain] = None
                 self._parts.append(f"{'.'.join(chain)};")
                 return
-        elif isinstance(node, ast.Call):
-            self._note_call(node)
-        elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)) or (
-            isinstance(node, ast.ExceptHandler) and node.name
-        ):
-            self.local.add(str(node.name))
-        elif isinstance(node, ast.arg):
-            self.local.add(node.arg)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and self._in_function:
+        elif own is ast.Call:
+            self._note_call(node)  # type: ignore[arg-type]
+        elif own in _NAMED:
+            if node.name:  # type: ignore[attr-defined]
+                self.local.add(str(node.name))  # type: ignore[attr-defined]
+        elif own is ast.arg:
+            self.local.add(node.arg)  # type: ignore[attr-defined]
+        elif own is ast.AnnAssign and node.value is not None and self._in_function:  # type: ignore[attr-defined]
             kind = "Assign"
         elif kind == "Index":  # Python 3.8 wraps what stands in brackets
             self._write(node.value)  # type: ignore[attr-defined]
@@ -133,21 +135,22 @@ class _Code:
             kind = "Tuple"
         self._parts.append(f"{kind}(")
         outside = self._in_function
-        self._in_function = outside or isinstance(node, _FUNCTIONS)
-        for name, value in ast.iter_fields(node):
+        self._in_function = outside or own in _FUNCTIONS
+        for name in node._fields:
             # A class may make fields of its annotations, as data classes do; others mean nothing when the code runs.
             if name not in _NOT_WRITTEN or (name == "annotation" and kind == "AnnAssign"):
-                self._write_field(_SAME_FIELDS.get(name, name), value)
+                value = getattr(node, name, None)
+                if value is not None and value != []:
+                    self._write_field(_SAME_FIELDS.get(name, name), value)
         self._in_function = outside
         self._parts.append(")")
 
     def _write_field(self, name: str, value: object) -> None:
+        entries = value if isinstance(value, list) else [value]
         if name == "targets" and isinstance(value, list) and len(value) == 1:
-            name, value = "target", value[0]
-        if value is None or value == []:
-            return
+            name = "target"
         self._parts.append(f"{name}=")
-        for entry in value if isinstance(value, list) else [value]:
+        for entry in entries:
             if not isinstance(entry, ast.AST):
                 self._parts.append(f"{entry!r};")
             elif not _has_no_effect(entry):
@@ -183,7 +186,8 @@ def _chain(node: ast.AST) -> Optional[Tuple[str, ...]]:
 
 def _has_no_effect(node: ast.AST) -> bool:
     """Docstrings and other bare constants, and ``pass``."""
-    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    own = type(node)
+    return own is ast.Pass or (own is ast.Expr and isinstance(node.value, ast.Constant))  # type: ignore[attr-defined]
 
 
 def _is_for_type_checkers(node: ast.stmt) -> bool:

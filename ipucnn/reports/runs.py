@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".pdf", ".svg")
 TEMPLATE = "run.html.j2"
 _MOST_PICTURE_BYTES = 16 * 2**20
-WIDE = 100
-"""Columns from which on the list has all it knows."""
 MOST_CLASSES = 100
 """Classes up to which a page has their confusion matrix."""
 
@@ -38,36 +36,47 @@ MOST_CLASSES = 100
 # --- the list
 
 
+# Columns of the list, those that a narrow terminal goes without first.
+_LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
+
+
 def print_runs(rows: List[Dict[str, Any]]) -> None:
-    """Runs as a table on stdout; in a narrow one without time, size and age."""
-    out, table = console(sys.stdout), plain_table()
-    columns = [
-        ("run", "left"),
-        ("network", "left"),
-        ("data set", "left"),
-        ("best", "right"),
-        ("state", "left"),
-    ]
-    columns.append(("updates", "right"))
-    if out.width >= WIDE:
-        columns += [("time", "right"), ("size", "right"), ("age", "right")]
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        total = row["num_weight_updates"]
-        cells = (
-            row["run"],
-            row["model"],
-            row["dataset"] or "",
-            "" if row["value"] is None else _figure(row["figure"], row["value"]),
-            row["state"],
-            f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
-            units.duration(row["time_s"]),
-            units.mebibytes(row["size_bytes"]),
-            "" if row["age_s"] is None else _age(row["age_s"]),
-        )
-        table.add_row(*_texts(*cells[: len(columns)]))
+    """Runs as a table on stdout, with as many columns as there is room for beside whole names of folders."""
+    from rich.measure import Measurement
+
+    out = console(sys.stdout)
+    cells = [_cells(row) for row in rows]
+    left_out = 0
+    while True:
+        table = plain_table()
+        shown = [name for name in cells[0] if name not in _LEFT_OUT[:left_out]] if cells else ["run"]
+        for name in shown:
+            right = name in ("best", "updates", "time", "size", "age")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*_texts(*(row[name] for name in shown)))
+        if (
+            left_out == len(_LEFT_OUT)
+            or Measurement.get(out, out.options.update(width=100_000), table).maximum <= out.width
+        ):
+            break
+        left_out += 1
     out.print(table)
+
+
+def _cells(row: Dict[str, Any]) -> Dict[str, str]:
+    total = row["num_weight_updates"]
+    return {
+        "run": row["run"],
+        "network": row["model"],
+        "data set": row["dataset"] or "",
+        "best": "" if row["value"] is None else _figure(row["figure"], row["value"]),
+        "state": row["state"],
+        "updates": f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
+        "time": units.duration(row["time_s"]),
+        "size": units.mebibytes(row["size_bytes"]),
+        "age": "" if row["age_s"] is None else _age(row["age_s"]),
+    }
 
 
 def _texts(*cells: str) -> List[Any]:
@@ -97,10 +106,15 @@ def print_diff(found: Dict[str, Any]) -> None:
 
     out = console(sys.stdout)
     for name in ("options", "places", "program", "data", "versions"):
-        if found[name]:
-            title = {"places": "where things lie", "program": "Program"}.get(name, name)
-            out.print(_pairs(title, found["runs"], found[name]))
+        # The folders themselves stand above the columns.
+        rows = {key: values for key, values in found[name].items() if values != found["runs"]}
+        if rows:
+            out.print(_pairs({"places": "where things lie"}.get(name, name), found["runs"], rows))
     out.print(_pairs("at the end", found["runs"], found["final"]))
+    history = found["history"]
+    if history is not None:
+        figures = {name: _told_apart(*values) for name, values in history["figures"].items()}
+        out.print(_pairs(f"the first row that differs ({history['event']})", found["runs"], figures))
     for line in _conclusions(found):
         out.print(Text(printable(line)), soft_wrap=True)
 
@@ -126,17 +140,13 @@ def _value(value: Any) -> str:
 def _conclusions(found: Dict[str, Any]) -> List[str]:
     history = found["history"]
     if history is not None:
-        names = ", ".join(
-            f"{name} {_exact(values[0])} and {_exact(values[1])}"
-            for name, values in history["figures"].items()
-        )
         after, until = history["after"], history["weight_updates"]
         first = (
             f"weight update {until}"
             if until - after <= 1
             else f"one of weight updates {after + 1:,} to {until:,}, which are one row of the history"
         )
-        lines = [f"the histories differ first at {first} ({history['event']}: {names})"]
+        lines = [f"the histories differ first at {first}"]
     elif found["compared"]:
         rows = "the one row" if found["compared"] == 1 else f"all {found['compared']:,} rows"
         lines = [f"the histories have the same bytes in {rows} that both have"]
@@ -169,9 +179,14 @@ def _as_far(found: Dict[str, Any]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _exact(value: Any) -> str:
-    """All digits: the difference may be in the last."""
-    return "none" if value is None else repr(value)
+def _told_apart(*values: Any) -> List[Any]:
+    """Two values with as few digits as tell them apart, at least four."""
+    if all(isinstance(value, float) for value in values):
+        for digits in range(4, 17):
+            texts = [f"{value:.{digits}g}" for value in values]
+            if len(set(texts)) == len(texts):
+                return texts
+    return list(map(repr, values)) if None not in values else list(values)
 
 
 # --- curves

@@ -6,6 +6,7 @@ side, and :func:`save_predictions` the masks at the end of a training run beside
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Set, Tuple, Union
 
@@ -229,7 +230,8 @@ class PanelSheet:
 
         letters = load_font()
         columns = min(self._columns, len(self._rows))
-        inner = len(self.heads) * (self._side + GAP) - GAP
+        side = self._drawn_side(letters)
+        inner = len(self.heads) * (side + GAP) - GAP
         step = inner + 2 * MARGIN
         head = (
             (LINE if len(self._rows) < self._total else 0)
@@ -259,18 +261,23 @@ class PanelSheet:
             top += LINE + GAP
         for column in range(columns):
             for i, text in enumerate(self.heads):
-                left = column * step + MARGIN + i * (self._side + GAP)
-                draw.text((left, top), fitting(text, letters, self._side), fill=BLACK, font=letters)
+                left = column * step + MARGIN + i * (side + GAP)
+                draw.text((left, top), fitting(text, letters, side), fill=BLACK, font=letters)
         for i, (caption, pictures) in enumerate(self._rows):
             left, top = i % columns * step + MARGIN, tops[i // columns]
             for k, picture in enumerate(pictures):
-                place = (left + k * (self._side + GAP), top)
+                place = (left + k * (side + GAP), top)
                 sheet.paste(picture, place)
                 corner = (place[0] + picture.width - 1, top + picture.height - 1)
                 draw.rectangle((place, corner), outline=GREY)
             below = top + max(picture.height for picture in pictures) + 1
             draw.text((left, below), fitting(caption, letters, inner), fill=DARK, font=letters)
         sheet.save(str(path), format="PNG")
+
+    def _drawn_side(self, letters: Font) -> int:
+        """The width of a column: that of the widest picture, or of the longest head, but not more than a picture's."""
+        widest = max(picture.width for _, pictures in self._rows for picture in pictures)
+        return min(self._side, max(widest, *(math.ceil(text_length(head, letters)) for head in self.heads)))
 
     def _draw_legend(self, draw: Draw, top: int, letters: Font) -> None:
         left = MARGIN

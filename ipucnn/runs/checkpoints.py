@@ -302,6 +302,9 @@ def _runs_there_are(path: Path, command: str) -> str:
             close = did_you_mean(path.name, [p.name for p in runs])
             named = sorted(runs, key=lambda p: p.name)
             if close is not None:
+                # Names are compared, and paths are what can be typed.
+                for run in runs:
+                    close = close.replace(f"'{run.name}'", f"'{run}'")
                 return close
             more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
             return (

@@ -18,6 +18,7 @@ from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import entries, exists, file_size, is_file, is_folder, is_link, locked, read_text
 from ipucnn.json_fields import is_count, is_number, is_text
+from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, REPORT, TIMINGS, RunFolder
 from ipucnn.text import counted, printable
 from ipucnn.training.checkpoints import read_meta
@@ -171,6 +172,8 @@ def find_runs(folder: Path) -> List[Path]:
     Raises:
         DataError: there is no such folder.
     """
+    if is_file(folder):
+        raise DataError(f"{folder} is a file, not a folder with runs in it", "ipucnn runs FOLDER")
     if not is_folder(folder):
         raise DataError(f"folder {folder} does not exist", "train a first run: ipucnn train toy_model")
     return list(_runs_in(folder, depth=2))
@@ -178,7 +181,8 @@ def find_runs(folder: Path) -> List[Path]:
 
 def _folds(folder: Path) -> List[Path]:
     """The run folders of a cross-validation; none of a run."""
-    return [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
+    found = [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
+    return sorted(found, key=lambda path: natural_key(path.name))
 
 
 def runs_of(path: Path) -> List[Path]:
@@ -195,7 +199,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
         if not is_benchmark:
             yield folder
     elif depth:
-        for path in folds or entries(folder):
+        for path in folds or sorted(entries(folder), key=lambda path: natural_key(path.name)):
             if is_folder(path) and not is_link(path):
                 yield from _runs_in(path, depth - 1)
 

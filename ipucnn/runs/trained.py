@@ -51,7 +51,7 @@ from ipucnn.sessions.host.workers import (
 )
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.text import counted
+from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
@@ -349,9 +349,11 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    command = f"ipucnn {named.command} {named.target} --model-name {name}"
+    which = "" if named.which is None else f" --checkpoint {shown_value(named.which)}"
+    command = f"ipucnn {named.command} {named.target}{which} --model-name {name}"
     if named.from_python:
-        command = f"ipucnn.load({named.target!r}, model={name!r})"
+        which = "" if named.which is None else f", checkpoint={named.which!r}"
+        command = f"ipucnn.load({named.target!r}{which}, model={name!r})"
     record = saved_network(name, meta.get("network"), what, command)
     check_buildable(record)
     return record

@@ -132,13 +132,13 @@ def _few(names: List[str], counts: Any) -> List[str]:
     told = []
     if least < FEW_IMAGES:
         told.append(
-            f"few training images: {rarest} has {least}. Trained weights to start from (--weights FILE) or more images "
-            "help most"
+            f"few training images: the smallest class, {rarest}, has {least}. What helps most are more images, or "
+            "trained weights to start from (--weights FILE)"
         )
     if most >= UNBALANCED * least:
         told.append(
-            f"unbalanced classes: {commonest} has {most} training images and {rarest} {least}. The accuracy of all "
-            f"says little of {rarest}: `ipucnn evaluate` has that of each class"
+            f"unbalanced classes: {commonest} has {most} training images, and {rarest} has {least}. The accuracy over "
+            f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class"
         )
     return told
 
