@@ -280,6 +280,11 @@ def _as_user_error(error: Any) -> UserError:
         from ipucnn.config.help_page import suggest
 
         typed = shown_value(error.option_name)
+        if ctx.command.name == "launch":
+            hint = "write -- before the command that every worker runs: ipucnn launch -n 2 -- train ..."
+            return ConfigurationError(
+                f"{path}: no option {typed}", suggest(params, error.option_name) or hint
+            )
         hint = (
             f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
         )

@@ -116,14 +116,22 @@ def own_code_failed(error: BaseException, what: str, path: Optional[Path] = None
         what: was run, as the user named it.
         path: its file, whose line is the one to look at; None: the last one.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ")  # Python's own
+    ]
     own = [frame for frame in frames if path is not None and frame.filename == str(path)] or frames
     where = f", {shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else ""
     hint = (
         "mend that line"
+        if path is None and not isinstance(error, ImportError)
+        else "mend the package that offers it"
         if path is None
         else f"mend that line; the function is called by itself with: python -i {shown(path)}"
     )
+    if path is None and isinstance(error, ImportError):
+        where = ""  # where it was looked for, which is nobody's mistake
     if path is not None and own is frames and isinstance(error, TypeError):
         where, hint = "", "docs/own-networks.md says what the function is given"
     elif isinstance(error, RecursionError):
@@ -249,7 +257,7 @@ def load_entry_point(entry: Any) -> Callable[..., Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             found = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise own_code_failed(error, f"{entry.name} ({entry.value})") from error
     if not callable(found):
         raise ConfigurationError(

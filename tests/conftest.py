@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -45,6 +46,9 @@ def _keep_byte_code() -> None:
 _keep_byte_code()
 set_variables()  # the same kernels as in a run, whichever test imports TensorFlow first
 
+# Nothing that a test writes has to survive a power cut, and waiting for the disk takes 6 ms each time.
+os.fsync = lambda handle: None
+
 settings.register_profile(
     "ipucnn", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -63,6 +67,19 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+    _note_one_stack()
+
+
+def _note_one_stack():
+    """Each operation that TensorFlow records is given the same stack of Python calls, in place of its own.
+
+    TensorFlow keeps the stack for its error messages alone.  Here the fifty calls of pytest lie under every stack, and
+    walking them takes an eighth of the processor time of recording a network.
+    """
+    tf_stack = sys.modules.get("tensorflow.python.util.tf_stack")
+    if tf_stack is not None:
+        stack = tf_stack.extract_stack()
+        tf_stack.extract_stack = lambda *_, **__: stack
 
 
 # What takes longest, longest first: begun last, it would keep one process busy while the others have nothing to do.
@@ -186,11 +203,29 @@ def pytest_xdist_auto_num_workers(config):
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_make_parametrize_id(val):
+    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so."""
+    return str(int(val)) if isinstance(val, signal.Signals) else None
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them."""
+def pytest_collection_modifyitems(config, items):
+    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them.
+
+    A line ``TEST: NUMBER examples`` is of a test with Hypothesis.  It usually has so many examples; where slow tests
+    are run it is one of them, with as many examples as it declares.
+    """
     lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if not line.startswith("#")}
+    found = (re.fullmatch(r"(.+): ([0-9]+) examples", line) for line in slow)
+    few = {case.group(1): int(case.group(2)) for case in found if case}
+    leaves_out_slow = "not slow" in config.getoption("markexpr")
     for item in items:
-        if item.nodeid in slow:
+        if item.nodeid in slow or (item.nodeid in few and not leaves_out_slow):
             item.add_marker(pytest.mark.slow)
+        elif item.nodeid in few:
+            declared = item.obj._hypothesis_internal_use_settings
+            assert few[item.nodeid] <= declared.max_examples, (
+                f"slow_cases.txt: {item.nodeid} declares no more"
+            )
+            item.obj._hypothesis_internal_use_settings = settings(declared, max_examples=few[item.nodeid])

@@ -1,6 +1,7 @@
 """``ipucnn benchmark`` as a user runs it: what is measured, reported, compared, refused and interrupted."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -45,10 +46,15 @@ def call(capsys, *args):
     return code, captured.out, captured.err
 
 
-def valid(report):
+@functools.lru_cache(maxsize=None)
+def schema_of_reports():
     schema = json.loads((ROOT / "docs/schemas/benchmark-report.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(report)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def valid(report):
+    schema_of_reports().validate(report)
     return report
 
 

@@ -161,6 +161,7 @@ def test_wishes_are_no_options():
     [
         ("trian", 2, "no command 'trian'", "did you mean 'train'?"),
         ("--versoin", 2, "no option --versoin", "did you mean '--version'"),
+        ("launch -n 2 train lenet --dataset digits", 2, "no option --dataset", "write -- before the command"),
         ("train --micro-bach-size 3", 2, "no option --micro-bach-size", "did you mean '--micro-batch-size'"),
         ("train --num-epochs 0", 2, "--num-epochs 0: must be at least 1", "--num-epochs 1"),
         ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help num-epochs`"),
@@ -412,7 +413,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     script = (
         "import sys; from ipucnn import cli; from ipucnn.reports.console import console\n"
         "def talk(args):\n"
-        "    for i in range(20000): console(sys.stdout).print(i)\n"
+        "    for i in range(1500): console(sys.stdout).print(f'{i} ' + 70 * 'x' if i else i)\n"
         "    return 0\n"
         "cli._dispatch = talk; cli.main([])"
     )

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn import cli, machine
+from ipucnn import cli, interrupts, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
@@ -40,6 +40,7 @@ from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
     check_share,
+    check_sharing,
     expand_nodes,
     find_workers,
     notes_of_sharing,
@@ -522,6 +523,11 @@ def test_which_numbers_of_workers_fit():
         check_share(6, 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
+    # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
+    for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
+        with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
+            check_sharing(*numbers)
+        assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
 @given(
@@ -599,15 +605,18 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    at = FLAGS.index("--max-workers")
-    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
+    flags = ["toy_model_bn", *FLAGS[1:], "--augment"]
+    place = flags.index("--image-size")
+    del flags[place : place + 2]
+    at = flags.index("--max-workers")
+    ended = launch(tmp_path, *flags[:at], *flags[at + 2 :], "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
     assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
     # Where it begins again it makes chunks for as many workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
-    assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
@@ -1026,8 +1035,8 @@ LAUNCHED = """
 import sys, json, os, signal, time
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
-print("\\n".join(said), file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("\\n".join(said), file=sys.stderr, flush=True)
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1059,7 +1068,9 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2)
+    waits = any(seconds for *_, seconds in workers)
+    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
+    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
@@ -1201,6 +1212,17 @@ def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
         process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == -(sent or signal.SIGALRM)
+
+
+def test_who_left_is_told_while_tensorflow_is_imported(capfd):
+    """What C++ prints then is turned aside; the line that says why the worker ends is not."""
+    from ipucnn.sessions.host.environment import stderr_aside
+
+    with stderr_aside(shown_if_failed=False):
+        os.write(2, b"noise\n")
+        interrupts.tell("error: worker 1 left\n")
+    interrupts.tell("hint: x\n")
+    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
 
 
 def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 import xml.dom.minidom
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from light_training import train_lightly
 from ipucnn import cli
 from ipucnn.errors import DataError
 from ipucnn.filesystem import locked
+from ipucnn.reports.runs import _told_apart
 from ipucnn.runs.compare import first_difference, read_run, runs_of, sort_runs, summary
 
 LINE = "train mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
@@ -97,6 +99,7 @@ def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_pat
         (["runs", "absent"], 3, "folder absent does not exist"),
         (["runs", ".", "--sort", "beauty"], 2, "--sort beauty: must be one of"),
         (["runs", "."], 3, ". has no runs in it"),
+        (["runs", __file__], 3, "test_compare.py is a file, not a folder with runs in it"),
         (["diff", "absent", "absent"], 3, "run folder absent does not exist"),
         (["diff", ".", "."], 3, "is not a run folder"),
         (["plot", "absent"], 3, "run folder absent does not exist"),
@@ -207,8 +210,34 @@ def test_the_one_changed_option_and_the_first_differing_update_are_found(folder,
     assert (found["history"]["after"], found["history"]["weight_updates"]) == (0, 1)
     assert list(found["history"]["figures"]) == ["learning_rate"]
     code, out, _ = run("diff", folder / "first", folder / "faster")
-    assert "the histories differ first at weight update 1 (execution: learning_rate " in out
+    assert "the histories differ first at weight update 1\n" in out
+    rates = [
+        json.loads(p.read_text().splitlines()[0])["learning_rate"]
+        for p in sorted(folder.glob("f*/metrics.jsonl"))
+    ]
+    (row,) = (line.split() for line in out.splitlines() if line.startswith(" learning_rate"))
+    assert row[1:] == [f"{rate:.4g}" for rate in reversed(rates)]
     assert out.splitlines()[-1] == "different: options, histories"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        (0.25, 0.5, ["0.25", "0.5"]),
+        (0.123456, 0.123457, ["0.123456", "0.123457"]),
+        (1 / 3, np.nextafter(1 / 3, 1), ["0.3333333333333333", "0.3333333333333334"]),
+        (3, 4, ["3", "4"]),
+        (None, 0.5, [None, 0.5]),
+    ],
+)
+def test_two_values_are_shown_with_the_digits_that_tell_them_apart(first, second, shown):
+    values = [float(x) if isinstance(x, float) else x for x in (first, second)]
+    assert _told_apart(*values) == shown
+
+
+def test_a_folder_of_runs_names_them(folder, run):
+    code, _, err = run("plot", folder)
+    assert code == 3 and f"wrote: {folder / 'again'}, " in " ".join(err.split())
 
 
 def test_a_history_that_was_changed_in_one_number_is_found(folder, tmp_path, run):

@@ -530,6 +530,7 @@ def test_the_four_commands_of_the_page(run):
     for line in lines:
         code, out, err = run(*shlex.split(line)[1:])
         assert code == 0, f"{line}\n{err}"
+        assert " train " not in line or "ipucnn evaluate runs/mine --dataset my_data.py:load\n" in out
     assert "accuracy" in out
     Path("my_net.py").unlink()
     code, _, err = run("evaluate", "runs/mine")
@@ -763,20 +764,31 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
-    (tmp_path / "offered.py").write_text(RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n")
+    (tmp_path / "offered.py").write_text(
+        RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n"
+        "def quits():\n    raise SystemExit(0)\n"
+    )
     info = tmp_path / "offered-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[ipucnn.models]\nmine-net = offered:build\n[ipucnn.datasets]\nmine-data = offered:load\n"
+        "[ipucnn.models]\nmine-net = offered:build\nmine-gone = not_offered:build\n"
+        "[ipucnn.datasets]\nmine-data = offered:load\nmine-quits = offered:quits\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     record = find_network("mine-net")
     assert build_model(record, BuildOptions((6, 6, 2), 3)).output.shape[-1] == 3
     choice = choose_dataset("mine-data", tmp_path, home="none", task="classification")
     assert open_dataset(choice).info.name == "mine-data"
-    with pytest.raises(ConfigurationError, match="unknown model"):
-        find_network("mine-other")
+    with pytest.raises(ConfigurationError, match="unknown model") as caught:
+        find_network("mine-nett")
+    assert (caught.value.hint or "").startswith("did you mean 'mine-net'")
+    choice = choose_dataset("mine-quits", tmp_path, home="none", task="classification")
+    with pytest.raises(ConfigurationError, match="mine-quits raised SystemExit: 0"):
+        open_dataset(choice)
+    with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'$") as caught:
+        build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
+    assert caught.value.hint == "mend the package that offers it"
     with pytest.raises(ConfigurationError, match="line 2: mine-net is a network of one's own"):
         parse_suite("rows:\n- model: mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)

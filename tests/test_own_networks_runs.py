@@ -174,7 +174,8 @@ def test_python_trains_plans_and_loads_it(lightly):
 def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_estimated(lightly, run):
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2, "--gradient-accumulation-count", 4)
     train = tuple(word for word in SHORT if word not in ("--global-batch-size", 16))
-    code, _, err = run("train", write(MIXING), *train, *auto, "--run-dir", "planned")
+    code, out, err = run("train", write(MIXING), *train, *auto, "--run-dir", "planned")
+    assert "ipucnn evaluate planned --model-name net.py:build\n" in out
     assert code == 0 and "weights, an estimate: centre" in " ".join(err.split()), err
     program = json.loads(Path("planned/program.json").read_text())
     assert len(program["pipeline_splits"]) == 1

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ipucnn import cli
+from ipucnn.config.options import SPECS
 from ipucnn.planning.cost.memory import published_at
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.settings import uniform
@@ -607,3 +608,22 @@ def test_stages_of_one_ipu_are_called_recomputation_segments(tmp_path, capsys, m
     assert cli.run([*line.split(), "off"]) == 0
     assert capsys.readouterr().out.startswith("lenet: 2 stages on 4 IPUs in 4 replicas, ")
     assert "<h1>lenet in 2 stages on " in Path("plan.html").read_text(encoding="utf-8")
+
+
+def test_what_help_says_is_taken_is_taken(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, shown, _ = run(capsys, "--help-all")
+    assert code == 0
+    said = {spec.key: spec.plan_default for spec in SPECS if spec.plan_default}
+    assert set(said) == {"precision", "pipeline-schedule"} and all(
+        f"[default: {text}]" in shown for text in said.values()
+    )
+    own = plan(capsys, SMALL, "--stages", "2", "--gradient-accumulation-count", "8")
+    assert own.settings.precision == "16.16" and said["precision"].endswith("else 16.16")
+    speeds = {
+        schedule: plan(
+            capsys, SMALL, "--stages", "2", "--gradient-accumulation-count", "8", "--schedule", schedule
+        ).predicted_images_per_s
+        for schedule in ("Grouped", "Interleaved")
+    }
+    assert speeds[own.settings.schedule] == max(speeds.values()) == own.predicted_images_per_s

@@ -9,9 +9,17 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.errors import ConfigurationError
+from ipucnn.hardware import get_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning.cost.layer_times import output_bytes
+from ipucnn.planning.cost.memory import LeastBytes, program_memory
+from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.search import down_sets, minmax, orders, relaxation
+from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.search.tables import StageTables
+from ipucnn.planning.settings import PlanSettings
 
 
 def instance(seed):
@@ -39,13 +47,27 @@ def instance(seed):
     )
 
 
-def brute_force(items, tables, count, schedule):
+def held_bytes(items, least, stage_of, stage):
+    """What a stage holds, written from the words of ``LeastBytes``."""
+    total = least.fixed[stage] + sum(least.items[stage][v] for v, own in enumerate(stage_of) if own == stage)
+    for size, maker, readers in items.tensors:
+        last = max(stage_of[reader] for reader in readers)
+        arrives, leaves = stage_of[maker] < stage <= last, stage_of[maker] <= stage < last
+        total += size * (
+            least.crossing * (arrives + leaves) + least.inputs[stage] * (arrives and last == stage)
+        )
+    return total
+
+
+def brute_force(items, tables, count, schedule, fits=lambda stage_of: True):
     """The least tick of all pipelines: every item in any stage not before those that it reads, no stage empty."""
     n, best = len(items.before), float("inf")
     for stage_of in itertools.product(range(count), repeat=n):
         if set(stage_of) != set(range(count)):
             continue
         if any(stage_of[source] > stage_of[item] for item in range(n) for source in items.before[item]):
+            continue
+        if not fits(stage_of):
             continue
         f, b = [0.0] * count, [0.0] * count
         for item, stage in enumerate(stage_of):
@@ -118,6 +140,81 @@ def test_no_pipeline_is_below_the_bound_of_the_linear_programs(seeds, monkeypatc
             assert program.proved_s(multipliers, low, high) <= fastest * (1 + 1e-9)
     # It finds a fastest one in nearly all of them.
     assert reached >= 0.9 * 2 * len(seeds)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40, 41), *(pytest.param(range(i, 200, 3), marks=pytest.mark.slow) for i in range(3))]
+)
+def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch):
+    monkeypatch.setattr(relaxation, "_MOST_PROGRAMS", 24)
+    raised = 0
+    for seed in seeds:
+        items, tables, count, schedule = instance(seed)
+        rng, n = np.random.default_rng(seed), len(items.before)
+        again = np.array([tables.recomputes(count, stage) for stage in range(count)])
+        least = LeastBytes(
+            items=rng.integers(0, 6, n) * (1.0 + rng.integers(0, 3, (count, 1))),
+            inputs=again * rng.integers(0, 4, count).astype(float),
+            fixed=rng.integers(0, 3, count).astype(float),
+            crossing=1.04,
+        )
+        needed = []
+
+        def most(stage_of, needed=needed, items=items, least=least, count=count):
+            needed.append(max(held_bytes(items, least, stage_of, s) for s in range(count)))
+            return True
+
+        free = brute_force(items, tables, count, schedule, most)
+        # What a twentieth of all pipelines keep to.
+        capacity = float(np.quantile(needed, 0.05))
+
+        def fits(stage_of, capacity=capacity, items=items, least=least, count=count):
+            return max(held_bytes(items, least, stage_of, s) for s in range(count)) <= capacity
+
+        fastest = brute_force(items, tables, count, schedule, fits)
+        memory = relaxation.Memory(least, capacity, 1.0, lambda order, below_s: None)
+        program = relaxation.Relaxation(items, tables, count, schedule, 0.0, fastest * 1.001 + 1e-6, memory)
+        bound_s = program.run()
+        assert bound_s <= fastest * (1 + 1e-9), seed
+        raised += bound_s > free * (1 + 1e-9)
+    # Without memory it would be no more than the tick of what does not fit.
+    assert raised > len(seeds) / 5
+
+
+@pytest.mark.parametrize("recomputation", [False, True])
+def test_no_stage_of_any_order_holds_less_than_the_bound_says(recomputation):
+    """Against the memory of real stages: those of a network whose layers were put into other orders."""
+    graph = layer_graph(get_model("inceptionv3"), BuildOptions((299, 299, 3), 1000))
+    settings = PlanSettings(
+        micro_batch_size=4,
+        gradient_accumulation_count=32,
+        num_stages=4,
+        recomputation=recomputation,
+        precision="16.32",
+    )
+    planner = Planner(graph, get_system("pod16"))
+    ipu = planner.system.ipu
+    sizes = 2 * output_bytes(graph, settings) / ipu.link_bytes_per_s
+    items = down_sets.items_of(graph, sizes.tolist())
+    least = planner.least_bytes(settings)
+    tensors = [(size * ipu.link_bytes_per_s / 2, maker, to) for size, maker, to in items.tensors]
+    rng, n = random.Random(3), len(items.before)
+    for _ in range(6):
+        order, left = [], set(range(n))
+        while left:
+            ready = [v for v in sorted(left) if not left & set(items.before[v])]
+            order.append(rng.choice(ready))
+            left.discard(order[-1])
+        starts = [0, *sorted(rng.sample(range(1, n), 3))]
+        stage_of = [0] * n
+        for place, item in enumerate(order):
+            stage_of[item] = sum(place >= start for start in starts) - 1
+        moved = orders._in_order(graph, order)
+        other = Planner(moved, planner.system)
+        memory = program_memory(moved, other.names(starts), settings, ipu)
+        held = [held_bytes(items._replace(tensors=tensors), least, stage_of, stage) for stage in range(4)]
+        assert all(least <= own.total_bytes for least, own in zip(held, memory))
+        assert sum(held) > 0.25 * sum(own.total_bytes for own in memory)
 
 
 def test_down_sets_are_all_that_hold_what_they_read():

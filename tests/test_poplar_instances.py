@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 from poplar_double import installed
+from poplar_double import run as double
 
 from ipucnn import cli
 from ipucnn.training.checkpoints import load_checkpoint
@@ -54,6 +55,28 @@ def together(tmp_path, *commands, **layout):
     return [ended[0][0], *(err for _, err in ended)]
 
 
+def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
+    """The same, with this process as the first instance: a process less that has to import TensorFlow."""
+    arguments = [str(word) for command in commands for word in (*command, "+")][:-1]
+    capfd.readouterr()
+    other = start(tmp_path, 1, *arguments, **layout)
+    try:
+        with monkeypatch.context() as patch:
+            for name, value in poprun(0, **layout).items():
+                patch.setenv(name, value)
+            patch.setenv("POPLAR_DOUBLE_EXCHANGE", str(tmp_path / "exchange"))
+            patch.setenv("POPLAR_DOUBLE_TIMEOUT_S", "280")  # the other has yet to start
+            code = double.main(arguments)
+        out, err = capfd.readouterr()
+        said, silent = other.communicate(timeout=300)
+    finally:
+        other.kill()
+        other.wait()
+    assert (code, other.returncode) == (0, 0), (err, silent)
+    assert said == "" and "Traceback" not in err + silent
+    return [out, err, silent]
+
+
 def documents(text):
     """The JSON documents that stand one after the other in a text."""
     found, decoder, at = [], json.JSONDecoder(), 0
@@ -86,7 +109,9 @@ def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
         capfd.readouterr()
         assert cli.run([str(a) for a in (*evaluate, "--predictions", tmp_path / "one.csv")]) == 0
     (alone,) = documents(capfd.readouterr().out)
-    out, err, silent = together(
+    out, err, silent = with_another(
+        monkeypatch,
+        capfd,
         tmp_path,
         ["train", *flags, *every, "--run-dir", tmp_path / "both"],
         [*evaluate, "--predictions", tmp_path / "both.csv"],

@@ -359,8 +359,7 @@ def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_pa
         "2",
         "--limit-train",
         "16",
-        "--limit-eval",
-        "4",
+        "--no-validation",
         "--num-epochs",
         "1",
     ]

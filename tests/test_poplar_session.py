@@ -92,19 +92,31 @@ def run(session, model, program, optimizer, images, labels, loss="cross_entropy"
 
 def both(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
     """Runs a program on the host and on the double, micro-batch by micro-batch; both results and the machine."""
-    options = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **options}
-    weights, still = options.pop("weights", None), options.pop("frozen", ())
-    config = dataclasses.replace(RunConfig(), **options)
+    weights, still = options.get("weights"), options.get("frozen", ())
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     unfused = program.with_fused(program.dbn_replica_group_size)
-    host_session = HostSession(CPU, config=config)
+    host_session = HostSession(CPU, config=config_of(program, options))
     model = frozen(make_model(norm, dropout), still)
     host = run(host_session, model, unfused, optimizer, images, labels, weights=weights)
+    return (host, *on_double(norm, program, optimizer, dropout, sdk, **options))
+
+
+def config_of(program, options):
+    """The configuration of a session; of the options, weights and frozen layers are the network's."""
+    own = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
+    values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **own}
+    return dataclasses.replace(RunConfig(), **values)
+
+
+def on_double(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
+    """The same on the double alone; its result and the machine."""
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     with installed(sdk=sdk) as machine:
-        session = create_session("auto", config=config)
-        model = frozen(make_model(norm, dropout), still)
-        poplar = run(session, model, program, optimizer, images, labels, weights=weights)
-    return host, poplar, machine
+        session = create_session("auto", config=config_of(program, options))
+        model = frozen(make_model(norm, dropout), options.get("frozen", ()))
+        return run(
+            session, model, program, optimizer, images, labels, weights=options.get("weights")
+        ), machine
 
 
 def assert_same(host, poplar, tolerance=1e-6):
@@ -395,6 +407,11 @@ def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_byt
         for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
             np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
             assert truth.numpy().tolist() == [labels[n]] * 2
+        # Of images alone, this instance computes the second half.
+        before = len(machine.calls("distributed.allreduce"))
+        shared = np.concatenate([logits for _, logits in session.logits(batch[:1] for batch in 2 * batches)])
+        np.testing.assert_allclose(shared, np.concatenate([expected] * 2), rtol=0, atol=1e-5)
+        assert len(machine.calls("distributed.allreduce")) == before + 1
         asked = []
         with pytest.raises(Stopped):
             session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)
@@ -428,7 +445,7 @@ def test_stateless_masks_are_of_seed_and_micro_batch_and_not_the_hosts():
     one = make_program(4, 4, 1, updates_per_epoch=2)
     two = make_program(4, 2, 2, updates_per_epoch=2)
     host, poplar, _ = both("group", one, dropout=0.5)
-    other = both("group", two, dropout=0.5)[1]
+    other, _ = on_double("group", two, dropout=0.5)
     for name, value in poplar[0].items():
         np.testing.assert_allclose(other[0][name], value, rtol=0, atol=1e-5, err_msg=name)
     assert any(np.abs(value - host[0][name]).max() > 1e-4 for name, value in poplar[0].items())

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from poplar_double import refusals, sources
+from poplar_double.instruction_refusals import INSTRUCTION_REFUSALS
 from poplar_double.refusals import REFUSALS
 from poplar_double.sources import declared, own, parse, rule
 
+ALL_REFUSALS = REFUSALS + INSTRUCTION_REFUSALS
 PAGE = (Path(__file__).parents[1] / "docs" / "poplar-double.md").read_text(encoding="utf-8")
 
 
@@ -70,13 +72,13 @@ def test_a_place_needs_repository_file_and_symbol(place):
 
 def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
     found, _ = declared()
-    for one in REFUSALS:
+    for one in ALL_REFUSALS:
         assert one.error in ("FailedPrecondition", "InvalidArgument", "Unimplemented"), one
         assert bool(one.rule) != bool(one.why_not), one
         if one.rule:
             assert one.rule in found, f"{one.rule} is no rule of the double"
-    assert len({(one.file, one.symbol, one.when) for one in REFUSALS}) == len(REFUSALS) > 40
-    assert sum(bool(one.rule) for one in REFUSALS) >= 20 and refusals.__doc__
+    assert len({(one.file, one.symbol, one.when) for one in ALL_REFUSALS}) == len(ALL_REFUSALS) > 40
+    assert sum(bool(one.rule) for one in ALL_REFUSALS) >= 20 and refusals.__doc__
 
 
 def test_what_was_looked_up_in_the_public_sources_is_written_down():
@@ -89,7 +91,7 @@ def test_what_was_looked_up_in_the_public_sources_is_written_down():
             folder + ("" if one.file.startswith("kernels/") else "driver/") + one.file,
             one.symbol,
         )
-        for one in REFUSALS
+        for one in ALL_REFUSALS
     }
     files = json.loads((Path(sources.__file__).parent / "looked_up.json").read_text(encoding="utf-8"))
     found = {(*name.split(), symbol) for name, file in files.items() for symbol in file["symbols"]}
@@ -103,11 +105,16 @@ def test_what_was_looked_up_in_the_public_sources_is_written_down():
 
 
 def test_which_of_the_driver_s_files_were_read_is_written_down():
-    """Every pass with a refusal was read; what was not read says why.  docs/poplar-double.md counts them."""
+    """Every file with a refusal was read; the others say why not.  docs/poplar-double.md counts them."""
     record = json.loads((Path(sources.__file__).parent / "files_read.json").read_text(encoding="utf-8"))
-    read, listed = record["read"], record["listed"]["passes"]
-    assert all(name.startswith("passes/") and name.endswith(".cc") for name in read)
+    read, listed = record["read"], record["listed"]
+    assert all(name.split("/")[0] in listed and name.endswith(".cc") for name in read)
     assert all(re.fullmatch("[0-9a-f]{40}", one["commit"] or "0" * 40) for one in read.values())
-    assert {one.file for one in REFUSALS if one.file.startswith("passes/")} <= set(read)
+    assert {one.file for one in ALL_REFUSALS if one.file.startswith(("passes/", "ops/"))} <= set(read)
+    assert {one.file for one in INSTRUCTION_REFUSALS} <= set(read)
     assert not set(read) & set(record["not_read"]) and all(record["not_read"].values())
-    assert f"{len(read)} of its {listed} passes" in PAGE
+    counts = {folder: sum(name.startswith(folder + "/") for name in read) for folder in listed}
+    assert f"{counts['passes']} of its {listed['passes']} passes" in PAGE
+    assert (
+        f"{counts['ops']} of {listed['ops']} (`ops`) and {counts['tools']} of {listed['tools']} files" in PAGE
+    )

@@ -32,6 +32,34 @@ def ipucnn(python, *args, cwd, on_double=False):
     return json.loads(done.stdout)
 
 
+TWO = """
+import sys
+from ipucnn import cli
+from ipucnn.sessions.host.environment import set_variables
+set_variables()
+words = sys.argv[1:]
+place = words.index("+")
+sys.exit(cli.run(words[:place]) or cli.run(words[place + 1 :]))
+"""
+
+
+def two_commands(python, first, second, cwd):
+    """The JSON of two commands that one process runs, one after the other."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env.pop("TF_ENABLE_ONEDNN_OPTS", None)
+    done = subprocess.run(
+        [python, "-c", TWO, *first, "+", *second],
+        cwd=str(cwd),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer, end = json.JSONDecoder().raw_decode(done.stdout)
+    return answer, json.loads(done.stdout[end:])
+
+
 def in_this_process(capfd, *args, on_double):
     """The same without the time that another process takes to start."""
     from poplar_double import installed
@@ -67,11 +95,13 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
 def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model, direction):
     monkeypatch.chdir(tmp_path)
 
-    def here(*args):
-        return in_this_process(capfd, *args, on_double=False)
+    def here(*commands):
+        return [in_this_process(capfd, *command, on_double=False) for command in commands]
 
-    def there(*args):
-        return ipucnn(OTHER, *args, cwd=tmp_path)
+    def there(first, *more):
+        if more:
+            return two_commands(OTHER, first, *more, cwd=tmp_path)
+        return [ipucnn(OTHER, *first, cwd=tmp_path)]
 
     trainer, other = (here, there) if direction == "here to there" else (there, here)
     words = [
@@ -86,13 +116,14 @@ def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model,
         "--json",
         *DATA,
     ]
-    trained = trainer("train", model, *words)
-    evaluated = other("evaluate", "r", "--json")["measured"]
+    (trained,) = trainer(("train", model, *words))
+    # And training goes on there from the same place.
+    again = ("train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json")
+    found, continued = other(("evaluate", "r", "--json"), again)
+    evaluated = found["measured"]
     assert evaluated["samples"] == 100
     for name in ("loss", "accuracy", "top5"):
         assert evaluated[name] == pytest.approx(trained["validation"][name], abs=1e-5), name
-    # And training goes on there from the same place.
-    continued = other("train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json")
     assert continued["measured"]["first_weight_update"] > 0
 
 

@@ -45,6 +45,7 @@ class Pipeline:
         aliases=("schedule",),
         choices=("Grouped", "Interleaved", "Sequential"),
         commands=PLAN,
+        plan_default="the faster of Grouped and Interleaved",
         wishes="gpipe 1f1b",
     )
     ipus_per_replica: Optional[int] = option(

@@ -580,6 +580,7 @@ class Training:
         "Bits of the arithmetic and of the weights: 16.16, 16.32 or 32.32.",
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
+        plan_default="the preset's, else 16.16",
         wishes="fp16 half amp mixed-precision bf16 dtype float16",
     )
     stochastic_rounding: str = option(

@@ -88,7 +88,9 @@ def with_run_options(
         if not only_flags:
             parameters.insert(0, _model_parameter("request" in wanted))
         parameters += _general_parameters(only_flags)
-        parameters += [_parameter(spec, _default_of(spec, from_run, from_flags)) for spec in specs.values()]
+        parameters += [
+            _parameter(spec, _default_of(spec, command, from_run, from_flags)) for spec in specs.values()
+        ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # type: ignore[attr-defined]
@@ -176,10 +178,12 @@ def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
     ]
 
 
-def _default_of(spec: OptionSpec, from_run: bool, from_flags: bool) -> str:
+def _default_of(spec: OptionSpec, command: str, from_run: bool, from_flags: bool) -> str:
     """What an option is without a flag, for a command that takes a run folder, nothing but flags, or presets."""
     if from_run:
         return RUN_DEFAULT
+    if command == "plan-splits" and spec.plan_default:
+        return spec.plan_default
     return default_text(spec) if from_flags else shown_default(spec)
 
 

@@ -78,6 +78,7 @@ class OptionSpec:
         ipu_effect: whether a run on IPUs acts on it.  One of the two does; a test looks for who reads it.
         in_yaml: False for options that only make sense as a flag.
         default_text: how the reference describes a default of None.
+        plan_default: what ``plan-splits`` takes instead where nothing is given; "" where it is the same.
         warning: all that a run makes of an option of that application, to be said once; "" for all others.
     """
 
@@ -103,6 +104,7 @@ class OptionSpec:
     ipu_effect: bool = True
     in_yaml: bool = True
     default_text: str = ""
+    plan_default: str = ""
     warning: str = ""
 
     def __post_init__(self) -> None:

@@ -380,7 +380,7 @@ def of_entry_point(name: str) -> Optional[OwnNetwork]:
             return function(*arguments)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise own_code_failed(error, name) from error
 
     return OwnNetwork(name, hashlib.sha256(entry.value.encode()).hexdigest(), make=make)

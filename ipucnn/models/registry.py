@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
-from ipucnn.python_files import MODELS_GROUP, entry_point, is_python_name, label_of
+from ipucnn.python_files import MODELS_GROUP, entry_point, entry_points, is_python_name, label_of
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def get_model(name: str) -> ModelRecord:
             from ipucnn.models import own_networks  # which needs NumPy
 
             return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
-        hint = did_you_mean(name, (r.name for r in records.values()))
+        offered = [own for own, _ in entry_points(MODELS_GROUP)]
+        hint = did_you_mean(name, [*(r.name for r in records.values()), *offered])
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
         ) from None

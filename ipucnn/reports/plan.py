@@ -197,22 +197,20 @@ def _ms(seconds: float) -> str:
 def _stages(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
-    wide = out.width >= 110
     recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
     table = _table("stages, predicted; times of one micro-batch in ms")
     table.add_column("", justify="right")
     if plan.settings.mapping != tuple(range(plan.num_stages)):
         table.add_column("IPU", justify="right")
     table.add_column("opens at", overflow="fold")
-    if wide:
-        table.add_column("ends with", overflow="fold")
+    table.add_column("ends with", overflow="fold")
     for name in ("layers", "MACs", "params", "forward"):
         table.add_column(name, justify="right", no_wrap=True)
     if recomputes:
-        table.add_column("again" if not wide else "recompute", justify="right", no_wrap=True)
+        table.add_column("recompute", justify="right", no_wrap=True)
     if plan.settings.training:
         table.add_column("backward", justify="right", no_wrap=True)
-    if wide and plan.num_stages > 1:
+    if plan.num_stages > 1:
         table.add_column("receives", justify="right", no_wrap=True)
         table.add_column("skips", justify="right")
     for stage in plan.stages:
@@ -220,8 +218,7 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
         if plan.settings.mapping != tuple(range(plan.num_stages)):
             cells.append(str(stage.ipu))
         cells.append(Text(stage.first_layer))
-        if wide:
-            cells.append(Text(stage.last_layer))
+        cells.append(Text(stage.last_layer))
         cells += [str(stage.num_layers), units.count(stage.macs), units.count(stage.num_parameters)]
         cells.append(units.column_milliseconds(stage.predicted_forward_s))
         if recomputes:
@@ -230,7 +227,7 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
             )
         if plan.settings.training:
             cells.append(units.column_milliseconds(stage.predicted_backward_s))
-        if wide and plan.num_stages > 1:
+        if plan.num_stages > 1:
             cells.append(
                 units.column_milliseconds(stage.predicted_receive_s) if stage.predicted_receive_s else ""
             )
@@ -425,6 +422,8 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     more = f"; {left} more with --json" if left > 0 else ""
     segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
     out.print(Text(f"* best{segments}{more}"))
+    if len(plan.pareto) > 1:
+        out.print(Text("the best is of all configurations, other rows of fewer micro-batches and segments"))
     used = {mark for entry in plan.pareto for mark in entry.marks}
     for mark, told in _MARKS.items():
         if mark in used:

@@ -106,10 +106,15 @@ def print_diff(found: Dict[str, Any]) -> None:
 
     out = console(sys.stdout)
     for name in ("options", "places", "program", "data", "versions"):
-        if found[name]:
-            title = {"places": "where things lie", "program": "Program"}.get(name, name)
-            out.print(_pairs(title, found["runs"], found[name]))
+        # The folders themselves stand above the columns.
+        rows = {key: values for key, values in found[name].items() if values != found["runs"]}
+        if rows:
+            out.print(_pairs({"places": "where things lie"}.get(name, name), found["runs"], rows))
     out.print(_pairs("at the end", found["runs"], found["final"]))
+    history = found["history"]
+    if history is not None:
+        figures = {name: _told_apart(*values) for name, values in history["figures"].items()}
+        out.print(_pairs(f"the first row that differs ({history['event']})", found["runs"], figures))
     for line in _conclusions(found):
         out.print(Text(printable(line)), soft_wrap=True)
 
@@ -135,17 +140,13 @@ def _value(value: Any) -> str:
 def _conclusions(found: Dict[str, Any]) -> List[str]:
     history = found["history"]
     if history is not None:
-        names = ", ".join(
-            f"{name} {_exact(values[0])} and {_exact(values[1])}"
-            for name, values in history["figures"].items()
-        )
         after, until = history["after"], history["weight_updates"]
         first = (
             f"weight update {until}"
             if until - after <= 1
             else f"one of weight updates {after + 1:,} to {until:,}, which are one row of the history"
         )
-        lines = [f"the histories differ first at {first} ({history['event']}: {names})"]
+        lines = [f"the histories differ first at {first}"]
     elif found["compared"]:
         rows = "the one row" if found["compared"] == 1 else f"all {found['compared']:,} rows"
         lines = [f"the histories have the same bytes in {rows} that both have"]
@@ -178,9 +179,14 @@ def _as_far(found: Dict[str, Any]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _exact(value: Any) -> str:
-    """All digits: the difference may be in the last."""
-    return "none" if value is None else repr(value)
+def _told_apart(*values: Any) -> List[Any]:
+    """Two values with as few digits as tell them apart, at least four."""
+    if all(isinstance(value, float) for value in values):
+        for digits in range(4, 17):
+            texts = [f"{value:.{digits}g}" for value in values]
+            if len(set(texts)) == len(texts):
+                return texts
+    return list(map(repr, values)) if None not in values else list(values)
 
 
 # --- curves

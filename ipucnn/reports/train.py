@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
+from ipucnn.python_files import is_python_name
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -222,7 +223,18 @@ class RunDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours, run.folder.size_bytes)
+            print_report(report, folder, neighbours, run.folder.size_bytes, _files_of_ones_own(run))
+
+
+def _files_of_ones_own(run: TrainingRun) -> List[str]:
+    """The words that name the user's own files to whoever opens the run, as far as it needs them."""
+    config, own = run.resolved.config, run.setup.record.own
+    words: List[str] = []
+    if config.dataset is not None and is_python_name(config.dataset):
+        words += ["--dataset", config.dataset]
+    if own is not None and own.architecture is not None and own.architecture.own_layers:
+        words += ["--model-name", config.model_name]
+    return words
 
 
 def show_dry_run(run: TrainingRun, as_json: bool) -> None:
@@ -437,7 +449,11 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 
 
 def print_report(
-    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+    report: Dict[str, Any],
+    folder: str,
+    neighbours: Optional[float],
+    size_bytes: Optional[int] = None,
+    files: Sequence[str] = (),
 ) -> None:
     """The end report on stdout, and the commands that evaluate the result and show its curves.
 
@@ -446,6 +462,7 @@ def print_report(
         folder: the run's.
         neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
         size_bytes: what the folder takes on its disk.
+        files: words that name files of the user's own to `ipucnn evaluate`.
     """
     from rich.text import Text
 
@@ -458,7 +475,8 @@ def print_report(
     if find_spec("tensorboard") is None:
         lines[0] += "   (after: pip install tensorboard)"
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        lines.insert(0, f"evaluate it: ipucnn evaluate {shlex.quote(folder)}")
+        words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
+        lines.insert(0, f"evaluate it: {words}")
     for line in lines:
         out.print(Text(printable(line)), soft_wrap=True)
 

@@ -172,6 +172,8 @@ def find_runs(folder: Path) -> List[Path]:
     Raises:
         DataError: there is no such folder.
     """
+    if is_file(folder):
+        raise DataError(f"{folder} is a file, not a folder with runs in it", "ipucnn runs FOLDER")
     if not is_folder(folder):
         raise DataError(f"folder {folder} does not exist", "train a first run: ipucnn train toy_model")
     return list(_runs_in(folder, depth=2))

@@ -21,6 +21,7 @@ from ipucnn.filesystem import (
     entries,
     exists,
     expand,
+    is_file,
     is_folder,
     is_link,
     locked,
@@ -368,10 +369,10 @@ class RunFolder:
         """
         path = self.path / CONFIG
         if not exists(path, "run folder"):
-            raise DataError(
-                f"{self.path} is not a run folder: it has no {CONFIG}",
-                "give a folder that `ipucnn train` wrote, for example runs/efficientnet-b0-digits",
-            )
+            inside = [p for p in entries(self.path) if is_folder(p) and is_file(p / CONFIG)]
+            some = ", ".join(map(str, inside[:5])) + (", ..." if len(inside) > 5 else "")
+            hint = "give a folder that `ipucnn train` wrote" + (f": {some}" if inside else "")
+            raise DataError(f"{self.path} is not a run folder: it has no {CONFIG}", hint)
         text = read_text(path, MAX_BYTES, hint="restore it, or train again with --overwrite")
         if "model-name:" not in text:
             raise DataError(

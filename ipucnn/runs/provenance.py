@@ -149,7 +149,8 @@ def environment() -> Dict[str, Any]:
         "cpu": cpu_name(),
         "threads": operation_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
-        "command": " ".join(map(shlex.quote, sys.argv)),
+        # As it is typed, wherever this machine has the program: exports carry it to other people.
+        "command": " ".join(map(shlex.quote, ["ipucnn", *sys.argv[1:]])),
     }
 
 

@@ -19,7 +19,7 @@ A tensor that skips over the stage is live in it, but needs no stash of its own.
 import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -253,8 +253,17 @@ class RangeCounts:
         item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
         # What the host delivers is an input of whatever range reads it.
         made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
+        # Whether layers keep nothing but what they read or make.
+        self.keeps_inputs = all({*layer.kept} <= {layer.name, *layer.inputs} for layer in layers)
+        # Of each tensor that is kept the items that keep it, and its elements.
+        self.kept_at: List[Tuple[List[int], float]] = []
         if training:
             kept_at = [item_of[found] for found in uses.keepers]
+            self.kept_at = [
+                (sorted({int(item) for item in at}), size)
+                for at, size in zip(kept_at, uses.elements)
+                if len(at)
+            ]
             self.kept = distinct_sum(kept_at, uses.elements, n)
             self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
         else:
@@ -291,6 +300,22 @@ class RangeCounts:
             total *= _IMBALANCE
             self._resident = key, total
         return self._resident[1]
+
+
+class LeastBytes(NamedTuple):
+    """What a stage holds at least, whatever set of items it is: sums over its items and over what crosses its cuts.
+
+    Attributes:
+        items: (stages, items) bytes of each item in each stage.
+        inputs: (stages,) how often a stage holds the tensors that it receives and does not pass on.
+        fixed: (stages,) bytes beside that.
+        crossing: what a byte that crosses one of a stage's cuts takes in it.
+    """
+
+    items: np.ndarray
+    inputs: np.ndarray
+    fixed: np.ndarray
+    crossing: float
 
 
 class MemoryModel:
@@ -465,6 +490,36 @@ class MemoryModel:
             temporaries_bytes=temporaries,
             capacity_bytes=float(self.ipu.sram_bytes),
         )
+
+    def least_bytes(self, num_stages: int) -> LeastBytes:
+        """What each stage of so many, on an IPU each, holds at least in any order of the layers.
+
+        Of what several items of a stage share, each item stands for a part: a tensor that they keep, or code.  A stage
+        with some of them holds all of it, which is no less than their parts.  Temporaries, and what is around the
+        layer at work, are left out.
+        """
+        counts, settings = self.counts, self.settings
+        items: Any = np.arange(self.num_items)
+        weight, *trained = self._per_weight
+        own = weight * counts.weights[items, items + 1] + sum(trained) * counts.trainable[items, items + 1]
+        for at, size in zip(counts.code_at, counts.code_bytes):
+            places = sorted(set(at))
+            own[places] += self._tiles * size / len(places)
+        kept = np.zeros(self.num_items)
+        for places, elements in counts.kept_at:
+            kept[places] += elements * self.sample_bytes / len(places)
+        least, inputs = np.zeros((num_stages, self.num_items)), np.zeros(num_stages)
+        fixed = np.full(num_stages, self._tiles * _FIXED_CODE_BYTES)
+        fixed[0] += counts.arriving[0] * self.sample_bytes
+        for stage in range(num_stages):
+            depth, again = self.depth(num_stages, stage), settings.training and settings.recomputation
+            if again and stage < num_stages - 1:
+                # What a stage reads and what it keeps of its own is no less than what its layers keep.
+                least[stage] = own + kept * counts.keeps_inputs
+                inputs[stage] = depth
+            else:
+                least[stage] = own + (1 + depth) * kept
+        return LeastBytes(_IMBALANCE * least, _IMBALANCE * inputs, _IMBALANCE * fixed, _IMBALANCE)
 
     def one_ipu(self) -> Tuple[float, np.ndarray]:
         """Memory of recomputation segments on one IPU, besides what a segment takes while it is at work (``segment``).

@@ -13,15 +13,18 @@ from ipucnn.hardware import IPU
 from ipucnn.planning.cost.layer_times import output_bytes
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search import minmax
-from ipucnn.planning.search.down_sets import Chains, down_sets, items_of, promising
+from ipucnn.planning.search.down_sets import Chains, Items, down_sets, items_of, promising
 from ipucnn.planning.search.planner import PROPORTIONS, SAME_SPEED, Candidate, Planner
-from ipucnn.planning.search.relaxation import Relaxation, is_solved
-from ipucnn.planning.search.tables import item_starts
+from ipucnn.planning.search.relaxation import WORTH_A_SEARCH, Memory, Relaxation, is_solved
+from ipucnn.planning.search.tables import StageTables, item_starts
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.text import counted
 
 # Down-sets over which the least crosses: the search over them finds short ticks quickly.
 _PROMISING = 8_000
+
+# More than any stage takes.
+_ANY_BYTES = 1e15
 
 # Dynamic programs of a search over down-sets before it is given up with a gap.
 _MOST_EVALUATIONS = 400
@@ -125,8 +128,12 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
         cuts, bound_s = searched(masks)
         best = kept(cuts)
     else:
+        # Where memory decides in the network's own order, the linear program is told of it, and looks for what fits.
+        memory = None
+        if is_solved(items, count) and _is_faster_with_more_memory(tables, count, schedule, own_s):
+            memory = _memory(planner, settings, candidate.memory_limit, items)
         shortest = best.candidate.solution.objective_s
-        relaxation = Relaxation(items, tables, count, schedule, idle_s, shortest)
+        relaxation = Relaxation(items, tables, count, schedule, idle_s, shortest, memory)
         bound_s = relaxation.run()
         best = kept(relaxation.cuts or None)
     found = best.candidate.solution
@@ -135,6 +142,35 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
         bound_s = found.objective_s  # sums of the same numbers in another order
     proved = replace(best.candidate, solution=replace(found, lower_bound_s=bound_s))
     return best._replace(candidate=proved)
+
+
+def _is_faster_with_more_memory(tables: StageTables, count: int, schedule: str, own_s: float) -> bool:
+    """Whether splits in the network's own order would be faster if all of them fitted."""
+    free = replace(tables, capacity_bytes=_ANY_BYTES)
+    below_s = own_s / (1 + WORTH_A_SEARCH)
+    return bool(minmax.search(free, count, schedule, below_s=below_s, any_will_do=True).starts)
+
+
+def _memory(planner: Planner, settings: PlanSettings, limit: float, items: Items) -> Memory:
+    """What the linear programs are told of the memory of stages, and how pipelines that fit are found."""
+
+    def fitting(order: Sequence[int], below_s: float) -> Optional[Tuple[List[int], float]]:
+        place = {item: i for i, item in enumerate(order)}
+        if any(place[other] > place[item] for item, before in enumerate(items.before) for other in before):
+            return None  # shares that differ by less than the solver's rounding
+        own = Planner(_in_order(planner.graph, order), planner.system)
+        found = own.faster(settings, limit, below_s)
+        if found is None:
+            return None
+        masks = [sum(1 << item for item in order[:start]) for start in found.solution.starts]
+        return masks, found.solution.objective_s
+
+    return Memory(
+        planner.least_bytes(settings),
+        limit * planner.system.ipu.sram_bytes,
+        planner.system.ipu.link_bytes_per_s / 2,
+        fitting,
+    )
 
 
 def with_own_proportions(planner: Planner, own: Candidate, found: AnyOrder) -> AnyOrder:
@@ -194,11 +230,16 @@ def reordered(graph: LayerGraph, cuts: Sequence[int], num_items: int) -> LayerGr
     Args:
         cuts: the down-sets before the stages but the first, as masks of items.
     """
-    bounds = [*item_starts(graph), len(graph.layers)]
     order: List[int] = []
     done = 0
     for mask in [*cuts, (1 << num_items) - 1]:
         order += [item for item in range(num_items) if (mask & ~done) >> item & 1]
         done = mask
+    return _in_order(graph, order)
+
+
+def _in_order(graph: LayerGraph, order: Sequence[int]) -> LayerGraph:
+    """The graph with its items in that order."""
+    bounds = [*item_starts(graph), len(graph.layers)]
     layers = tuple(layer for item in order for layer in graph.layers[bounds[item] : bounds[item + 1]])
     return replace(graph, layers=layers)

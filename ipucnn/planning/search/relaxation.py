@@ -11,6 +11,12 @@ the first.  Of item v in D_s there is z[s, v]; X + Y + w (T_0 + T_1) is made as 
     b_s (z[s + 1] - z[s]) <= Y
     sum_e seconds_e t[s, e] + idle <= T_c of each cut, in its class c
 
+Where a stage's memory is known from below (``Memory``), it is
+
+    sum_v bytes_v (z[s + 1, v] - z[s, v]) + sum_e bytes_e (t[s, e] + t[s + 1, e]) + n sum_e bytes_e i[s, e]
+        <= what is left
+    i[s, e] >= t[s, e] - t[s + 1, e]      where a stage that recomputes holds n times what it reads; i >= 0
+
 Every pipeline is such a z of zeros and ones, and its tick the value, so no tick is below the least value.  What the
 solver says of the least value is not believed.  For multipliers p >= 0 of the rows A z <= b and costs c, whatever they
 are, c z >= c z + p (A z - b) = -p b + (c + p A) z, and each term of this is least at one end of its unknown's range
@@ -21,10 +27,11 @@ apart from those without (branch and bound).  The items in the order of sum_s z[
 every answer gives an order, and between its prefixes a fast pipeline is looked for.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.planning.cost.memory import LeastBytes
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.down_sets import Chains, Items
 from ipucnn.planning.search.tables import StageTables
@@ -33,14 +40,34 @@ from ipucnn.planning.search.tables import StageTables
 _MOST_UNKNOWNS, _ALL_UNKNOWNS = 60_000, 400_000
 _MOST_PROGRAMS = 80
 
-# A gap that is not worth another program, as a fraction of the bound.
-_SMALL_GAP = 0.005
+# A smaller gap, as a fraction of the bound, is not worth another program.
+WORTH_A_SEARCH = 0.005
 
 # Dynamic programs over the prefixes of an order.
 _MOST_EVALUATIONS = 40
 
+# Orders in which pipelines that fit are looked for.
+_MOST_ORDERS = 24
+
 # Shares that are nearer to 0 or 1 are rounded.
 _ROUNDING = 1e-6
+
+
+class Memory(NamedTuple):
+    """What the stages of any pipeline hold at least, and what they may hold.
+
+    Attributes:
+        least: see ``LeastBytes``.
+        capacity_bytes: of a stage.
+        bytes_per_s: of what crosses a cut in the seconds of ``Items.tensors``.
+        fitting: the cuts and the tick of the fastest pipeline that fits in an order of the items, if one is faster than
+            the tick that is given; None if none is.
+    """
+
+    least: LeastBytes
+    capacity_bytes: float
+    bytes_per_s: float
+    fitting: Callable[[Sequence[int], float], Optional[Tuple[List[int], float]]]
 
 
 class _Part(NamedTuple):
@@ -72,6 +99,7 @@ class Relaxation:
 
     Args:
         below_s: tick of a pipeline that is known; the bounds are of those that are faster.
+        memory: without it pipelines are looked for, and bounded, whether they fit or not.
 
     Attributes:
         best_s, cuts: the shortest tick found, ``below_s`` without cuts at first, and its down-sets before the stages,
@@ -86,8 +114,10 @@ class Relaxation:
         schedule: str,
         idle_s: float,
         below_s: float,
+        memory: Optional[Memory] = None,
     ) -> None:
         self.items, self.tables, self.k, self.idle_s = items, tables, num_stages, idle_s
+        self.memory, self.num_orders = memory, 0
         self.schedule, self.weight = schedule, tables.transfer_directions
         self.alternates = schedule == "Interleaved" and tables.training
         self.best_s, self.cuts = below_s, []  # type: float, List[int]
@@ -114,10 +144,14 @@ class Relaxation:
     def run(self) -> float:
         """Looks for faster pipelines; returns a tick that none is below, which is at most ``best_s``."""
         bound_s = self._minimum_cuts()
-        if not is_solved(self.items, self.k) or self.best_s <= bound_s * (1 + _SMALL_GAP):
+        if not is_solved(self.items, self.k) or self.best_s <= bound_s * (1 + WORTH_A_SEARCH):
             return bound_s
+        allowed = float(_ALL_UNKNOWNS)
+        if self.memory is not None:
+            # Most of them are solved sooner, but for those with the inputs of stages that recompute.
+            allowed *= 2 if not self.memory.least.inputs.any() else 0.4
         size = num_unknowns(self.items, self.k)
-        return max(bound_s, self._branch_and_bound(min(_MOST_PROGRAMS, _ALL_UNKNOWNS // size)))
+        return max(bound_s, self._branch_and_bound(min(_MOST_PROGRAMS, int(allowed / size))))
 
     # --- on which sides of the cuts items are
 
@@ -242,7 +276,7 @@ class Relaxation:
         solved, parts, follow = 1, [] if root is None else [root], root
         while parts and solved < most_programs:
             lowest = min(parts, key=lambda part: part.bound_s)
-            if self.best_s <= lowest.bound_s * (1 + _SMALL_GAP):
+            if self.best_s <= lowest.bound_s * (1 + WORTH_A_SEARCH):
                 break
             # Down to where nothing is open, as this finds fast pipelines, and on with the part of the least bound.
             part = follow or lowest
@@ -324,8 +358,11 @@ class Relaxation:
                 if stage:
                     terms.append(((stage - 1) * n + every, -load))
                 at_most(0.0 if stage < k - 1 else -float(load.sum()), 1, *terms)
-        self.costs = np.zeros(x + 2 + classes)
-        self.costs[x : x + 2], self.costs[x + 2 :] = 1.0, self.weight
+        size = x + 2 + classes
+        if self.memory is not None:
+            size = self._memory_rows(at_most, n, first, size)
+        self.costs = np.zeros(size)
+        self.costs[x : x + 2], self.costs[x + 2 : x + 2 + classes] = 1.0, self.weight
         self.most = np.array(most)
         self.rows = csr_matrix(
             (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
@@ -334,8 +371,54 @@ class Relaxation:
         # No load is more than everything twice, and no cut more than all tensors.
         work = 2 * float(self.tables.forward_s.sum() + self.tables.backward_s.sum()) * self.scale
         self.ends = np.concatenate(
-            [np.ones(x), [work] * 2, [seconds.sum() + self.idle_s * self.scale] * classes]
+            [
+                np.ones(x),
+                [work] * 2,
+                [seconds.sum() + self.idle_s * self.scale] * classes,
+                np.ones(size - (x + 2 + classes)),
+            ]
         )
+
+    def _memory_rows(self, at_most: Callable[..., None], n: int, first: int, size: int) -> int:
+        """Adds the rows of memory, in parts of the capacity.
+
+        Args:
+            at_most: adds rows.
+            n, first, size: items, the first t, and all unknowns so far.
+
+        Returns:
+            The number of all unknowns.
+        """
+        assert self.memory is not None
+        least, capacity = self.memory.least, self.memory.capacity_bytes
+        sizes = (
+            np.array([seconds for seconds, _, _ in self.items.tensors]) * self.memory.bytes_per_s / capacity
+        )
+        every, tensors, k = np.arange(n), np.arange(len(sizes)), self.k
+        for stage in range(k):
+            own = least.items[stage] / capacity
+            left = 1.0 - float(least.fixed[stage]) / capacity
+            terms = []  # type: List[Tuple[np.ndarray, object]]
+            if stage < k - 1:
+                terms += [
+                    (stage * n + every, own),
+                    (first + stage * len(sizes) + tensors, least.crossing * sizes),
+                ]
+            else:
+                left -= float(own.sum())
+            if stage:
+                opens: np.ndarray = first + (stage - 1) * len(sizes) + tensors
+                terms += [((stage - 1) * n + every, -own), (opens, least.crossing * sizes)]
+                if least.inputs[stage]:
+                    # What is received is read, or passed on.
+                    terms.append((size + tensors, float(least.inputs[stage]) * sizes))
+                    rows = [(opens, 1.0), (size + tensors, -1.0)]  # type: List[Tuple[np.ndarray, object]]
+                    if stage < k - 1:
+                        rows.append((first + stage * len(sizes) + tensors, -1.0))
+                    at_most(0.0, len(sizes), *rows)
+                    size += len(sizes)
+            at_most(left * (1 + 1e-9), 1, *terms)
+        return size
 
     def _part(self, given: np.ndarray, least_s: float) -> Optional[_Part]:
         """Pipelines with items on given sides, None if none of them is faster than the best.
@@ -376,10 +459,18 @@ class Relaxation:
     def _look_between(self, shares: np.ndarray) -> None:
         """A faster pipeline between the prefixes of an order, and between them and the best one's down-sets."""
         total = shares.sum(axis=0).round(6)
+        order = sorted(range(len(total)), key=lambda v: (-total[v], v))
         masks, mask = {0, *self.cuts}, 0
-        for item in sorted(range(len(total)), key=lambda v: (-total[v], v)):
+        for item in order:
             mask |= 1 << item
             masks.add(mask)
+        if self.memory is not None:
+            if self.num_orders < _MOST_ORDERS:
+                self.num_orders += 1
+                fitting = self.memory.fitting(order, self.best_s * (1 - 1e-9))
+                if fitting is not None:
+                    self.cuts, self.best_s = fitting
+            return
         chosen = sorted(masks, key=lambda own: (bin(own).count("1"), own))
         chains = Chains(self.items, chosen, self.tables, self.k, self.schedule, self.idle_s)
         search = minmax.Search(chains, _MOST_EVALUATIONS, self.best_s * (1 - 1e-9))

@@ -548,8 +548,7 @@ class Cluster:
                 link.send({"left": rank})
         code = interrupts.noted()
         lines = f"error: worker {rank} left\nhint: {self.hint}\n"
-        with contextlib.suppress(OSError):
-            os.write(2, (lines if code is None else "interrupted\n").encode())
+        interrupts.tell(lines if code is None else "interrupted\n")
         os._exit(EXIT_WORKERS if code is None else code)
 
     # -- TensorFlow's part
