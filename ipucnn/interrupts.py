@@ -65,6 +65,8 @@ class _State:
     at_once = False
     # A library has threads that would not survive the destructors of C++ at the end of the process.
     skips_destructors = False
+    # Where what ends the process is told, past Python's streams.
+    stderr = 2
 
 
 _state = _State()
@@ -138,9 +140,24 @@ def _handle(number: int, frame: "Optional[FrameType]") -> None:
 
 
 def _end_at_once(code: int) -> "NoReturn":
-    with contextlib.suppress(OSError):
-        os.write(2, b"interrupted\n")
+    tell("interrupted\n")
     os._exit(code)
+
+
+def tell(text: str) -> None:
+    """Writes to stderr, past Python's streams: for what ends the process at once, in any thread."""
+    with contextlib.suppress(OSError):
+        os.write(_state.stderr, text.encode())
+
+
+@contextlib.contextmanager
+def stderr_kept_at(descriptor: int) -> "Iterator[None]":
+    """Inside it, file descriptor 2 leads elsewhere, and what ends the process is told at this one."""
+    former, _state.stderr = _state.stderr, descriptor
+    try:
+        yield
+    finally:
+        _state.stderr = former
 
 
 def _is_ignored(number: int) -> bool:

@@ -203,6 +203,11 @@ def pytest_xdist_auto_num_workers(config):
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_make_parametrize_id(val):
+    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so."""
+    return str(int(val)) if isinstance(val, signal.Signals) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them.
@@ -212,8 +217,17 @@ def pytest_collection_modifyitems(config, items):
     """
     lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if not line.startswith("#")}
-    found = (re.fullmatch(r"(.+): ([0-9]+) examples", line) for line in slow)
+    found = [re.fullmatch(r"(.+): ([0-9]+) examples", line) for line in slow]
     few = {case.group(1): int(case.group(2)) for case in found if case}
+    if not (any("::" in word for word in config.args) or config.getoption("lf", False)):
+        collected = {item.nodeid for item in items}
+        files = {name.split("::")[0] for name in collected}
+        named = (slow - {case.group() for case in found if case}) | set(few)
+        stale = sorted(name for name in named - collected if name.split("::")[0] in files)
+        if stale:
+            raise pytest.UsageError(
+                f"tests/slow_cases.txt names cases that are not there: {', '.join(stale)}"
+            )
     leaves_out_slow = "not slow" in config.getoption("markexpr")
     for item in items:
         if item.nodeid in slow or (item.nodeid in few and not leaves_out_slow):

@@ -81,6 +81,10 @@ def test_mistakes_are_those_of_the_commands(folder):
     with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
         ipucnn.train("lenet", num_epoch=3)
     assert "'num_epochs'" in caught.value.hint
+    for option, said in (({"kfold": 3}, "a cross-validation is several"), ({"dry_run": True}, "dry_run: ")):
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            ipucnn.train("toy_model", dataset="digits", **option)
+        assert caught.value.hint
     with pytest.raises(ConfigurationError, match="unknown model"):
         ipucnn.plan("lennet")
     with pytest.raises(AttributeError, match="no attribute 'loed'"):

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn import cli, machine
+from ipucnn import cli, interrupts, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
@@ -40,6 +40,7 @@ from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
     check_share,
+    check_sharing,
     expand_nodes,
     find_workers,
     notes_of_sharing,
@@ -304,6 +305,27 @@ def test_workers_share_images_that_are_segmented(pages):
         assert isinstance(result, DataError) and "are not finite" in result.message
 
 
+@pytest.mark.parametrize("taken", [None, 0, 2])
+def test_a_port_of_tensorflows_servers_that_is_taken(taken):
+    """All of them say so: TensorFlow would wait for minutes, without listening to anything."""
+
+    def act(one):
+        # The rendezvous is over, and its connections may be at the port of the first worker.
+        with socket.socket() as other:
+            if one.rank == taken:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(("0.0.0.0", int(one.addresses[taken].rpartition(":")[2])))
+                other.listen(1)
+            one.require_ports()
+
+    for result in met(3, act=act):
+        if taken is None:
+            assert result == (3, None)
+        else:
+            assert isinstance(result, ConfigurationError) and result.hint == "use another port"
+            assert f"server of worker {taken} cannot start at 127.0.0.1:" in result.message
+
+
 def test_workers_that_begin_with_other_weights():
     """Files of the same name may have other contents on another machine."""
     values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
@@ -522,6 +544,11 @@ def test_which_numbers_of_workers_fit():
         check_share(6, 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
+    # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
+    for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
+        with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
+            check_sharing(*numbers)
+        assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
 @given(
@@ -1029,8 +1056,8 @@ LAUNCHED = """
 import sys, json, os, signal, time
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
-print("\\n".join(said), file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("\\n".join(said), file=sys.stderr, flush=True)
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1062,7 +1089,9 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2)
+    waits = any(seconds for *_, seconds in workers)
+    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
+    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
@@ -1204,6 +1233,17 @@ def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
         process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == -(sent or signal.SIGALRM)
+
+
+def test_who_left_is_told_while_tensorflow_is_imported(capfd):
+    """What C++ prints then is turned aside; the line that says why the worker ends is not."""
+    from ipucnn.sessions.host.environment import stderr_aside
+
+    with stderr_aside(shown_if_failed=False):
+        os.write(2, b"noise\n")
+        interrupts.tell("error: worker 1 left\n")
+    interrupts.tell("hint: x\n")
+    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
 
 
 def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):

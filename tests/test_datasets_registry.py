@@ -105,6 +105,29 @@ def test_segmentation_stands_in():
         choose("isbi2012", ".", home="isbi2012", task="segmentation")
 
 
+@pytest.mark.parametrize(
+    ("folders", "task", "home", "named"),
+    [
+        (("images", "masks"), "segmentation", "isbi2012", "imagemasks"),
+        (("train/a", "val/a"), "classification", "mnist", "imagefolder"),
+        ((), "classification", "mnist", None),
+    ],
+)
+def test_a_stand_in_for_a_folder_of_own_images_says_how_to_take_them(tmp_path, folders, task, home, named):
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    said = choose(None, tmp_path, home=home, task=task).message
+    assert (f"add --dataset {named} to take them" in said) == ("to take them" in said) == (named is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("imagefolder", "classification"), ("imagemasks", "segmentation")]
+)
+def test_own_images_in_a_folder_that_does_not_exist(tmp_path, name, task):
+    with pytest.raises(DataError, match="none does not exist"):
+        choose(name, tmp_path / "none", home="isbi2012", task=task)
+
+
 def test_a_damaged_home_set_is_not_replaced_in_silence(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"")

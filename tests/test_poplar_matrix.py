@@ -1,6 +1,6 @@
 """Many combinations on the double: a pairwise selection that trains, evaluates and infers, through the CLI.
 
-``pytest -m slow tests/test_poplar_matrix.py`` runs the whole selection; ten of a dozen small ones run always.
+``pytest -m slow tests/test_poplar_matrix.py`` runs the whole selection; some of a dozen small ones run always.
 """
 
 import json

@@ -407,6 +407,11 @@ def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_byt
         for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
             np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
             assert truth.numpy().tolist() == [labels[n]] * 2
+        # Of images alone, this instance computes the second half.
+        before = len(machine.calls("distributed.allreduce"))
+        shared = np.concatenate([logits for _, logits in session.logits(batch[:1] for batch in 2 * batches)])
+        np.testing.assert_allclose(shared, np.concatenate([expected] * 2), rtol=0, atol=1e-5)
+        assert len(machine.calls("distributed.allreduce")) == before + 1
         asked = []
         with pytest.raises(Stopped):
             session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)

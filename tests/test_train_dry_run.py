@@ -42,9 +42,18 @@ def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
     assert code == 0, err
     assert "run folder" in out and "runs/lenet-digits" in out.replace("\n", "")
     assert "global batch" in out and "12 per epoch x 2 epochs" in out
-    assert "8 of 3 weight updates" in out and "after every 4 executions" in out
+    assert "8, each of 3 weight updates" in out and "after every 4 executions" in out
     assert "CPU" in out and "nothing was trained or written" in err
     assert list(here.iterdir()) == []
+
+
+def test_large_numbers_have_separators(capsys, here):
+    batch = ("--micro-batch-size", "1200", "--weight-updates-per-epoch", "2000")
+    code, out, err = run(capsys, "--dry-run", *batch)
+    assert code == 0, err
+    assert "global batch 1,200 = micro-batch 1,200 x 1 accumulated x 1 replica" in err
+    assert "2 executions of 2,000 weight updates" in err
+    assert "1,200 = micro-batch 1,200 x 1 accumulated" in out and "2, each of 2,000 weight updates" in out
 
 
 def test_the_program_is_that_of_the_run(capsys, here):

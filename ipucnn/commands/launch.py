@@ -149,7 +149,8 @@ class _Workers:
                 reader.join(GRACE_S)
             for rank, lines in sorted(self._errors.items()):
                 # What ended all of them alike the first worker has said, and who was told to end has nothing to say.
-                if self._ends.get(rank) not in (self._ends.get(0), EXIT_SIGTERM if self._is_told else None):
+                was_told = self._is_told and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
+                if self._ends.get(rank) != self._ends.get(0) and not was_told:
                     sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:

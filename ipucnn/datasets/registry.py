@@ -333,10 +333,7 @@ def choose_dataset(
         return Choice(known, location, f"data set {known} from {location}", task)
     if download and known in REMOTES:
         return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
-    if not is_folder(path, "--dataset-path"):
-        raise DataError(
-            f"data folder {path} does not exist", "pass --dataset-path with the folder of the data"
-        )
+    _check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
 
 
@@ -477,6 +474,10 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
         return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
     get = _how_to_get(home)
     why = f"{home}, this model's home data set, is not in {path} ({get})"
+    if task == "segmentation" and imagemasks.is_imagemasks(path):
+        why += f"; {path} has images and masks: add --dataset imagemasks to take them"
+    elif task == "classification" and imagefolder.is_image_folder(path):
+        why += f"; {path} has images in folders: add --dataset imagefolder to take them"
     message = f"data set {stand_in}, {_origin(stand_in)}: {why}"
     return Choice(stand_in, None, message, task)
 
@@ -508,7 +509,15 @@ def _of_package(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
     return make
 
 
+def _check_is_there(folder: Path) -> None:
+    if not is_folder(folder, "--dataset-path"):
+        raise DataError(
+            f"data folder {folder} does not exist", "pass --dataset-path with the folder of the data"
+        )
+
+
 def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
+    _check_is_there(folder)
     if not imagefolder.is_image_folder(folder) and not (divides and imagefolder.is_undivided(folder)):
         layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
@@ -516,6 +525,7 @@ def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
 
 
 def _choose_imagemasks(folder: Path) -> Choice:
+    _check_is_there(folder)
     if not imagemasks.is_imagemasks(folder):
         raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
     return Choice("imagemasks", folder, f"data set imagemasks from {folder}", "segmentation")

@@ -48,22 +48,25 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
         ("run folder", report["run_dir"]),
         (
             "global batch",
-            f"{p.global_batch_size:,} = micro-batch {p.micro_batch_size} x {p.gradient_accumulation_count} accumulated "
-            f"x {counted(p.num_replicas, 'replica')}",
+            f"{p.global_batch_size:,} = micro-batch {p.micro_batch_size:,} x {p.gradient_accumulation_count:,} "
+            f"accumulated x {counted(p.num_replicas, 'replica')}",
         ),
         ("weight updates", f"{p.weight_updates_per_epoch:,} per epoch x {counted(p.num_epochs, 'epoch')}"),
-        ("executions", f"{p.num_executions:,} of {counted(p.weight_updates_per_execution, 'weight update')}"),
+        (
+            "executions",
+            f"{p.num_executions:,}, each of {counted(p.weight_updates_per_execution, 'weight update')}",
+        ),
         ("logs", f"after every {_times(p.executions_per_log)}"),
         ("validation", _events(p.executions_per_validation)),
         ("checkpoints", _events(p.executions_per_checkpoint)),
     ]
     if p.first_checkpoint_execution > 1 and p.executions_per_checkpoint:
-        rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution} on")
+        rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution:,} on")
     if report["finished"]:
         rows.insert(4, ("starts", "not at all: the run is finished"))
     elif report["continues_after"]:
         rows.insert(
-            4, ("starts", f"after weight update {report['continues_after']} of {p.num_weight_updates}")
+            4, ("starts", f"after weight update {report['continues_after']:,} of {p.num_weight_updates:,}")
         )
     if p.num_stages > 1:
         opened = ", ".join(p.pipeline_splits) or "layers that the planner chose"

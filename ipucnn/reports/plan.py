@@ -116,7 +116,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
         how = f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
-    update = f"{_ms(plan.predicted_weight_update_s)}: {settings.gradient_accumulation_count} ticks"
+    update = f"{_ms(plan.predicted_weight_update_s)}: {counted(settings.gradient_accumulation_count, 'tick')}"
     # A pipeline of one stage has neither; what is left of it then is rounding.
     if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
         update += f", {_ms(plan.predicted_fill_drain_s)} to fill and drain"
@@ -181,12 +181,12 @@ def batch(plan: PipelinePlan) -> str:
     settings = plan.settings
     if not settings.training:
         return (
-            f"micro-batch {settings.micro_batch_size} x {counted(settings.num_replicas, 'replica')}, and "
+            f"micro-batch {settings.micro_batch_size:,} x {counted(settings.num_replicas, 'replica')}, and "
             f"{counted(settings.gradient_accumulation_count, 'micro-batch')} of each in an execution"
         )
     return (
-        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size} x "
-        f"{settings.gradient_accumulation_count} accumulated x {counted(settings.num_replicas, 'replica')}"
+        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size:,} x "
+        f"{settings.gradient_accumulation_count:,} accumulated x {counted(settings.num_replicas, 'replica')}"
     )
 
 

@@ -531,8 +531,8 @@ def _scatter(
 
 def _describe(row: ParetoRow) -> str:
     return (
-        f"{counted(row.num_stages, 'stage')}, {row.schedule}, micro-batch {row.micro_batch_size} x "
-        f"{row.gradient_accumulation_count}, {counted(row.num_replicas, 'replica')}, {counted(row.num_ipus, 'IPU')}, "
+        f"{counted(row.num_stages, 'stage')}, {row.schedule}, micro-batch {row.micro_batch_size:,} x "
+        f"{row.gradient_accumulation_count:,}, {counted(row.num_replicas, 'replica')}, {counted(row.num_ipus, 'IPU')}, "
         f"{units.images(row.predicted_images_per_s)} images/s and {units.percent(row.predicted_fill)} of memory "
         "predicted"
     )

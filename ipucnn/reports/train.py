@@ -47,13 +47,14 @@ _FIGURES = (
 
 def program_line(program: Program) -> str:
     """The batch arithmetic of a Program in one line."""
+    execution = counted(program.weight_updates_per_execution, "weight update")
     parts = [
-        f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size} x "
-        f"{program.gradient_accumulation_count} accumulated x {counted(program.num_replicas, 'replica')}",
+        f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
+        f"{program.gradient_accumulation_count:,} accumulated x {counted(program.num_replicas, 'replica')}",
         f"{counted(program.weight_updates_per_epoch, 'weight update')} per epoch "
         f"x {counted(program.num_epochs, 'epoch')}",
-        f"{counted(program.num_executions, 'execution')} of {program.weight_updates_per_execution}"
-        + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
+        f"{counted(program.num_executions, 'execution')} of {execution}"
+        + (f", a log after every {program.executions_per_log:,}" if program.executions_per_log > 1 else ""),
     ]
     if program.num_stages > 1:
         opened = ", ".join(program.pipeline_splits) or "layers that the planner chooses"
@@ -352,7 +353,7 @@ def report_rows(
     )
     validation = report["validation"]
     if validation:
-        line = f"{validation['accuracy']:.2%} of {validation['samples']:.0f} held-out samples"
+        line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"
         region = data.get("validated_pixels")
         if region:
             inner, whole = ("x".join(map(str, region[key])) for key in ("inner", "of"))
@@ -408,7 +409,10 @@ def report_rows(
     continued = measured.get("first_weight_update", 0)
     if continued:
         rows.append(
-            ("continued", f"after weight update {continued}; throughput and times are of the part since")
+            (
+                "continued",
+                f"after weight update {continued:,}; throughput and times are those of the part since then",
+            )
         )
     rows.append(
         (

@@ -4,7 +4,6 @@ Both begin alike (:func:`_open`): what the command line names is found and check
 """
 
 import hashlib
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from ipucnn.aliases import Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import file_size
 from ipucnn.machine import num_cores
 from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs import setup as run_setup
@@ -171,8 +171,8 @@ def _names_of(paths: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         try:
-            size = os.stat(path).st_size
-        except OSError:
+            size = file_size(Path(path))
+        except DataError:
             size = -1
         digest.update(f"{path} {size}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

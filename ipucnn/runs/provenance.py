@@ -149,9 +149,15 @@ def environment() -> Dict[str, Any]:
         "cpu": cpu_name(),
         "threads": operation_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
-        # As it is typed, wherever this machine has the program: exports carry it to other people.
-        "command": " ".join(map(shlex.quote, ["ipucnn", *sys.argv[1:]])),
+        "command": " ".join(map(shlex.quote, [_program(), *sys.argv[1:]])),
     }
+
+
+def _program() -> str:
+    """The program as it is typed, wherever this machine has it: exports carry it to other people.  Others stay whole."""
+    path = Path(sys.argv[0])
+    is_own = path.stem == "ipucnn" or path.parts[-2:] == ("ipucnn", "__main__.py")
+    return "ipucnn" if is_own else sys.argv[0]
 
 
 def changes(before: Dict[str, Any], now: Dict[str, Any]) -> List[str]:

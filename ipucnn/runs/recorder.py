@@ -372,7 +372,7 @@ class Recorder:
         wall_s = time.perf_counter() - started
         if not np.isfinite(metrics.get("loss", 0.0)):
             raise NotFiniteError(
-                f"the validation loss is {metrics['loss']} after weight update {event.weight_updates}",
+                f"the validation loss is {metrics['loss']} after weight update {event.weight_updates:,}",
                 "lower the learning rate; checkpoints written before are kept",
             )
         metrics = {**metrics, "samples": _num_images(metrics["samples"], training.info)}
@@ -509,7 +509,7 @@ class Recorder:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
         of = self._training.program.num_weight_updates
-        updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
+        updates = f"{self._session.state.weight_updates:,} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         # Workers measure statistics together: those that write nothing, too.

@@ -551,7 +551,8 @@ class Session:
         """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
 
         Args:
-            batches: tuples that begin with images, the part of each that :attr:`evaluation_part` says.
+            batches: tuples that begin with images, the part of each that :attr:`evaluation_part` says; of images alone,
+                all of them.
 
         Yields:
             Logits of the whole batch, after what stands beside its images, of the whole batch as well; images are those

@@ -136,9 +136,9 @@ def make_batching(
     if batching.global_batch_size != global_batch_size:
         because = f"; {rule}" if base > 1 else ""
         warn(
-            f"global batch size {global_batch_size} is not a multiple of micro-batch {micro_batch_size} x "
-            f"{counted(num_replicas, 'replica')}{because}: using {batching.global_batch_size} "
-            f"(gradient accumulation count {count})"
+            f"global batch size {global_batch_size:,} is not a multiple of micro-batch {micro_batch_size:,} x "
+            f"{counted(num_replicas, 'replica')}{because}: using {batching.global_batch_size:,} "
+            f"(gradient accumulation count {count:,})"
         )
     return _bounded(batching)
 
@@ -152,8 +152,8 @@ def _bounded(batching: Batching) -> Batching:
     size = batching.global_batch_size
     if size > MAX_COUNT:
         raise ConfigurationError(
-            f"the global batch of {size:,} samples (micro-batch {batching.micro_batch_size} x accumulation "
-            f"{batching.gradient_accumulation_count} x "
+            f"the global batch of {size:,} samples (micro-batch {batching.micro_batch_size:,} x accumulation "
+            f"{batching.gradient_accumulation_count:,} x "
             f"{counted(batching.num_replicas, 'replica')}) is above {MAX_COUNT:,}",
             "lower --gradient-accumulation-count to "
             f"{max(1, MAX_COUNT // (batching.micro_batch_size * batching.num_replicas))} or less, "

@@ -12,7 +12,7 @@ from ipucnn.errors import UserError
 from ipucnn.hardware import System, smallest_system
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.graphs import keras_graph
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, unknown_layers
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages, plan_settings
 from ipucnn.text import percent
@@ -354,10 +354,13 @@ def _asking(
 
     def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
         only: Optional[Collection[str]] = renamed
+        unknown = _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
         try:
             program = make()
             system = smallest_system(program.num_ipus)
             graph = keras_graph.graph_of(model, name)
+            if unknown_layers(graph):  # what is estimated of them is no promise
+                return unknown
             settings = plan_settings(config, program.layout, training)
             if without is not None:
                 return _held(graph, program.pipeline_splits, settings, system, without)
@@ -365,8 +368,8 @@ def _asking(
                 graph, settings, program.pipeline_splits, system, overuse=overuse, only=only
             )
         except UserError:
-            # A layer that the planner does not know: the error that is being explained matters more.
-            return _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
+            # A network that the planner does not know: the error that is being explained matters more.
+            return unknown
         if change is not None and renamed is not None:
             change = replace(change, flags=tuple(renamed.get(word, word) for word in change.flags))
         return hint_for(change)

@@ -268,7 +268,8 @@ def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
         os.dup2(aside.fileno(), 2)
         failed = False
         try:
-            yield
+            with interrupts.stderr_kept_at(saved):
+                yield
         except Exception:
             # A signal is none: what was printed is not its reason.
             failed = True

@@ -308,7 +308,8 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
     if max_workers > 1 and max_workers % together:
         raise ConfigurationError(
             f"--max-workers {max_workers} with {who}: it has to be a multiple of {together}",
-            f"use --max-workers {max_workers * together}, or leave it out",
+            f"use {_legal(max_workers, devices if workers > 1 else 1)} of them; a new run can have another "
+            f"--max-workers, for example {max_workers * together}",
         )
     sharing = max(max_workers, together)
     who = who if sharing == together else f"{sharing} workers"
@@ -372,6 +373,12 @@ def notes_of_sharing(
     return lines
 
 
+def _legal(shares: int, devices: int = 1) -> str:
+    """The numbers of workers, of so many devices each, that divide so many shares."""
+    legal = [str(d) for d in range(1, shares + 1) if shares % (d * devices) == 0] or ["1"]
+    return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
+
+
 def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
     """Refuses workers, of so many devices each, that cannot share a weight update's chunks evenly.
 
@@ -380,11 +387,9 @@ def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
     """
     together = workers * devices
     if num_chunks % together:
-        legal = [str(d) for d in range(1, num_chunks + 1) if num_chunks % d == 0]
-        shown = ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
         raise ConfigurationError(
             f"{sharers(workers, devices)} cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
-            f"use {shown} of them; a new run with --max-workers {together} makes chunks for {together}",
+            f"use {_legal(num_chunks)} of them; a new run with --max-workers {together} makes chunks for {together}",
         )
 
 
