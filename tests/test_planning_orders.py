@@ -155,6 +155,7 @@ def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch
         least = LeastBytes(
             items=rng.integers(0, 6, n) * (1.0 + rng.integers(0, 3, (count, 1))),
             inputs=again * rng.integers(0, 4, count).astype(float),
+            waiting=np.ones(n),
             fixed=rng.integers(0, 3, count).astype(float),
             crossing=1.04,
         )

@@ -411,7 +411,8 @@ class Relaxation:
                 terms += [((stage - 1) * n + every, -own), (opens, least.crossing * sizes)]
                 if least.inputs[stage]:
                     # What is received is read, or passed on.
-                    terms.append((size + tensors, float(least.inputs[stage]) * sizes))
+                    makers = [maker for _, maker, _ in self.items.tensors]
+                    terms.append((size + tensors, least.inputs[stage] * sizes * least.waiting[makers]))
                     rows = [(opens, 1.0), (size + tensors, -1.0)]  # type: List[Tuple[np.ndarray, object]]
                     if stage < k - 1:
                         rows.append((first + stage * len(sizes) + tensors, -1.0))
