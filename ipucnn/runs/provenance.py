@@ -154,7 +154,7 @@ def environment() -> Dict[str, Any]:
 
 
 def _program() -> str:
-    """The program as it is typed, wherever it lies, as exports carry it to other people; another one as it was named."""
+    """The program as it is typed, wherever it lies: exports carry it to other people.  Others as they were named."""
     path = Path(sys.argv[0])
     is_own = path.stem == "ipucnn" or path.parts[-2:] == ("ipucnn", "__main__.py")
     return "ipucnn" if is_own else sys.argv[0]
