@@ -9,7 +9,8 @@ a line that ends in a backslash goes on in the next.  What a page shows below a 
 that order, in what the command prints, where numbers may be others; ``...`` stands for any lines.  A Python block below
 a sentence that ends in "to `FILE.py`:" is written to that file.  A comment above a block says what is different there:
 
-    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings and measurements short
+    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings short
+    <!-- paste: benchmark --steps-per-execution 1 -->   options that cut its measurements short
     <!-- paste: exit 3 -->             the exit code of its commands
     <!-- paste: skip, needs IPUs -->   not to be run, and why
     <!-- paste: first, train lenet --num-epochs 1 -->   a command that a reader of the page has run before; the only
@@ -46,7 +47,7 @@ class Command(NamedTuple):
         page, line: where it stands.
         args: what is typed after ``ipucnn``.
         shown: the lines below it.
-        options: what cuts it short, if it trains.
+        options: what cuts it short, if it trains or measures.
         code: the exit code.
         skip: why it is not run; "" if it is.
     """
@@ -100,8 +101,8 @@ def commands(page: str, text: str) -> Iterator[Command]:
             skip = note.partition(",")[2].strip() if note.startswith("skip") else ""
             if not skip and NEEDS.search(line):
                 skip = "needs files of the reader, a download, or IPUs"
-            cut = note.startswith("--") and args[0] in ("train", "benchmark")
-            options = shlex.split(note) if cut else []
+            of, _, cut = note.partition("--")
+            options = shlex.split("--" + cut) if cut and (of.strip() or "train") == args[0] else []
             found = Command(page, number, args, [], options, int(code.group(1)) if code else 0, skip)
         elif found is not None:
             found.shown.append(line)

@@ -15,6 +15,7 @@ from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import absolute, expand, is_folder
 from ipucnn.runs.compare import read_run
+from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -260,9 +261,21 @@ def train(model: str, **options: Any) -> Training:
     Raises:
         UserError: as the command says it, here or while it trains.
     """
+    from ipucnn.runs.start import is_cross_validation
     from ipucnn.runs.train import TrainingRun
 
-    return Training(TrainingRun(_request("train", model, options).resolve()))
+    resolved = _request("train", model, options).resolve()
+    if is_cross_validation(resolved):
+        raise ConfigurationError(
+            "kfold: ipucnn.train() trains one run, and a cross-validation is several",
+            f"ipucnn train {shown_value(model)} --kfold N in a terminal",
+        )
+    if resolved.config.dry_run:
+        raise ConfigurationError(
+            "dry_run: ipucnn.train() checks a run when it is called, and trains when it is iterated over",
+            "leave it out, and do not iterate over what is returned",
+        )
+    return Training(TrainingRun(resolved))
 
 
 def _request(command: str, model: str, options: Mapping[str, Any]) -> RunRequest:

@@ -305,6 +305,27 @@ def test_workers_share_images_that_are_segmented(pages):
         assert isinstance(result, DataError) and "are not finite" in result.message
 
 
+@pytest.mark.parametrize("taken", [None, 0, 2])
+def test_a_port_of_tensorflows_servers_that_is_taken(taken):
+    """All of them say so: TensorFlow would wait for minutes, without listening to anything."""
+
+    def act(one):
+        # The rendezvous is over, and its connections may be at the port of the first worker.
+        with socket.socket() as other:
+            if one.rank == taken:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(("0.0.0.0", int(one.addresses[taken].rpartition(":")[2])))
+                other.listen(1)
+            one.require_ports()
+
+    for result in met(3, act=act):
+        if taken is None:
+            assert result == (3, None)
+        else:
+            assert isinstance(result, ConfigurationError) and result.hint == "use another port"
+            assert f"server of worker {taken} cannot start at 127.0.0.1:" in result.message
+
+
 def test_workers_that_begin_with_other_weights():
     """Files of the same name may have other contents on another machine."""
     values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]

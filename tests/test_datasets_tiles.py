@@ -71,6 +71,8 @@ def test_every_pixel_counts_in_one_tile(height, width, side, step):
 
 def test_places_of_the_paper():
     assert tile_starts(512, 388, 16) == [0, 384] and tile_starts(512, 516, 16) == [0]
+    # Smaller than the grid, side by side: 2209 tiles of 4x4 pixels, and not 34225.
+    assert tile_starts(188, 4, 16) == list(range(0, 188, 4))
 
 
 @settings(max_examples=20)

@@ -61,6 +61,12 @@ def test_commands_of_a_page():
     assert found[1].options == [] and found[1].shown == []
     assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0, 0, 0]
     assert found[4].skip == "" and found[5].skip == "it takes an hour"
+    block = "<!-- paste: {} -->\n\n```console\n$ ipucnn benchmark lenet\n$ ipucnn train lenet\n```\n"
+    for note, options in (
+        ("benchmark --max-time 9", [["--max-time", "9"], []]),
+        ("--seed 1", [[], ["--seed", "1"]]),
+    ):
+        assert [one.options for one in paste_docs.commands("x.md", block.format(note))] == options
     assert paste_docs.files("Write it to `net.py`:\n\n```python\nx = 1\n```\n") == {"net.py": "x = 1\n"}
 
 

@@ -27,11 +27,12 @@ def tile_starts(size: int, tile: int, step: int = 1) -> List[int]:
     """Where tiles begin that cover ``size`` pixels: at multiples of ``step``, without gaps.
 
     A network that halves its images sees them on a grid that begins at the tile's corner: with corners at
-    multiples of that grid it says the same of a pixel, whichever tile the pixel is in.
+    multiples of that grid it says the same of a pixel, whichever tile the pixel is in.  Tiles smaller than ``step``
+    cannot be on it without gaps; they are side by side.
     """
     if tile >= size:
         return [0]
-    stride = max(tile // step * step, 1)
+    stride = tile // step * step or tile
     return list(range(0, size - tile + stride, stride))
 
 

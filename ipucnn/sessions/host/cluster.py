@@ -553,6 +553,30 @@ class Cluster:
 
     # -- TensorFlow's part
 
+    def require_ports(self) -> None:
+        """Refuses ports that other programs have; all workers come to the same verdict.
+
+        Who waits in TensorFlow for a server that did not start hears no signal, and nothing of the other workers.
+
+        Raises:
+            ConfigurationError: naming the worker.
+        """
+        _, port = split_address(self.addresses[self.rank], "the workers")
+        problem = ""
+        with socket.socket() as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                own.bind(("", port))
+            except OSError as error:
+                problem = error.strerror or "it is taken"
+        for rank, told in enumerate(self.exchange("TensorFlow is there", problem)):
+            if told:
+                raise ConfigurationError(
+                    f"TensorFlow's server of worker {rank} cannot start at {self.addresses[rank]}: "
+                    f"{printable(str(told))}",
+                    "use another port",
+                )
+
     def start_collectives(self) -> None:
         """Makes TensorFlow's server and collectives; before anything else is done with TensorFlow."""
         if self.workers is None or self._strategy is not None:
@@ -567,7 +591,7 @@ class Cluster:
         )
         # TensorFlow waits for the servers of all workers without letting go of Python: no signal would be heard, and no
         # heartbeat sent, for as long as one of them still imports.  So they begin together, and it is soon over.
-        self.exchange("TensorFlow is there", None)
+        self.require_ports()
         self._may_be_silent = True
         # From here on there may be a server, also where what follows fails.
         interrupts.skip_destructors()

@@ -122,11 +122,12 @@ class Predictor:
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
-            held.append(batch)
-            waiting += len(batch[0])
-            if waiting >= self.samples_per_execution * parts:
+            # A batch that would need another execution, nearly all of it zeros, is the first of the next.
+            if held and waiting + len(batch[0]) > self.samples_per_execution * parts:
                 yield held, self._run([b[0] for b in held], parts, part)
                 held, waiting = [], 0
+            held.append(batch)
+            waiting += len(batch[0])
         if held:
             yield held, self._run([b[0] for b in held], parts, part)
 
