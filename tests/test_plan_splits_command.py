@@ -93,6 +93,14 @@ def test_a_plan_of_fine_tuning_needs_less_than_one_of_training(capsys):
         assert of_fine == 0 < of_whole, name
     assert "--freeze backbone" in command_line(fine) and "--freeze" not in command_line(whole)
     assert any("freeze backbone: " in text and "not trained" in text for text in fine.assumed)
+    code, out, err = run(
+        capsys, SMALL, "--freeze", "backbone", *words, "--html", "p.html", "--save-graph", "whole.json"
+    )
+    sentence = "add --weights RUN, the run in which the frozen layers were trained"
+    assert code == 0 and sentence in " ".join(out.split()) and sentence in Path("p.html").read_text(), err
+    code, out, err = run(capsys, SMALL, *words, "--save-graph", "same.json")
+    assert code == 0 and "--weights" not in out, err
+    assert Path("whole.json").read_text() == Path("same.json").read_text()
     code, _, err = run(capsys, *FITTING, "--freeze", "backbone", "--inference")
     assert code == 2 and "--freeze backbone: inference has no weight updates" in err and "hint:" in err
     code, _, err = run(capsys, *FITTING, "--freeze", "convv*")

@@ -219,7 +219,10 @@ def plan_splits(
                 f"--save-graph {shown(graph_to.with_suffix(NETWORK_FILES[1]))}",
             )
         # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
-        write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
+        load_graph(request, note, import_tensorflow)
+        assert request.graph is not None
+        # As it is without --freeze, which whoever reads the file types again.
+        write_output_text(graph_to, request.graph.to_json())
         note(f"written: {graph_to}")
     if optimisations:
         _show_optimisations(request, resolved, json_output)

@@ -86,6 +86,7 @@ def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[],
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
         graph = layer_graph(request.record, request.options)
+    request.graph = graph
     request.assumed += estimates(graph)
     if request.freeze is not None:
         frozen = frozen_layers(graph, request.freeze)

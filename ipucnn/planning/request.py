@@ -69,7 +69,7 @@ class PlanRequest:
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
         precisions: that nothing excludes; a page of a search has them all.
-        graph: of a network in a file.
+        graph: the network, whatever is trained of it; at first of one in a file alone.
         freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
         planned: the network as it is planned, once it was read.
         any_order: whether splits are looked for in any order of the layers.

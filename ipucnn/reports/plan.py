@@ -466,6 +466,8 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     told = f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):"
     out.print(Text(told, style="bold"))
     out.print(Text(command_line(plan)), soft_wrap=True)
+    if needs_weights(plan):
+        out.print(Text(needs_weights(plan)), soft_wrap=True)
     out.print()
     out.print(Text("as YAML:", style="bold"))
     out.print(Text(f"{plan.model}_plan:"), soft_wrap=True)
@@ -510,6 +512,13 @@ def command_line(plan: PipelinePlan) -> str:
         )
         words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
     return " ".join(words)
+
+
+def needs_weights(plan: PipelinePlan) -> str:
+    """What to add to the command, as a sentence; "" where it is whole.  A plan knows no weights."""
+    if "freeze" not in plan.options:
+        return ""
+    return "add --weights RUN, the run in which the frozen layers were trained, or --weights imagenet"
 
 
 # -- what one optimisation alone brings ----------------------------------------------------------------------------

@@ -20,7 +20,15 @@ from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published, segments
+from ipucnn.reports.plan import (
+    band_of_rows,
+    batch,
+    command_line,
+    needs_weights,
+    proportion,
+    published,
+    segments,
+)
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -51,6 +59,7 @@ class Page(NamedTuple):
     subtitle: str
     cards: List[Card]
     command_line: str
+    needs_weights: str
     memory: Markup
     memory_legend: Legend
     timeline: Markup
@@ -126,6 +135,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
         subtitle=_subtitle(plan),
         cards=_cards(plan),
         command_line="" if plan.order or is_layer_graph(plan.model) else command_line(plan),
+        needs_weights=needs_weights(plan),
         memory=plan_figures.memory_figure(plan),
         memory_legend=[(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],
         timeline=plan_figures.timeline_figure(plan),

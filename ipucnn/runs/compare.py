@@ -16,7 +16,17 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record, read_record_if_whole
 from ipucnn.errors import DataError, UserError
-from ipucnn.filesystem import entries, exists, file_size, is_file, is_folder, is_link, locked, read_text
+from ipucnn.filesystem import (
+    entries,
+    exists,
+    file_size,
+    is_file,
+    is_folder,
+    is_link,
+    locked,
+    read_text,
+    shown,
+)
 from ipucnn.json_fields import is_count, is_number, is_text
 from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, REPORT, TIMINGS, RunFolder
@@ -173,7 +183,9 @@ def find_runs(folder: Path) -> List[Path]:
         DataError: there is no such folder.
     """
     if is_file(folder):
-        raise DataError(f"{folder} is a file, not a folder with runs in it", "ipucnn runs FOLDER")
+        raise DataError(
+            f"{folder} is a file, not a folder with runs in it", f"ipucnn runs {shown(folder.parent)}"
+        )
     if not is_folder(folder):
         raise DataError(f"folder {folder} does not exist", "train a first run: ipucnn train toy_model")
     return list(_runs_in(folder, depth=2))
