@@ -667,8 +667,13 @@ SOURCE = """
 
 
 def test_a_data_source_of_ones_own_is_taken_with_labels_as_readers_give_them():
+    from ipucnn.datasets.base import pool
+
     source = load(SOURCE + "DataSource(info, whole, whole)")
     assert source.train.labels.dtype == np.int32 and source.info.class_names == ("a", "b", "c")
+    named = "replace(whole, names=tuple(f'{n}.png' for n in range(12)))"
+    source = load(SOURCE + f"DataSource(replace(info, own_split=True), {named}, whole)")
+    assert source.train.names[3] == "3.png" and pool(source).names == () and len(pool(source)) == 24
     colour = "replace(info, image_shape=(None, None, 3), mean=(1.0,) * 3, std=(1.0,) * 3)"
     source = load(SOURCE + f"DataSource({colour}, files, files)")
     assert len(source.eval) == 12 and source.eval.labels.dtype == np.int32
@@ -702,6 +707,8 @@ def test_a_data_source_of_ones_own_is_taken_with_labels_as_readers_give_them():
         ("DataSource(replace(info, task='segmentation'), files, files)", "masks in FileExamples"),
         ("DataSource(replace(info, task='segmentation'), whole, whole)", r"labels of train that are int64 \(12,\)"),
         ("DataSource(info, None, whole)", "train of the type NoneType"),
+        ("DataSource(info, whole, ArrayExamples(i[..., None], l, ('a.png',)))", "eval with 1 names for 12 images"),
+        ("DataSource(info, whole, ArrayExamples(i[..., None], l, (1,) * 12))", "eval with 12 names"),
     ],
 )  # fmt: skip
 def test_a_wrong_data_source_is_told(change, said):

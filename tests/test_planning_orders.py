@@ -15,7 +15,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import output_bytes
 from ipucnn.planning.cost.memory import LeastBytes, program_memory
 from ipucnn.planning.graphs.extract import layer_graph
-from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph, frozen_graph
 from ipucnn.planning.search import down_sets, minmax, orders, relaxation
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.search.tables import StageTables
@@ -53,9 +53,8 @@ def held_bytes(items, least, stage_of, stage):
     for size, maker, readers in items.tensors:
         last = max(stage_of[reader] for reader in readers)
         arrives, leaves = stage_of[maker] < stage <= last, stage_of[maker] <= stage < last
-        total += size * (
-            least.crossing * (arrives + leaves) + least.inputs[stage] * (arrives and last == stage)
-        )
+        waits = arrives and last == stage and all(least.goes_back[reader] for reader in readers)
+        total += size * (least.crossing * (arrives + leaves) + least.inputs[stage] * waits)
     return total
 
 
@@ -155,7 +154,7 @@ def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch
         least = LeastBytes(
             items=rng.integers(0, 6, n) * (1.0 + rng.integers(0, 3, (count, 1))),
             inputs=again * rng.integers(0, 4, count).astype(float),
-            waiting=np.ones(n),
+            goes_back=np.arange(n) >= seed % 3,
             fixed=rng.integers(0, 3, count).astype(float),
             crossing=1.04,
         )
@@ -179,17 +178,18 @@ def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch
         assert bound_s <= fastest * (1 + 1e-9), seed
         raised += bound_s > free * (1 + 1e-9)
     # Without memory it would be no more than the tick of what does not fit.
-    assert raised > len(seeds) / 5
+    assert raised > len(seeds) / 10
 
 
-@pytest.mark.parametrize("recomputation", [False, True])
-def test_no_stage_of_any_order_holds_less_than_the_bound_says(recomputation):
+@pytest.mark.parametrize(("recomputation", "num_frozen"), [(False, 0), (True, 0), (True, 180)])
+def test_no_stage_of_any_order_holds_less_than_the_bound_says(recomputation, num_frozen):
     """Against the memory of real stages: those of a network whose layers were put into other orders."""
     graph = layer_graph(get_model("inceptionv3"), BuildOptions((299, 299, 3), 1000))
+    graph = frozen_graph(graph, [layer.name for layer in graph.layers if layer.num_parameters][:num_frozen])
     settings = PlanSettings(
-        micro_batch_size=4,
+        micro_batch_size=32,
         gradient_accumulation_count=32,
-        num_stages=4,
+        num_stages=8,
         recomputation=recomputation,
         precision="16.32",
     )
@@ -206,14 +206,14 @@ def test_no_stage_of_any_order_holds_less_than_the_bound_says(recomputation):
             ready = [v for v in sorted(left) if not left & set(items.before[v])]
             order.append(rng.choice(ready))
             left.discard(order[-1])
-        starts = [0, *sorted(rng.sample(range(1, n), 3))]
+        starts = [0, *sorted(rng.sample(range(1, n), 7))]
         stage_of = [0] * n
         for place, item in enumerate(order):
             stage_of[item] = sum(place >= start for start in starts) - 1
         moved = orders._in_order(graph, order)
         other = Planner(moved, planner.system)
         memory = program_memory(moved, other.names(starts), settings, ipu)
-        held = [held_bytes(items._replace(tensors=tensors), least, stage_of, stage) for stage in range(4)]
+        held = [held_bytes(items._replace(tensors=tensors), least, stage_of, stage) for stage in range(8)]
         assert all(least <= own.total_bytes for least, own in zip(held, memory))
         assert sum(held) > 0.25 * sum(own.total_bytes for own in memory)
 

@@ -342,6 +342,14 @@ def _checked(
             raise refuse(f"has {what} of {own} and image_shape = {info.image_shape}", "let both say the same")
         wanted = examples.images.shape[: 3 if is_masks else 1]
         counts = {len(examples.images)}
+        if not all(isinstance(name, str) for name in examples.names) or len(examples.names) not in (
+            0,
+            *counts,
+        ):
+            raise refuse(
+                f"has {what} with {len(examples.names)} names for {len(examples.images)} images",
+                "name the file of each image as a text, or of none",
+            )
     elif is_masks:
         raise refuse(
             f"has masks in {type(examples).__name__}", "masks are in ArrayExamples, beside their images"
@@ -589,9 +597,8 @@ def pool(source: DataSource) -> ArrayExamples:
     if not source.info.own_split:
         return train
     images = np.concatenate([train.images, evaluation.images])
-    return ArrayExamples(
-        images, np.concatenate([train.labels, evaluation.labels]), (*train.names, *evaluation.names)
-    )
+    names = (*train.names, *evaluation.names) if train.names and evaluation.names else ()
+    return ArrayExamples(images, np.concatenate([train.labels, evaluation.labels]), names)
 
 
 def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
