@@ -13,6 +13,7 @@ from PIL import Image
 import ipucnn
 from ipucnn import api, cli
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.provenance import environment
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,20 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     )
     assert there == here and "report.html" in here
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("/opt/venv/bin/ipucnn", "ipucnn"),
+        ("/opt/venv/lib/ipucnn/__main__.py", "ipucnn"),
+        ("studies/sweep.py", "sweep.py"),
+    ],
+)
+def test_a_run_tells_the_program_that_made_it(monkeypatch, program, told):
+    """A script that calls the interface is not the command, and nobody needs the place of either."""
+    monkeypatch.setattr(sys, "argv", [program, "my words", "3"])
+    assert environment()["command"] == f"{told} 'my words' 3"
 
 
 def test_nothing_heavy_is_imported_until_it_is_used():

@@ -53,7 +53,7 @@ def held_bytes(items, least, stage_of, stage):
     for size, maker, readers in items.tensors:
         last = max(stage_of[reader] for reader in readers)
         arrives, leaves = stage_of[maker] < stage <= last, stage_of[maker] <= stage < last
-        waits = least.waiting[maker] * (arrives and last == stage)
+        waits = arrives and last == stage and all(least.goes_back[reader] for reader in readers)
         total += size * (least.crossing * (arrives + leaves) + least.inputs[stage] * waits)
     return total
 
@@ -154,7 +154,7 @@ def test_no_pipeline_that_fits_is_below_the_bound_with_memory(seeds, monkeypatch
         least = LeastBytes(
             items=rng.integers(0, 6, n) * (1.0 + rng.integers(0, 3, (count, 1))),
             inputs=again * rng.integers(0, 4, count).astype(float),
-            waiting=(np.arange(n) >= seed % 3).astype(float),
+            goes_back=np.arange(n) >= seed % 3,
             fixed=rng.integers(0, 3, count).astype(float),
             crossing=1.04,
         )

@@ -149,15 +149,17 @@ def environment() -> Dict[str, Any]:
         "cpu": cpu_name(),
         "threads": operation_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
-        "command": " ".join(map(shlex.quote, [_program(), *sys.argv[1:]])),
+        "command": " ".join(map(shlex.quote, [_program(sys.argv[0]), *sys.argv[1:]])),
     }
 
 
-def _program() -> str:
-    """The program as it is typed, wherever it lies: exports carry it to other people.  Others as they were named."""
-    path = Path(sys.argv[0])
-    is_own = path.stem == "ipucnn" or path.parts[-2:] == ("ipucnn", "__main__.py")
-    return "ipucnn" if is_own else sys.argv[0]
+def _program(path: str) -> str:
+    """The program as it is typed, wherever this machine has it: exports carry the command to other people.
+
+    It is another one than `ipucnn` where a script of the user's own imports the package.
+    """
+    own = Path(path)
+    return own.parent.name if own.name == "__main__.py" else own.name
 
 
 def changes(before: Dict[str, Any], now: Dict[str, Any]) -> List[str]:

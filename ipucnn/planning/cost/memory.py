@@ -271,11 +271,11 @@ class RangeCounts:
         self.inputs = distinct_sum(
             [item_of[found] for found in uses.readers], uses.elements, n, after=made_in
         )
+        going_back = np.add.reduceat(uses.goes_back, starts)
+        self.goes_back: np.ndarray = going_back > 0
         if training:
             # Nothing waits for the backward pass of a range that has none: its layers are frozen, as are those before.
-            self.inputs *= range_sum(np.add.reduceat(uses.goes_back, starts)) > 0
-        # Items of which every layer has a backward pass, and so has what reads them.
-        self.all_go_back: np.ndarray = np.minimum.reduceat(uses.goes_back, starts)
+            self.inputs *= range_sum(going_back) > 0
         crossing = _spans(uses.elements, np.arange(len(layers)) + 1, uses.last_read)
         self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
         # The next images land in a buffer of their own while a micro-batch is at work.
@@ -309,15 +309,17 @@ class LeastBytes(NamedTuple):
 
     Attributes:
         items: (stages, items) bytes of each item in each stage.
-        inputs: (stages,) how often a stage holds the tensors that it receives and does not pass on ...
-        waiting: (items,) ... if the item that makes them is 1 here: whatever reads them has a backward pass.
+        inputs: (stages,) how often a stage that has a backward pass holds the tensors that it receives and does not
+            pass on.
+        goes_back: (items,) whether a stage with the item has a backward pass: where all before it is frozen, too, it
+            has none.
         fixed: (stages,) bytes beside that.
         crossing: what a byte that crosses one of a stage's cuts takes in it.
     """
 
     items: np.ndarray
     inputs: np.ndarray
-    waiting: np.ndarray
+    goes_back: np.ndarray
     fixed: np.ndarray
     crossing: float
 
@@ -523,8 +525,9 @@ class MemoryModel:
                 inputs[stage] = depth
             else:
                 least[stage] = own + (1 + depth) * kept
-        waiting = counts.all_go_back
-        return LeastBytes(_IMBALANCE * least, _IMBALANCE * inputs, waiting, _IMBALANCE * fixed, _IMBALANCE)
+        return LeastBytes(
+            _IMBALANCE * least, _IMBALANCE * inputs, counts.goes_back, _IMBALANCE * fixed, _IMBALANCE
+        )
 
     def one_ipu(self) -> Tuple[float, np.ndarray]:
         """Memory of recomputation segments on one IPU, besides what a segment takes while it is at work (``segment``).

@@ -15,7 +15,8 @@ Where a stage's memory is known from below (``Memory``), it is
 
     sum_v bytes_v (z[s + 1, v] - z[s, v]) + sum_e bytes_e (t[s, e] + t[s + 1, e]) + n sum_e bytes_e i[s, e]
         <= what is left
-    i[s, e] >= t[s, e] - t[s + 1, e]      where a stage that recomputes holds n times what it reads; i >= 0
+    i[s, e] >= t[s, e] - t[s + 1, e]      where a stage that recomputes holds n times what it reads; i >= 0; of tensors
+                                          whose readers all have a backward pass
 
 Every pipeline is such a z of zeros and ones, and its tick the value, so no tick is below the least value.  What the
 solver says of the least value is not believed.  For multipliers p >= 0 of the rows A z <= b and costs c, whatever they
@@ -394,6 +395,7 @@ class Relaxation:
         sizes = (
             np.array([seconds for seconds, _, _ in self.items.tensors]) * self.memory.bytes_per_s / capacity
         )
+        waits = [all(least.goes_back[reader] for reader in readers) for _, _, readers in self.items.tensors]
         every, tensors, k = np.arange(n), np.arange(len(sizes)), self.k
         for stage in range(k):
             own = least.items[stage] / capacity
@@ -411,14 +413,13 @@ class Relaxation:
                 terms += [((stage - 1) * n + every, -own), (opens, least.crossing * sizes)]
                 if least.inputs[stage]:
                     # What is received is read, or passed on.
-                    makers = [maker for _, maker, _ in self.items.tensors]
-                    terms.append((size + tensors, least.inputs[stage] * sizes * least.waiting[makers]))
+                    terms.append((size + tensors, float(least.inputs[stage]) * sizes * waits))
                     rows = [(opens, 1.0), (size + tensors, -1.0)]  # type: List[Tuple[np.ndarray, object]]
                     if stage < k - 1:
                         rows.append((first + stage * len(sizes) + tensors, -1.0))
                     at_most(0.0, len(sizes), *rows)
                     size += len(sizes)
-            # What is left may be below 0: the last stage's items are taken from it.
+            # What is left may be negative where the last stage's items are taken from it.
             at_most(left + 1e-9, 1, *terms)
         return size
 
