@@ -15,6 +15,7 @@ from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.base import fold_of_each, pool, select_fold
 from ipucnn.datasets.sources.embedded import open_digits
+from ipucnn.machine import operation_threads
 from ipucnn.runs import kfold
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, mean_and_deviation
 
@@ -56,6 +57,8 @@ def test_every_example_is_held_out_once(whole):
     assert [len(numbers) for numbers in held_out] == [30] * 3 and len(set.union(*held_out)) == 90
     assert report["missing"] == []
     assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
+    # A fold that begins on a machine with other cores adds up in the same order.
+    assert f"\nthreads: {operation_threads()}\n" in (whole / "config.yml").read_text()
     for row in report["folds"]:
         assert (whole / row["run"] / "report.json").is_file() and (
             whole / row["run"] / "config.yml"
