@@ -95,7 +95,7 @@ def test_the_nearest_global_batch_is_taken_and_both_numbers_are_named(size, repl
     best = min(abs(n * step - wanted) for n in range(1, wanted // step + 2))
     assert abs(got.global_batch_size - wanted) == best
     if wanted % step:
-        assert str(wanted) in warnings[0] and str(got.global_batch_size) in warnings[0]
+        assert f"{wanted:,}" in warnings[0] and f"{got.global_batch_size:,}" in warnings[0]
     else:
         assert not warnings
 

@@ -25,7 +25,7 @@ class Pipeline:
     pipeline_splits: Tuple[str, ...] = option(
         (),
         "Layers that begin the next pipeline stages, e.g. conv2_block1_out conv3_block1_out; or auto, which lets the "
-        "planner choose. (To plan with a --system-profile of your own, use plan-splits --save, and --plan here.)",
+        "planner choose. To plan with a --system-profile of your own, use plan-splits --save, and --plan here.",
         aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,
