@@ -554,19 +554,3 @@ def test_help_pages_need_no_numpy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("started", "named"),
-    [
-        ("/home/me/.venv/bin/ipucnn", "ipucnn"),
-        ("/site-packages/ipucnn/__main__.py", "ipucnn"),
-        ("/usr/bin/pytest", "pytest"),
-        ("/home/me/train all.py", "'train all.py'"),
-    ],
-)
-def test_a_run_keeps_its_command_as_it_is_typed(monkeypatch, started, named):
-    from ipucnn.runs.provenance import environment
-
-    monkeypatch.setattr(sys, "argv", [started, "train", "lenet"])
-    assert environment()["command"] == f"{named} train lenet"

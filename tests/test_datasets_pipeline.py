@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DataSource, EncodedExamples, FileExamples, array_source
+from ipucnn.datasets.base import (
+    AUGMENTATION_NAMES,
+    ArrayExamples,
+    DataSource,
+    EncodedExamples,
+    FileExamples,
+    array_source,
+)
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, permutation, stream_state, uniform
 from ipucnn.datasets.pipeline import data_errors, eval_batches, train_batches
 from ipucnn.errors import ConfigurationError, DataError
@@ -287,7 +294,7 @@ def test_no_augmentation_without_asking():
 
 
 def test_every_augmentation_is_tested():
-    assert sorted(KINDS) == sorted(AUGMENTATIONS)
+    assert sorted(KINDS) == sorted(AUGMENTATIONS) == sorted(AUGMENTATION_NAMES)
 
 
 # ---------------------------------------------------------------- shapes
