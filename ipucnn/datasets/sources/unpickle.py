@@ -74,7 +74,7 @@ class _Array:
             raw = raw.encode("latin1")
         if not isinstance(raw, bytes):
             raise ValueError("an array without bytes")
-        array: Any = np.frombuffer(raw, dtype.resolved())
+        array: np.ndarray = np.frombuffer(raw, dtype.resolved())
         self.array = array.reshape(tuple(shape), order="F" if fortran else "C")
 
 
