@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Protocol
 KerasInitializer = Any
 KerasLayer = Any
 KerasModel = Any
-KerasTensor = Any
+KerasVariable = Any
 KerasConfig = Dict[str, Any]
 """What Keras says of a layer, a model or an optimizer in ``get_config``: its settings by name."""
 SdkModule = Any
@@ -27,6 +27,7 @@ Numbers = Any
 
 ClickCommand = Any
 ClickContext = Any
+ClickError = Any
 ClickParameter = Any
 """Click's own or those in Typer: newer versions of Typer have Click inside them."""
 HdfItem = Any
@@ -34,6 +35,7 @@ HdfItem = Any
 OnnxGraph = Any
 PillowImage = Any
 TfdsBuilder = Any
+YamlEvent = Any
 
 PlainValue = Any
 """What JSON, YAML and command lines say: None, a bool, number or text, or a list or dictionary of plain values."""
