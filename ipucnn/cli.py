@@ -9,6 +9,7 @@ import sys
 from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
 from ipucnn import __version__, interrupts
+from ipucnn.aliases import ClickError
 from ipucnn.command_table import print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
@@ -267,7 +268,7 @@ def _dispatch(args: List[str]) -> int:
     return EXIT_OK
 
 
-def _as_user_error(error: Any) -> UserError:
+def _as_user_error(error: ClickError) -> UserError:
     """A Typer usage error in this program's own form, with a hint."""
     ctx = getattr(error, "ctx", None)
     if ctx is None:
@@ -304,7 +305,7 @@ LONGEST_MESSAGE = 3000
 """Characters; what is longer repeats at length what was typed or stood in a file."""
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: ClickError) -> str:
     """The error's message on one line, without a full stop."""
     message = " ".join(error.format_message().split()).rstrip(".")
     if len(message) > _LONGEST_SENTENCE:

@@ -7,6 +7,7 @@ option reference are all derived from the :class:`OptionSpec` kept in the field'
 import dataclasses
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config import bounds, values
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
@@ -44,7 +45,7 @@ KINDS: Dict[Any, Kind] = {
 }
 
 
-def _kind_of(annotation: Any) -> Tuple[Any, bool]:
+def _kind_of(annotation: object) -> Tuple[Any, bool]:
     """The entry of KINDS an annotation belongs to, and whether it is Optional."""
     for known in KINDS:
         if annotation == Optional[known]:
@@ -127,7 +128,7 @@ class OptionSpec:
         """Every spelling in kebab-case, the canonical one first."""
         return (self.key, *self.aliases)
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> Any:
         """Turns a flag's text or a YAML value into the option's value.
 
         Raises:
@@ -148,14 +149,14 @@ class OptionSpec:
             return tuple(self._check(parse(item)) for item in items)
         return self._check(parse(value))
 
-    def _check(self, value: Any) -> Any:
+    def _check(self, value: object) -> Any:
         if self.choices:
             return values.check_choice(value, self.choices)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             values.check_bounds(value, self.minimum, self.maximum, self.above, self.below)
         return value
 
-    def yaml_value(self, value: Any) -> Any:
+    def yaml_value(self, value: PlainValue) -> Any:
         """The value as plain YAML data; :meth:`convert` turns it back."""
         if value is None:
             return None
@@ -164,7 +165,7 @@ class OptionSpec:
         return list(value) if self.kind.is_list else value
 
 
-def convert_value(spec: OptionSpec, value: Any, shown: str, where: str = "") -> Any:
+def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = "") -> Any:
     """``spec.convert`` with a ConfigurationError naming the option as written, the value and the reason."""
     try:
         return spec.convert(value)
@@ -230,7 +231,7 @@ class Number:
     minimum: float
     maximum: float
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> Any:
         """The number that a text or YAML value stands for.
 
         Raises:
@@ -246,7 +247,7 @@ class Number:
         Typer's own conversion would repeat a text of any length, and take quadratic time for it.
         """
 
-        def parse(text: Any) -> Any:
+        def parse(text: object) -> Any:
             try:
                 return self.convert(text)
             except values.BadValue as bad:
