@@ -24,6 +24,7 @@ import copy
 import hashlib
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -312,6 +313,7 @@ def main() -> None:
     )
     parser.add_argument("--max-hours", type=float, default=4.0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # as Ctrl-C does: processes and copies go
     until = time.monotonic() + 3600 * arguments.max_hours
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         keep = (arguments.keep or Path(folder) / "kept").resolve()
