@@ -24,6 +24,7 @@ import copy
 import hashlib
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -320,6 +321,9 @@ def main() -> None:
         tree = arguments.tree.resolve()
         runs.prepare(tree)
         slots = [runs.Slot(tree, Path(folder) / str(at)) for at in range(arguments.jobs)]
+        tree = shutil.copytree(
+            slots[0].tree, Path(folder) / "tree"
+        )  # as it is now, whatever is edited meanwhile
         results = keep / f"mutants-{arguments.seed}.json"
         done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
         for module in arguments.modules:
