@@ -24,6 +24,8 @@ import copy
 import hashlib
 import json
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -312,12 +314,16 @@ def main() -> None:
     )
     parser.add_argument("--max-hours", type=float, default=4.0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # as Ctrl-C does: processes and copies go
     until = time.monotonic() + 3600 * arguments.max_hours
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         keep = (arguments.keep or Path(folder) / "kept").resolve()
         tree = arguments.tree.resolve()
         runs.prepare(tree)
         slots = [runs.Slot(tree, Path(folder) / str(at)) for at in range(arguments.jobs)]
+        tree = shutil.copytree(
+            slots[0].tree, Path(folder) / "tree"
+        )  # as it is now, whatever is edited meanwhile
         results = keep / f"mutants-{arguments.seed}.json"
         done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
         for module in arguments.modules:

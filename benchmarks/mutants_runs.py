@@ -27,7 +27,8 @@ LEAST_S, PATIENCE = 60.0, 10.0
 # What may pass before the first test: the import of the package and of the tests.
 IMPORT_S = 300.0
 _MARK = "IPUCNN_MUTANTS"
-_IGNORED = (".git", "__pycache__", "build", "dist", ".venv", "runs", ".*_cache", ".hypothesis", "*.egg-info")
+# Not copied, of the repository's own folders.
+_IGNORED = (".git", "build", "dist", ".venv", "venv", "runs", ".hypothesis")
 
 
 class Run(NamedTuple):
@@ -56,6 +57,7 @@ class Slot:
     """A copy of a tree with a folder of its own; one process at a time runs tests in it."""
 
     def __init__(self, source: Path, folder: Path) -> None:
+        self.source = source
         self.folder = folder
         self.tree = folder / "tree"
         self.log = folder / "log"
@@ -65,10 +67,14 @@ class Slot:
         self._pid = 0
         self._since = 0.0
         self._times = 0
-        shutil.copytree(str(source), str(self.tree), ignore=shutil.ignore_patterns(*_IGNORED), symlinks=True)
+        shutil.copytree(str(source), str(self.tree), ignore=self._ignored, symlinks=True)
         beside = source.parent / "shared"
         if beside.is_dir():
             (folder / "shared").symlink_to(beside.resolve())
+
+    def _ignored(self, folder: str, names: List[str]) -> List[str]:
+        own = _IGNORED if folder == str(self.source) else ()
+        return [name for name in names if name in own or name == "__pycache__" or name.endswith("_cache")]
 
     def write(self, name: str, text: str) -> None:
         """Changes a module's text, so that no byte code of another text is taken for it."""
@@ -126,7 +132,9 @@ class Slot:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Ends the processes that the tests started and left behind: those that have this slot's mark."""
+        """Ends the processes that the tests forked, or started with this slot's mark, and left behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.environ().get(_MARK) == self.mark:
@@ -138,6 +146,8 @@ def _in_child(slot: Slot, run: Run) -> None:
     code = 70
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         log = os.open(str(slot.log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for handle, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -208,6 +218,7 @@ class _Noting:
         self._seconds: Dict[str, float] = {}
         self._shared_s = 0.0  # of the present test what its shared fixtures took
         self._failed: Set[str] = set()
+        self._complete = True
         original = FixtureDef.execute
 
         def execute(definition: Any, request: Any) -> Any:
@@ -242,9 +253,13 @@ class _Noting:
         if report.failed:
             self._failed.add(report.nodeid)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._complete = self._complete and not report.failed
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._recorder.flush()
         noted = {
+            "complete": self._complete,
             "seconds": self._seconds,
             "failed": sorted(self._failed),
             "tests": [i.nodeid for i in session.items],
@@ -365,10 +380,11 @@ def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callab
             outcome = yield Run([file], modules=modules)
         finally:
             slot.write(name, text)
-        if not (slot.folder / "noted.json").is_file():
+        path = slot.folder / "noted.json"
+        noted = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"complete": False}
+        if not noted["complete"]:
             print(slot.log.read_text(encoding="utf-8", errors="replace")[-3000:])
-            sys.exit(f"{file}: {outcome.kind} {outcome.test}")
-        noted = json.loads((slot.folder / "noted.json").read_text(encoding="utf-8"))
+            sys.exit(f"{file} cannot be run: {outcome.kind} {outcome.test}")
         reached = _read_notes(slot.folder / "hits", noted)
         if reached.failed:
             shutil.copy(str(slot.log), str(kept.with_suffix(".log")))
