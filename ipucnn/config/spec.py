@@ -185,7 +185,7 @@ def _first(bounds_of_a_side: Tuple[Optional[float], ...]) -> Optional[float]:
     return next((bound for bound in bounds_of_a_side if bound is not None), None)
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
+def option(default: object, help: str, **details: Any) -> Any:
     """Declares one option as a dataclass field; ``details`` are the further fields of :class:`OptionSpec`."""
     metadata = {METADATA_KEY: dict(details, help=help)}
     if isinstance(default, dict):

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved, resolve_resumed
 from ipucnn.datasets.base import DatasetInfo
@@ -222,7 +223,7 @@ def _is_ours(name: str) -> bool:
 
 
 def differences(
-    meta: Mapping[str, Any], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+    meta: Mapping[str, PlainValue], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> List[str]:
     """In what a checkpoint's run differs from the one that is to continue it, one text each.
 
