@@ -12,6 +12,7 @@ sent back.  TensorFlow is imported inside of functions.
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import ipaddress
@@ -563,12 +564,17 @@ class Cluster:
         """
         _, port = split_address(self.addresses[self.rank], "the workers")
         problem = ""
-        with socket.socket() as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                own.bind(("", port))
+                with socket.socket(family) as own:
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    own.bind(("", port))
             except OSError as error:
-                problem = error.strerror or "it is taken"
+                # A machine may have addresses of one kind only.
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    problem = error.strerror or "it is taken"
         for rank, told in enumerate(self.exchange("TensorFlow is there", problem)):
             if told:
                 raise ConfigurationError(
