@@ -334,8 +334,10 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
 def _input(
     resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor
 ) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
-    """Shape of the network's input, and number of classes; no data is looked at.  Third, a sentence about the input where
-    nobody asked for one."""
+    """Shape of the network's input, number of classes, and a sentence about the input where nobody asked for one.
+
+    No data is looked at.
+    """
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
     known = DATASETS.get(known_as(name) or "")
