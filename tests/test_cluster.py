@@ -307,7 +307,12 @@ def test_workers_share_images_that_are_segmented(pages):
 
 @pytest.mark.parametrize(
     ("taken", "family", "everywhere"),
-    [(None, 0, ""), (0, socket.AF_INET, "0.0.0.0"), (2, socket.AF_INET, "0.0.0.0"), (1, socket.AF_INET6, "::")],
+    [
+        (None, 0, ""),
+        (0, socket.AF_INET, "0.0.0.0"),
+        (2, socket.AF_INET, "0.0.0.0"),
+        (1, socket.AF_INET6, "::"),
+    ],
 )
 def test_a_port_of_tensorflows_servers_that_is_taken(taken, family, everywhere):
     """All of them say so: TensorFlow would wait for minutes, without listening to anything."""

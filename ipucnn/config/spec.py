@@ -28,7 +28,6 @@ class Kind(NamedTuple):
     parse: Callable[[Any], Any]
     metavar: str
     is_list: bool = False
-    is_dict: bool = False
     is_number: bool = False
 
 
@@ -41,7 +40,7 @@ KINDS: Dict[Any, Kind] = {
     Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: Kind(values.parse_str, "TEXT...", is_list=True),
-    Dict[str, Any]: Kind(values.parse_dict, "DICT", is_dict=True),
+    Dict[str, Any]: Kind(values.parse_dict, "DICT"),
 }
 
 
