@@ -32,6 +32,7 @@ ClickParameter = Any
 """Click's own or those in Typer: newer versions of Typer have Click inside them."""
 HdfItem = Any
 """A file, group or data set of h5py."""
+NumbaType = Any
 OnnxGraph = Any
 PillowImage = Any
 TfdsBuilder = Any

@@ -10,7 +10,7 @@ from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
 from ipucnn import __version__, interrupts
 from ipucnn.aliases import ClickError
-from ipucnn.command_table import print_root_help
+from ipucnn.command_table import COMMANDS, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
     EXIT_INFEASIBLE,
@@ -281,12 +281,8 @@ def _as_user_error(error: ClickError) -> UserError:
         from ipucnn.config.help_page import suggest
 
         typed = shown_value(error.option_name)
-        if ctx.command.name == "launch":
-            hint = "write -- before the command that every worker runs: ipucnn launch -n 2 -- train ..."
-            return ConfigurationError(
-                f"{path}: no option {typed}", suggest(params, error.option_name) or hint
-            )
-        hint = (
+        known = COMMANDS.get(ctx.command.name)
+        hint = (known.unknown_option_hint if known is not None else "") or (
             f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
         )
         return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
@@ -313,10 +309,18 @@ def _sentence(error: ClickError) -> str:
     return message[:1].lower() + message[1:]
 
 
+error_copy: Optional[TextIO] = None
+"""Gets a copy of the lines that say why a command failed: ``ipucnn launch`` reads what its first worker said."""
+
+
 def _print_error(error: UserError, verbose: bool) -> None:
-    _print_line(f"error: {_bounded(error.message)}")
+    lines = [f"error: {_bounded(error.message)}"]
     if error.hint:
-        _print_line(f"hint: {_bounded(error.hint)}")
+        lines.append(f"hint: {_bounded(error.hint)}")
+    for line in lines:
+        _print_line(line)
+        if error_copy is not None:
+            print(printable(line), file=error_copy, flush=True)
     cause = error.__cause__
     while verbose and cause is not None:
         _print_line(f"caused by: {type(cause).__name__}: {cause}")

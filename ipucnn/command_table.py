@@ -18,6 +18,7 @@ class Command(NamedTuple):
         panel: of the root help page.
         examples: command lines, each with what it does.
         common: of a command with many options those that its help page shows; ``--help-all`` shows all.
+        unknown_option_hint: what to do about an option that it does not have; "": look for it in its help.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Command(NamedTuple):
     panel: str
     examples: Tuple[Tuple[str, str], ...] = ()
     common: Tuple[str, ...] = ()
+    unknown_option_hint: str = ""
 
 
 _RUN, _PLAN = "Run", "Look up and plan"
@@ -172,6 +174,7 @@ COMMANDS = {
                     "Two workers train one network; the result is the same, byte for byte, as with one.",
                 ),
             ),
+            unknown_option_hint="write -- before the command that every worker runs: ipucnn launch -n 2 -- train ...",
         ),
         Command(
             "runs",

@@ -305,16 +305,26 @@ def test_workers_share_images_that_are_segmented(pages):
         assert isinstance(result, DataError) and "are not finite" in result.message
 
 
-@pytest.mark.parametrize("taken", [None, 0, 2])
-def test_a_port_of_tensorflows_servers_that_is_taken(taken):
+@pytest.mark.parametrize(
+    ("taken", "family", "everywhere"),
+    [
+        (None, 0, ""),
+        (0, socket.AF_INET, "0.0.0.0"),
+        (2, socket.AF_INET, "0.0.0.0"),
+        (1, socket.AF_INET6, "::"),
+    ],
+)
+def test_a_port_of_tensorflows_servers_that_is_taken(taken, family, everywhere):
     """All of them say so: TensorFlow would wait for minutes, without listening to anything."""
 
     def act(one):
         # The rendezvous is over, and its connections may be at the port of the first worker.
-        with socket.socket() as other:
+        with socket.socket(family if one.rank == taken else socket.AF_INET) as other:
             if one.rank == taken:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                other.bind(("0.0.0.0", int(one.addresses[taken].rpartition(":")[2])))
+                if family == socket.AF_INET6:
+                    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                other.bind((everywhere, int(one.addresses[taken].rpartition(":")[2])))
                 other.listen(1)
             one.require_ports()
 
@@ -1058,6 +1068,9 @@ rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("\\n".join(said), file=sys.stderr, flush=True)
+if sys.argv[3]:
+    with open(int(sys.argv[3]), "w") as copy:
+        copy.writelines(line + "\\n" for line in said if line.startswith(("error: ", "hint: ")))
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1079,6 +1092,12 @@ sys.exit(code)
                 "[worker 1] error: a",
                 "[worker 1] hint: b",
             ],
+        ),
+        # Two have errors of the same kind, and not the same error.
+        (
+            [(["error: a", "hint: b"], 3, 0), (["error: c", "hint: b"], 3, 0)],
+            3,
+            ["error: a", "hint: b", "[worker 1] error: c", "[worker 1] hint: b"],
         ),
         # One waits for a worker that will not come, and is told to end.
         ([(["error: a"], 2, 0), (["error: interrupted"], 0, 100)], 2, ["error: a"]),

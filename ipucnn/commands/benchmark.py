@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
@@ -146,7 +146,7 @@ def benchmark(
         "baseline": baseline,
         "max_regression": max_regression,
     }
-    measuring: Dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
         if trust:
@@ -448,7 +448,7 @@ def _messages(plan: SuitePlan) -> List[str]:
     return lines
 
 
-def _options(request: RunRequest, mode: Optional[str], measuring: PlainDict) -> Dict[str, Any]:
+def _options(request: RunRequest, mode: Optional[str], measuring: PlainDict) -> PlainDict:
     """What was typed, for the record."""
     from ipucnn.config.options import BY_NAME
 

@@ -30,7 +30,7 @@ ORDER_ORIGIN = "deterministic"
 PLANS = ("plan-splits",)
 """Commands that plan MODEL and do not build it, if they can help it."""
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
-_PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
+_PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
     "cifar10": {"augment": True, "normalise": "image"},
     "cifar100": {"augment": True, "normalise": "image"},
     "imagenet": {"augment": True},
@@ -60,7 +60,7 @@ class Plan(Protocol):
     def model(self) -> str:
         """The network that it is for."""
 
-    def run_options(self) -> Dict[str, Any]:
+    def run_options(self) -> PlainDict:
         """YAML keys and values of the options that run it."""
 
 
@@ -311,7 +311,7 @@ def _fix_kept(settings: PlainDict, origins: Dict[str, str], config_path: Optiona
         settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "config-path"
 
 
-def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], Dict[str, Any]]:
+def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
     """The plan in a file, and the options that run it; nothing for no file.
 
     Raises:
@@ -438,7 +438,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
     )
 
 
-def convert_flags(flags: Mapping[str, PlainValue]) -> Dict[str, Any]:
+def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
     """Field name -> checked value of the flags, whose values are text (or lists of it) as typed.
 
     Raises:
@@ -447,7 +447,7 @@ def convert_flags(flags: Mapping[str, PlainValue]) -> Dict[str, Any]:
     return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
 
 
-def overlay(layers: PlainValue) -> Tuple[Dict[str, Any], Dict[str, str]]:
+def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
     """Lays (origin, values) pairs over the defaults, later ones over earlier ones.
 
     Returns:

@@ -16,7 +16,7 @@ from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.spec import OptionSpec
 
 if TYPE_CHECKING:
-    from ipucnn.config.resolve import ReadPlan
+    from ipucnn.config.resolve import ReadPlan, Resolved
 
 MODEL_ARGUMENT = "model"
 RUN_DEFAULT = "the run's"
@@ -27,7 +27,7 @@ def with_run_options(
     *,
     from_run: bool = False,
     from_flags: bool = False,
-    settle: Optional[Callable[[Any], Any]] = None,
+    settle: Optional[Callable[["Resolved"], "Resolved"]] = None,
     read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
@@ -100,7 +100,7 @@ def with_run_options(
     return decorate
 
 
-def _given_flags(arguments: PlainDict, specs: Dict[str, OptionSpec]) -> Dict[str, Any]:
+def _given_flags(arguments: PlainDict, specs: Dict[str, OptionSpec]) -> PlainDict:
     # Typer gives None or, for lists, an empty list for an option that was not typed.
     return {
         name: arguments[name] for name in specs if arguments.get(name) is not None and arguments[name] != []
@@ -190,7 +190,7 @@ def _default_of(spec: OptionSpec, command: str, from_run: bool, from_flags: bool
 
 def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
     flags = ["--" + key for key in spec.keys]
-    details: Dict[str, Any] = {
+    details: PlainDict = {
         "help": f"{spec.help}  [default: {default}]",
         "rich_help_panel": spec.panel,
         "show_default": False,

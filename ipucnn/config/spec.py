@@ -28,7 +28,6 @@ class Kind(NamedTuple):
     parse: Callable[[Any], Any]
     metavar: str
     is_list: bool = False
-    is_dict: bool = False
     is_number: bool = False
 
 
@@ -41,7 +40,7 @@ KINDS: Dict[Any, Kind] = {
     Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: Kind(values.parse_str, "TEXT...", is_list=True),
-    Dict[str, Any]: Kind(values.parse_dict, "DICT", is_dict=True),
+    Dict[str, Any]: Kind(values.parse_dict, "DICT"),
 }
 
 
@@ -185,7 +184,7 @@ def _first(bounds_of_a_side: Tuple[Optional[float], ...]) -> Optional[float]:
     return next((bound for bound in bounds_of_a_side if bound is not None), None)
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
+def option(default: object, help: str, **details: Any) -> Any:
     """Declares one option as a dataclass field; ``details`` are the further fields of :class:`OptionSpec`."""
     metadata = {METADATA_KEY: dict(details, help=help)}
     if isinstance(default, dict):

@@ -296,19 +296,9 @@ def _no_builder(*_: object, **__: object) -> Blueprint:
     raise ConfigurationError("layer graphs are planned, not built", "name a network of `ipucnn models`")
 
 
-def list_models(pattern: str = "*", exclude: Iterable[str] = ()) -> List[ModelRecord]:
-    """The records whose names match a wildcard, in natural order.
-
-    Args:
-        pattern: shell wildcard (``*``, ``?``, ``[...]``) on the name.
-        exclude: wildcards of names to leave out.
-    """
-    unwanted = [_key(e) for e in exclude]
-    found = [
-        record
-        for key, record in _records().items()
-        if fnmatch.fnmatchcase(key, _key(pattern)) and not any(fnmatch.fnmatchcase(key, e) for e in unwanted)
-    ]
+def list_models(pattern: str = "*") -> List[ModelRecord]:
+    """The records whose names match a shell wildcard (``*``, ``?``, ``[...]``), in natural order."""
+    found = [record for key, record in _records().items() if fnmatch.fnmatchcase(key, _key(pattern))]
     return sorted(found, key=lambda record: natural_key(record.name))
 
 

@@ -234,13 +234,13 @@ def _are_factors(value: object) -> bool:
     )
 
 
-def read_profile(path: Path, what: str = "--system-profile") -> SystemProfile:
-    """The profile in a file; its measurements are not read.
+def read_profile(path: Path) -> SystemProfile:
+    """The profile in the file of ``--system-profile``; its measurements are not read.
 
     Raises:
         DataError: absent, damaged, or of another kind or version.
     """
-    hint = _HINT + shlex.quote(shown(path))
+    what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
     data: Dict[str, Any] = read_record(path, what, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)

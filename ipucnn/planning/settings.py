@@ -6,7 +6,7 @@ of a run that ran out of memory ask the planner the same question about the same
 
 # ruff: noqa: RUF009 - _setting() returns a dataclasses.field
 from dataclasses import astuple, dataclass, field, fields, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
@@ -299,7 +299,7 @@ def _percent(share: float) -> float:
     return float(f"{100 * share:.12g}")
 
 
-def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -> Dict[str, Any]:
+def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -> PlainDict:
     """The options of a run that make its program the one of these settings, whatever a preset says.
 
     Args:
@@ -310,7 +310,7 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
         Name -> value, for every option that decides a setting; those that neither the settings nor ``kept`` tell, and
         those that are as they are by default, are left out if a lower layer of the configuration cannot bring others.
     """
-    found: Dict[str, Any] = {}
+    found: PlainDict = {}
     for own in fields(PlanSettings):
         options: Tuple[str, ...] = own.metadata["options"]
         if own.metadata["of_training"] and not settings.training:
@@ -334,8 +334,8 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
     return {**found, **{name: value for name, value in kept.items() if name not in found}}
 
 
-def _proportion_values(proportions: Proportions, kept: PlainDict) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"available_memory_proportion": list(percentages(proportions))}
+def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
+    found: PlainDict = {"available_memory_proportion": list(percentages(proportions))}
     if len(proportions) > 1:
         return found  # what is said of single stages goes before all else
     # One value is for both; the options of all convolutions and of all matrix products go before it.

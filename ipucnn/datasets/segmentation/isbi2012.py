@@ -19,7 +19,7 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
 from ipucnn.text import printable
 
-IMAGES, LABELS, TEST = "train-volume", "train-labels", "test-volume"
+IMAGES, LABELS = "train-volume", "train-labels"
 CLASS_NAMES = ("membrane", "cell")
 SHARE_HELD_OUT = 5
 """One in so many slices, the last ones, is kept for evaluation: 6 of 30, the fifth of five folds."""

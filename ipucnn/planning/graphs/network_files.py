@@ -74,7 +74,7 @@ class _Entry(NamedTuple):
     """A layer as the file has it: its class, where that is from, its configuration, and whether it is trained."""
 
     kind: str
-    settings: Dict[str, Any]
+    settings: PlainDict
     is_trained: bool
 
 
@@ -128,7 +128,7 @@ class _Network:
         (first,), (last,) = (
             self._ends(config, entries, key, prefix) for key in ("input_layers", "output_layers")
         )
-        by_name: Dict[str, Any] = {}
+        by_name: PlainDict = {}
         for entry in entries:
             own = _text(entry, "name", _mapping(_mapping(entry, self.name).get("config"), self.name))
             if by_name.setdefault(own, entry) is not entry:
@@ -276,7 +276,7 @@ def _product(shape: Shape) -> int:
     return size
 
 
-def _mapping(value: PlainValue, where: str) -> Dict[str, Any]:
+def _mapping(value: PlainValue, where: str) -> PlainDict:
     if not isinstance(value, dict):
         raise DataError(
             f"{shown_value(where)} holds {shown_value(repr(value))[:60]} where a layer should be", HINT

@@ -6,7 +6,7 @@ channels last.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
 
@@ -170,7 +170,7 @@ def _convolution(kind: str, config: Config, inputs: Sequence[Shape]) -> Arithmet
         filters, given = _whole(config, "filters"), config.get("output_padding")
         more = None if given is None else _wholes(config, "output_padding", 2, 0)
         sides = [
-            _transposed(side, reach[i], strides[i], padding, more and more[i])
+            _transposed(side, reach[i], strides[i], padding, None if more is None else more[i])
             for i, side in enumerate((height, width))
         ]
         return Arithmetic([(*kernel, filters, channels), *_bias(config, filters)], [], (*sides, filters))

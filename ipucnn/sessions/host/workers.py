@@ -49,15 +49,14 @@ class Workers(Instances):
     source: str = ""
 
 
-def find_group(config: RunConfig, environment: Optional[Mapping[str, str]] = None) -> Instances:
+def find_group(config: RunConfig) -> Instances:
     """The group of processes that this one belongs to: instances under ``poprun``, else workers, else it is alone.
 
     Raises:
         ConfigurationError: what names the group makes no sense.
     """
-    env = os.environ if environment is None else environment
-    instances = find_instances(env)
-    workers = find_workers(config, env)
+    instances = find_instances(os.environ)
+    workers = find_workers(config, os.environ)
     if instances.is_distributed and workers is not None:
         raise ConfigurationError(
             f"poprun started this process, and {workers.source} names workers of the host session",
