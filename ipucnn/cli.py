@@ -277,7 +277,7 @@ def _as_user_error(error: Any) -> UserError:
     hint = f"`{path} --help` lists the options"
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        from ipucnn.config.help_page import suggest
+        from ipucnn.config.help_page import suggest, word_to_look_for
 
         typed = shown_value(error.option_name)
         if ctx.command.name == "launch":
@@ -285,9 +285,12 @@ def _as_user_error(error: Any) -> UserError:
             return ConfigurationError(
                 f"{path}: no option {typed}", suggest(params, error.option_name) or hint
             )
-        hint = (
-            f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
-        )
+        word = word_to_look_for(params, error.option_name)
+        hint = f"`{path} --help-all` shows all options"
+        if word is not None:
+            hint = (
+                f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
+            )
         return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
     if kind == "BadOptionUsage":
         hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
