@@ -19,11 +19,13 @@ pytestmark = pytest.mark.skipif(
 
 
 SEVERAL = """
-import contextlib, json, sys
+import contextlib, gc, json, sys
 from ipucnn import cli
 from ipucnn.sessions.host.environment import set_variables
 set_variables()
+gc.disable()  # importing TensorFlow makes no garbage
 from poplar_double import installed
+gc.enable()
 for on_double, words in json.loads(sys.argv[1]):
     with installed() if on_double else contextlib.nullcontext():
         code = cli.run(words)
