@@ -126,6 +126,70 @@ def test_what_may_not_be_searched_is_an_error(here):
     assert "readable" in found.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "reading", "writing"),
+    [
+        ("EACCES", "readable", "make it writable"),
+        ("EPERM", "readable", "make it writable"),
+        ("EROFS", "readable", "make it writable"),
+        ("ELOOP", "circle", "try there"),
+        ("ENAMETOOLONG", "a shorter path", "a shorter name"),
+        ("ENOENT", "check the path", "make the folder"),
+        ("ENOTDIR", "check the path", "make the folder"),
+        ("ENOSPC", "give another path", "free some space"),
+        ("EDQUOT", "give another path", "free some space"),
+        ("EFBIG", "give another path", "free some space"),
+        ("EIO", "give another path", "try there"),
+    ],
+)
+def test_each_answer_of_the_system_has_its_hint(name, reading, writing, monkeypatch):
+    error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    hint = filesystem.write_hint(error, "try there")
+    assert writing in hint and hint.endswith("try there") == (name != "ENAMETOOLONG")
+
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    if name in ("ENOENT", "ENOTDIR"):
+        assert filesystem.entries(Path("a")) == []
+    else:
+        with pytest.raises(DataError, match="the list a: ") as found:
+            filesystem.entries(Path("a"), "the list")
+        assert reading in found.value.hint
+    assert reading in filesystem.read_hint(error)
+
+
+@pytest.mark.parametrize("what", ["", "run folder"])
+def test_messages_begin_with_what_a_path_is_for_and_the_path(here, what):
+    (here / "loop").symlink_to("loop")
+    (here / "file").write_text("a")
+    (here / "large").write_bytes(b"\xff" * 20)
+    for ask, name in (
+        (filesystem.kind_of, "loop"),
+        (filesystem.exists, "loop"),
+        (filesystem.is_file, "loop"),
+        (filesystem.is_folder, "loop"),
+        (filesystem.file_size, "none"),
+        (filesystem.entries, "loop"),
+        (filesystem.make_folder, "file/below"),
+        (filesystem.check_makeable, "file"),
+        (filesystem.check_makeable, "file/below"),
+        (lambda path, what: filesystem.read_bytes(path, 10, what), "none"),
+        (lambda path, what: filesystem.read_bytes(path, 10, what), "large"),
+        (lambda path, what: filesystem.read_text(path, 100, what), "large"),
+        (lambda path, what: filesystem.expand(f"{path}\0", what), "nul"),
+        (lambda path, what: filesystem.is_link(Path(f"{path}{'x' * 300}"), what), "long"),
+    ):
+        with pytest.raises(UserError) as found:
+            ask(here / name, what)
+        # Each is said once.
+        assert found.value.message.startswith(f"{what} {here / name}".lstrip())
+        assert found.value.message.count(str(here)) == (
+            2 if name == "file/below" and ask is filesystem.check_makeable else 1
+        )
+
+
 # -- reading --------------------------------------------------------------------------------------------------
 
 
