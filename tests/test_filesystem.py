@@ -224,7 +224,11 @@ def test_only_regular_files_are_read_and_nothing_waits(here):
     with pytest.raises(DataError, match="no such file"):
         filesystem.read_bytes(here / "none", 10)
     # Files of /proc say that they are empty.
-    assert filesystem.read_bytes(Path("/proc/self/stat"), 10_000)
+    version = Path("/proc/version")
+    data = version.read_bytes()
+    assert filesystem.read_bytes(version, len(data)) == data and version.stat().st_size == 0
+    with pytest.raises(DataError, match="larger than"):
+        filesystem.read_bytes(version, len(data) - 1)
 
 
 def test_text_names_the_line_of_a_byte_that_is_none(here):
@@ -266,8 +270,11 @@ def test_a_file_is_written_at_the_end_of_its_links_and_keeps_its_mode(here):
 
 def test_a_new_file_has_the_mode_of_any_new_file(here):
     filesystem.write_output_text(here / "ours", "a")
+    filesystem.append_text(here / "rows", "a")
+    filesystem.write_text(here / "kept", "a")
     (here / "any").write_text("a")
-    assert (here / "ours").stat().st_mode == (here / "any").stat().st_mode
+    for path in (here / "ours", here / "rows", here / "kept", filesystem.make_new_file(here, "new")):
+        assert path.stat().st_mode == (here / "any").stat().st_mode
 
 
 def test_a_file_of_a_run_takes_the_place_of_a_link(here):
