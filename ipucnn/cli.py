@@ -278,13 +278,18 @@ def _as_user_error(error: ClickError) -> UserError:
     hint = f"`{path} --help` lists the options"
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        from ipucnn.config.help_page import suggest
+        from ipucnn.config.help_page import suggest, word_to_look_for
 
         typed = shown_value(error.option_name)
+        word = word_to_look_for(params, error.option_name)
         known = COMMANDS.get(ctx.command.name)
-        hint = (known.unknown_option_hint if known is not None else "") or (
-            f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
-        )
+        hint = f"`{path} --help-all` shows all options"
+        if known is not None and known.unknown_option_hint:
+            hint = known.unknown_option_hint
+        elif word is not None:
+            hint = (
+                f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
+            )
         return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
     if kind == "BadOptionUsage":
         hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"

@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -252,6 +253,7 @@ def _values(spec):
     return st.none() | found if spec.optional else found
 
 
+@tries(30, slow=100)
 @given(st.fixed_dictionaries({spec.name: _values(spec) for spec in SPECS if spec.in_yaml}))
 def test_config_yml_is_read_back_exactly(settings):
     config = RunConfig(**settings)

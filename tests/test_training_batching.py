@@ -68,6 +68,22 @@ def test_frequencies_are_exact(text, value):
     assert batching.parse_frequency(1 / 3) == Fraction(1, 3)
 
 
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        # What is within 1e-9 of a fraction with a denominator up to 10,000 means that fraction.
+        ("0.3333333342", Fraction(1, 3)),
+        ("0.3333333345", Fraction("0.3333333345")),
+        ("0.123456", Fraction("0.123456")),
+        (f"{7 / 10_000:.17g}", Fraction(7, 10_000)),
+        (f"{1 / 9999:.17g}", Fraction(1, 9999)),
+        (f"{1 / 10_001:.17g}", Fraction(f"{1 / 10_001:.17g}")),
+    ],
+)
+def test_a_rounded_fraction_is_that_fraction(text, value):
+    assert batching.parse_frequency(text) == value
+
+
 @pytest.mark.parametrize("text", ["1/0", "many", "-1", "1/2/3", ""])
 def test_frequencies_that_are_none_are_refused(text):
     with pytest.raises(ConfigurationError):
@@ -174,6 +190,68 @@ def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones
         return
     assert per_execution * count == steps
     assert updates * epochs % per_execution == 0
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_nearest_multiples(value, base):
+    multiples = [number for number in range(1, value + base + 1) if number % base == 0]
+    below, above = [m for m in multiples if m <= value], [m for m in multiples if m >= value]
+    assert batching.nearest_multiples(value, base) == sorted({*below[-1:], *above[:1]})
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.one_of(st.none(), st.just(-1), st.integers(1, 12)))
+def test_an_epoch_counts_each_sample_once(samples, size, updates):
+    """Against a walk over the data set; where it ends, another permutation begins."""
+    batch = batching.Batching(size, 1, 1)
+    assume(size <= samples)
+    number = samples // size if updates in (None, -1) else updates
+    used = 0
+    for _ in range(number):
+        used += size
+    epoch = batching.make_epoch(samples, batch, updates)
+    assert epoch == batching.Epoch(number, used, len(range(used, samples)), 0)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.sampled_from([None, -1]))
+def test_a_padded_epoch_takes_every_sample(samples, size, updates):
+    filled = [range(first, min(first + size, samples)) for first in range(0, samples, size)]
+    epoch = batching.make_epoch(samples, batching.Batching(size, 1, 1), updates, pad=True)
+    assert epoch == batching.Epoch(len(filled), sum(map(len, filled)), 0, size - len(filled[-1]))
+
+
+def test_a_padded_epoch_has_no_other_length():
+    with pytest.raises(ConfigurationError, match="both given"):
+        batching.make_epoch(10, batching.Batching(2, 1, 1), 3, pad=True)
+
+
+@pytest.mark.parametrize(
+    "schedule, stages, base",
+    [("Grouped", 1, 1), ("Sequential", 4, 1), ("Interleaved", 2, 2), ("Grouped", 2, 4)],
+)
+def test_the_rule_of_a_pipeline_is_named_where_it_changes_the_global_batch(schedule, stages, base):
+    warnings = []
+    batching.make_batching(
+        2, 1, global_batch_size=4 * base + 1, schedule=schedule, num_stages=stages, warn=warnings.append
+    )
+    assert len(warnings) == 1
+    assert (f"{stages} stages needs a multiple of {base}" in warnings[0]) == (base > 1)
+
+
+@pytest.mark.parametrize(
+    "ipus, per_replica, legal", [(0, 1, "1"), (-3, 1, "1"), (0, 4, "4"), (1, 4, "4"), (6, 4, "4 or 8")]
+)
+def test_ipus_that_are_no_whole_replicas_are_refused_with_what_is(ipus, per_replica, legal):
+    with pytest.raises(ConfigurationError) as error:
+        batching.replicas_for_ipus(ipus, per_replica)
+    assert error.value.hint == f"use --ipus {legal}"
+
+
+def test_what_is_counted_cannot_be_changed():
+    batch = batching.Batching(2, 3, 4)
+    epoch = batching.make_epoch(48, batch)
+    for counted, name in ((batch, "num_replicas"), (epoch, "samples")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(counted, name, 1)
 
 
 @given(st.integers(1, 10**5))

@@ -36,6 +36,13 @@ STAGES = own_option(
     PANEL,
     number=spec.STAGES,
 )
+ROW = own_option(
+    "--row",
+    "N",
+    "Plan row N of the table of best uses that a search with --ipus shows, instead of row 1, the fastest.",
+    PANEL,
+    number=spec.ROW,
+)
 SYSTEM = own_option(
     "--system",
     "NAME",
@@ -127,6 +134,7 @@ def plan_splits(
     resolved: Resolved,
     json_output: bool,
     stages: Optional[int] = STAGES,
+    row: Optional[int] = ROW,
     system: Optional[str] = SYSTEM,
     classes: Optional[int] = CLASSES,
     recomputation: Optional[str] = RECOMPUTATION,
@@ -155,6 +163,7 @@ def plan_splits(
         "--compare": compare,
         "--inference": inference,
         "--orders": orders,
+        "--row": row,
         "--measured": measured,
     }
     if calibrate:
@@ -202,6 +211,7 @@ def plan_splits(
         network_options,
         input_shape_for,
         stages=stages,
+        row=row,
         system=system,
         profile=profile,
         classes=classes,

@@ -163,13 +163,19 @@ def _is_argument(word: str, params: Sequence[ClickParameter]) -> bool:
 def find_options(params: Sequence[ClickParameter], words: str) -> List[ClickParameter]:
     """The options among a command's parameters that are about ``words``: first those that are called so.
 
-    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each.
+    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each; where no option
+    is about ``num-classes``, those are found that are about ``num`` and about ``classes``.
     """
-    found: List[Tuple[int, Any]] = []
+    parts = re.split("[-_ ]+", words.strip("-_ "))
+    return _about(params, words, words.split() or [words]) or _about(params, words, parts)
+
+
+def _about(params: Sequence[ClickParameter], whole: str, words: Sequence[str]) -> List[ClickParameter]:
+    """The options that are about all of ``words``, or about the ``whole`` that they are parts of."""
+    found: List[Tuple[int, ClickParameter]] = []
     for param in params:
         if param.param_type_name != "argument":
-            rank = max((_rank(param, word) for word in words.split() or [words]), default=_NOT_ABOUT)
-            rank = min(rank, _rank(param, words))
+            rank = min(max(_rank(param, word) for word in words), _rank(param, whole))
             if rank < _NOT_ABOUT:
                 found.append((rank, param))
     return [param for _, param in sorted(found, key=lambda pair: pair[0])]
@@ -216,6 +222,13 @@ def suggest(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
         return "did you mean " + " or ".join(f"'{name}'" for name in meant[:3]) + "?"
     names = [name for param in options for name in (*param.opts, *param.secondary_opts)]
     return did_you_mean(typed, [name for name in names if name.startswith("--")], cutoff=0.8)
+
+
+def word_to_look_for(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
+    """What of an option that there is not ``--help WORD`` finds something about: all of it, else its longest part."""
+    whole = typed.strip("-")
+    parts = sorted((part for part in re.split("[-_]+", whole) if len(part) >= 4), key=len, reverse=True)
+    return next((word for word in (whole, *parts) if find_options(params, word)), None)
 
 
 def _argument_names(command: ClickCommand) -> List[str]:

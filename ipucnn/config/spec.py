@@ -271,6 +271,8 @@ EPOCH_IMAGES = Number(int, 1, bounds.MAX_COUNT)
 """Images that a suite counts as an epoch."""
 STAGES = Number(int, 1, bounds.MAX_IPUS)
 """Pipeline stages; each has a layer at least, so that networks have fewer."""
+ROW = Number(int, 1, bounds.MAX_COUNT)
+"""Row of the table of a search."""
 CLASSES = Number(int, 1, bounds.MAX_CLASSES)
 """Classes to plan a network for."""
 TOP = Number(int, 1, bounds.MAX_CLASSES)

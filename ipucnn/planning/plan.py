@@ -119,7 +119,7 @@ def make_plan(
     if request.splits is not None:
         candidate = _judged(planner, request)
     elif request.space is not None:
-        candidate, pareto = search(planner, request.space)
+        candidate, pareto = search(planner, request.space, request.row)
     else:
         candidate = _best(planner, request)
     # Of the program without a search there is one schedule that someone set, and others that were tried beside it.

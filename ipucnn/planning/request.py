@@ -64,6 +64,7 @@ class PlanRequest:
         splits: to judge; None to choose them.
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
+        row: of the answer of that search, from 1 on, which becomes the plan.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
         assumed_input: that one of them which says the input; None where it was asked for.
         warnings: what was asked for and cannot be, a sentence each.
@@ -89,6 +90,7 @@ class PlanRequest:
     splits: Optional[Tuple[str, ...]] = None
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
+    row: int = 1
     assumed: List[str] = field(default_factory=list)
     assumed_input: Optional[str] = None
     warnings: List[str] = field(default_factory=list)
@@ -145,6 +147,7 @@ def make_request(
     input_shape_for: InputShapeFor,
     *,
     stages: Optional[int] = None,
+    row: Optional[int] = None,
     system: Optional[str] = None,
     profile: Optional[SystemProfile] = None,
     classes: Optional[int] = None,
@@ -158,6 +161,7 @@ def make_request(
     Args:
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
+        row: of the answer of a search, from 1 on, to plan; None for the first, which is the fastest.
         profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
@@ -228,6 +232,12 @@ def make_request(
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:
         _ask_search(request, resolved, config, wanted_system)
+        request.row = row or 1
+    elif row is not None:
+        raise ConfigurationError(
+            f"--row {row}: there is no table of best uses, because the number of stages is given",
+            "leave out --row, or give --ipus and neither a number of stages nor splits",
+        )
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
     if any_order:

@@ -474,7 +474,7 @@ def print_report(
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
     lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
-        lines[0] += "   (after: pip install tensorboard)"
+        lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
         lines.insert(0, f"evaluate it: {words}")

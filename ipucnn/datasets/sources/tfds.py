@@ -63,7 +63,7 @@ def refuse_foreign_features(connector: Type[Any]) -> None:
     if getattr(find, "refuses_foreign", False):
         return
 
-    def cls_from_name(cls: Type[Any], python_class_name: str) -> Type[Any]:
+    def cls_from_name(cls: type, python_class_name: str) -> Type[Any]:
         if not python_class_name.startswith("tensorflow_datasets.core.features."):
             raise DataError(
                 f"the data set's features.json names {shown(python_class_name)}, which is no feature of TFDS",
