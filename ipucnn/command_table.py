@@ -18,6 +18,7 @@ class Command(NamedTuple):
         panel: of the root help page.
         examples: command lines, each with what it does.
         common: of a command with many options those that its help page shows; ``--help-all`` shows all.
+        wishes: words that people look for who mean the command, besides those of its name, summary and examples.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Command(NamedTuple):
     panel: str
     examples: Tuple[Tuple[str, str], ...] = ()
     common: Tuple[str, ...] = ()
+    wishes: str = ""
 
 
 _RUN, _PLAN = "Run", "Look up and plan"
@@ -73,6 +75,7 @@ COMMANDS = {
                 "--dry-run",
                 "--print-config",
             ),
+            "fit rehearse rehearsal simulate emulate laptop",
         ),
         Command(
             "evaluate",
@@ -283,6 +286,7 @@ COMMANDS = {
                 "--save",
                 "--html",
             ),
+            "what-if rehearse rehearsal simulate partition pipeline predict memory",
         ),
         Command(
             "profile",
@@ -319,7 +323,11 @@ ROOT_OPTIONS = (
     ("--version", "Print the version."),
     ("--install-completion", "Install completion for the current shell."),
     ("--show-completion", "Print the completion script for the current shell."),
-    ("--help, -h", "Print this page; `ipucnn COMMAND --help` shows the options of a command."),
+    (
+        "--help, -h [WORD]",
+        "Print this page; with WORD the commands and options about it. `ipucnn COMMAND --help` shows the options of a "
+        "command.",
+    ),
 )
 
 
