@@ -238,7 +238,7 @@ def _values(spec):
         found = st.sampled_from(spec.choices)
     elif spec.is_bool:
         found = st.booleans()
-    elif spec.kind.is_dict:
+    elif spec.kind.metavar == "DICT":
         found = _DICTS
     elif spec.kind.metavar == "INT":
         found = st.integers(int(spec.minimum or 0), int(spec.maximum))
