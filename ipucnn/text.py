@@ -2,7 +2,6 @@
 
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
 
 SHOWN_CHARACTERS = 200
 """How much of a path or value a message repeats."""
@@ -19,7 +18,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
 
 
-def shown_value(value: Any) -> str:
+def shown_value(value: object) -> str:
     """A value as a message repeats it: on one line, and shortened in the middle where it is very long."""
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_CHARACTERS:
         # The time to write out a whole number grows with the square of its digits, and Python refuses 4,300.

@@ -3,11 +3,11 @@
 import gc
 import importlib.util
 import os
-import re
 import signal
 import sys
 from pathlib import Path
 
+import few_examples
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -53,6 +53,11 @@ settings.register_profile(
     "ipucnn", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ipucnn")
+
+
+def pytest_configure(config):
+    """Says how many examples are wanted before tests that declare two numbers of them are imported."""
+    few_examples.slow_are_left_out = "not slow" in config.getoption("markexpr")
 
 
 def pytest_collection():
@@ -210,31 +215,17 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them.
-
-    A line ``TEST: NUMBER examples`` is of a test with Hypothesis.  It usually has so many examples; where slow tests
-    are run it is one of them, with as many examples as it declares.
-    """
+    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them."""
     lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if not line.startswith("#")}
-    found = [re.fullmatch(r"(.+): ([0-9]+) examples", line) for line in slow]
-    few = {case.group(1): int(case.group(2)) for case in found if case}
     if not (any("::" in word for word in config.args) or config.getoption("lf", False)):
         collected = {item.nodeid for item in items}
         files = {name.split("::")[0] for name in collected}
-        named = (slow - {case.group() for case in found if case}) | set(few)
-        stale = sorted(name for name in named - collected if name.split("::")[0] in files)
+        stale = sorted(name for name in slow - collected if name.split("::")[0] in files)
         if stale:
             raise pytest.UsageError(
                 f"tests/slow_cases.txt names cases that are not there: {', '.join(stale)}"
             )
-    leaves_out_slow = "not slow" in config.getoption("markexpr")
     for item in items:
-        if item.nodeid in slow or (item.nodeid in few and not leaves_out_slow):
+        if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
-        elif item.nodeid in few:
-            declared = item.obj._hypothesis_internal_use_settings
-            assert few[item.nodeid] <= declared.max_examples, (
-                f"slow_cases.txt: {item.nodeid} declares no more"
-            )
-            item.obj._hypothesis_internal_use_settings = settings(declared, max_examples=few[item.nodeid])

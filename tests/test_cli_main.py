@@ -100,6 +100,8 @@ def test_help_finds_options_by_a_word(capsys, monkeypatch):
     assert found("batch", "norm")[0] == "norm-layer" and "micro-batch-size" not in found("batch", "norm")
     assert found("Patience") == ["early-stopping"]
     assert found("erasing") == ["random-erasing"]
+    # Nothing is about the whole: what is about each of its parts.
+    assert found("fraction-of-validation") == ["validation-fraction"]
     assert _run(capsys, "train", "--help", "lenet") == _run(capsys, "train", "lenet", "--help")
     code, out, err = _run(capsys, "train", "lenet", "--help", "frobnicate")
     assert (code, out) == (2, "") and "no option is about that" in err and "--help-all" in err
@@ -130,10 +132,20 @@ WISHES = {
     "--patience": "--early-stopping",
     "--stages": "--ipus-per-replica",
     "--learning-rat": "--learning-rate",
+    "--lr-decay": "--lr-schedule",
+    "--save-best": "--keep-checkpoints",
+    "--load": "--weights",
+    "--dataset-dir": "--dataset-path",
+    "--random-crop": "--augment",
+    "--shuffle-buffer": "--shuffle",
+    "--test": "--validation",
+    "--run-name": "--run-dir",
     "--dist-url": None,
     "--jit": None,
     "--local_rank": None,
     "--coffee": None,
+    "--num-classes": None,
+    "--cosine-decay": None,
 }
 
 
@@ -144,10 +156,20 @@ def test_an_option_of_another_program_is_answered_with_this_one_s(capsys, typed)
     hint = err.splitlines()[1]
     assert (code, out) == (2, "") and f"no option {typed.replace('_', '-')}" in err
     if wanted is None:
+        # What is looked for as the hint says is found.
         assert "did you mean" not in hint and "--help-all" in hint
-        assert f"`ipucnn train --help {typed[2:].replace('_', '-')}`" in hint
+        for word in re.findall("--help ([^`]+)`", hint):
+            assert _run(capsys, "train", "--help", word)[::2] == (0, "")
     else:
         assert hint.startswith(f"hint: did you mean '{wanted}'")
+
+
+def test_an_option_that_nothing_is_like_is_looked_for_by_its_longest_part(capsys):
+    def hint(typed):
+        return _run(capsys, "train", "lenet", typed, "3")[2].splitlines()[1]
+
+    assert "`ipucnn train --help classes` shows" in hint("--num-classes")
+    assert hint("--coffee") == "hint: `ipucnn train --help-all` shows all options"
 
 
 def test_wishes_are_no_options():
@@ -233,6 +255,51 @@ def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
     assert code == 2
     assert "mine.yml, preset a, line 3: unknown key 'num-epoch'" in err
     assert "did you mean 'num-epochs'" in err
+
+
+def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
+    """The words of the first page, and those of a few wishes, lead to what they mean."""
+    monkeypatch.setenv("COLUMNS", "120")
+    for words, commands, options in (
+        ("rehearse", {"train", "plan-splits"}, {"--device"}),
+        ("what-if", {"plan-splits"}, {"--html"}),
+        ("row", set(), {"--row"}),
+        ("learning rate", {"plot"}, {"--learning-rate,", "--plot-schedule"}),
+    ):
+        code, out, err = _run(capsys, "--help", *words.split())
+        assert (code, err) == (0, "")
+        about_commands, _, about_options = out.partition("Options about")
+        found = {line.split()[1] for line in about_commands.splitlines() if line.startswith("│ ")}
+        assert found == commands, words
+        assert options <= set(about_options.split()), words
+    assert "Of plan-splits: Plan row N" in _run(capsys, "--help", "row")[1]
+    assert _run(capsys, "--help", "train") == _run(capsys, "train", "--help")
+    code, out, err = _run(capsys, "--help", "frobnicate")
+    assert (code, out) == (2, "") and "no command and no option is about that" in err and "hint:" in err
+
+
+@pytest.mark.parametrize("columns", ["80", "100", None])
+@pytest.mark.parametrize("splits", ["", "--pipeline-splits encoder_block_2_conv1 decoder_block_0_concat"])
+def test_print_config_breaks_no_word(capsys, monkeypatch, tmp_path, columns, splits):
+    preset = "unet_of_a_rather_long_name"
+    path = tmp_path / "c.yml"
+    path.write_text(
+        f"{preset}:\n  model-name: unet\n  pipeline-splits: [encoder_block_1_conv1]\n  recomputation: true\n"
+    )
+    words = ["train", "--config-path", path, "--config", preset, "--dataset", "membranes", *splits.split()]
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = _run(capsys, *words, "--print-config")
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= int(columns or 140)
+    options = json.loads(_run(capsys, *words, "--print-config", "--json")[1])["options"]
+    shown = out.split()
+    for key, option in options.items():
+        assert key in shown
+        for word in str(option["origin"]).split():
+            assert word in shown or option["origin"] == "default", key
+    for layer in options["pipeline-splits"]["value"]:
+        assert layer in shown
 
 
 def test_print_config_shows_values_and_origins(capsys):

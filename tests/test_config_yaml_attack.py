@@ -8,6 +8,7 @@ import time
 
 import pytest
 import yaml
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -387,7 +388,7 @@ def _lines(draw, depth=0):
     return lines
 
 
-@settings(max_examples=120)
+@tries(40, slow=120)
 @given(_lines())
 def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
     check_that_it_is_a_value_or_an_error(lines)

@@ -185,10 +185,12 @@ def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
         "Interleaved",
         "does not fit",
     ]
-    for text in (*heads.split(", "), "GA", "repl.", "recomp.", "with", *cells):
+    for text in (*heads.split(", "), "row", "GA", "repl.", "with", *cells):
         assert re.search(rf"(?<!\S){re.escape(text)}(?!\S)", out), text
     # Rows are told apart in each part of a table.
-    assert len(re.findall(r"^ [* ] +65536 +16 +Interleaved", out, re.M)) in (2, 4)
+    table = out.partition("best uses of the IPUs")[2]
+    assert len(re.findall(r"^ +1 +65536 +16 +Interleaved", table, re.M)) == 1
+    assert len(re.findall(r"^ +1  +\S", table, re.M)) == len(re.findall(r"^ +2  +\S", table, re.M)) in (1, 2)
 
 
 @settings(max_examples=30, deadline=None)
@@ -417,6 +419,52 @@ def test_a_search_when_nothing_says_how_many_stages(capsys):
     assert max(row.num_ipus for row in found.pareto) == 4
     code, out, _ = run(capsys, SMALL, "--ipus", 4, "--global-batch-size", 256)
     assert code == 0 and "best uses of the IPUs" in out
+
+
+def test_a_row_of_a_search_becomes_the_plan(capsys):
+    """Each row that is shown can be planned, with the row's own figures and a command that gives them again."""
+    words = [SMALL, "--ipus", 4, "--global-batch-size", 256]
+    code, out, err = run(capsys, *words)
+    assert code == 0 and "Row 1 is the plan above. Add --row 2 to the command" in " ".join(out.split()), err
+    table = out.partition("best uses of the IPUs")[2].partition("Row 1")[0]
+    shown = {int(line.split()[0]): line for line in table.splitlines() if line[:5].strip().isdigit()}
+    rows = plan(capsys, *words).pareto
+    assert list(shown) == sorted(shown) and len(shown) == min(12, len(rows)) > 2
+    for number, line in shown.items():
+        row = rows[number - 1]
+        found = plan(capsys, *words, "--row", number)
+        assert [own.best for own in found.pareto] == [i == number for i in range(1, len(rows) + 1)]
+        assert f" {found.predicted_images_per_s:,.0f} " in line and line.endswith(
+            units.percent(found.predicted_fill)
+        )
+        assert found.splits == row.splits and found.occupied_ipus == row.num_ipus
+        assert found.settings.micro_batch_size == row.micro_batch_size
+        # The command that is shown for it runs this program.
+        again = shlex.split(command_line(found))
+        Path("plan.yml").write_text(replace(found, pareto=()).to_yaml())
+        assert PipelinePlan.from_yaml(Path("plan.yml").read_text(), "plan.yml").settings == found.settings
+        assert again[again.index("--num-replicas") + 1] == str(row.num_replicas)
+    code, _, err = run(capsys, *words, "--row", len(rows) + 1)
+    assert code == 2 and f"has {len(rows)} rows" in err and f"--row 1 to --row {len(rows)}" in err
+    for clash, because in (("--stages 2", "number of stages"), ("--stages 2 --optimisations", "--row: ")):
+        code, _, err = run(capsys, SMALL, *clash.split(), "--row", 2)
+        assert code == 2 and because in err and "hint: " in err
+
+
+def test_a_row_that_the_table_would_leave_out_is_shown_when_it_is_the_plan(capsys):
+    found = plan(capsys, SMALL, "--ipus", 4, "--global-batch-size", 256, "--row", 2)
+    rows = [
+        replace(found.pareto[0], num_ipus=4, predicted_images_per_s=100.0 - i, best=False) for i in range(30)
+    ]
+    for own, last in ((1, 12), (7, 12), (29, 11)):
+        print_plan(replace(found, pareto=(*rows[: own - 1], replace(rows[own - 1], best=True), *rows[own:])))
+        out = capsys.readouterr().out
+        table, _, after = out.partition("best uses of the IPUs")[2].partition("Row ")
+        shown = [int(line[:5]) for line in table.splitlines() if line[:5].strip().isdigit()]
+        assert shown == sorted({*range(1, last + 1), own})
+        assert after.startswith(f"{own} is the plan above.") and "leaves out 18 of 30 rows" in " ".join(
+            after.split()
+        )
 
 
 @pytest.mark.parametrize(

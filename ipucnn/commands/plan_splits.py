@@ -36,6 +36,13 @@ STAGES = own_option(
     PANEL,
     number=spec.STAGES,
 )
+ROW = own_option(
+    "--row",
+    "N",
+    "Plan row N of the table of best uses that a search with --ipus shows, instead of row 1, the fastest.",
+    PANEL,
+    number=spec.ROW,
+)
 SYSTEM = own_option(
     "--system",
     "NAME",
@@ -88,8 +95,9 @@ SAVE_GRAPH = own_option(
 HTML = own_option(
     "--html",
     "FILE",
-    "Write the plan as an HTML page. On the page of a search (--ipus) the reader can choose the precision, too: "
-    "unless you give one, every precision is searched, which takes up to three times as long.",
+    "Write the plan as an HTML page. The page of a search (--ipus) answers what-if questions: the reader can choose "
+    "IPUs, batch and precision. For this every precision is searched unless you give one, which takes up to three "
+    "times as long.",
     PANEL,
 )
 INFERENCE = typer.Option(
@@ -127,6 +135,7 @@ def plan_splits(
     resolved: Resolved,
     json_output: bool,
     stages: Optional[int] = STAGES,
+    row: Optional[int] = ROW,
     system: Optional[str] = SYSTEM,
     classes: Optional[int] = CLASSES,
     recomputation: Optional[str] = RECOMPUTATION,
@@ -155,6 +164,7 @@ def plan_splits(
         "--compare": compare,
         "--inference": inference,
         "--orders": orders,
+        "--row": row,
         "--measured": measured,
     }
     if calibrate:
@@ -202,6 +212,7 @@ def plan_splits(
         network_options,
         input_shape_for,
         stages=stages,
+        row=row,
         system=system,
         profile=profile,
         classes=classes,

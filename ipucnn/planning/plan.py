@@ -30,7 +30,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.request import ASSUMED_INPUT, PlanRequest, check_system
+from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
@@ -119,7 +119,7 @@ def make_plan(
     if request.splits is not None:
         candidate = _judged(planner, request)
     elif request.space is not None:
-        candidate, pareto = search(planner, request.space)
+        candidate, pareto = search(planner, request.space, request.row)
     else:
         candidate = _best(planner, request)
     # Of the program without a search there is one schedule that someone set, and others that were tried beside it.
@@ -244,7 +244,7 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
             request.settings,
             request.system.title,
             request.with_stages,
-            next((sentence for sentence in request.assumed if sentence.startswith(ASSUMED_INPUT)), None),
+            request.assumed_input,
         )
         raise NothingFits(error, planner.graph.model, why)
     return found

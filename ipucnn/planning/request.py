@@ -64,7 +64,9 @@ class PlanRequest:
         splits: to judge; None to choose them.
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
+        row: of the answer of that search, from 1 on, which becomes the plan.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
+        assumed_input: that one of them which says the input; None where it was asked for.
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
@@ -88,7 +90,9 @@ class PlanRequest:
     splits: Optional[Tuple[str, ...]] = None
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
+    row: int = 1
     assumed: List[str] = field(default_factory=list)
+    assumed_input: Optional[str] = None
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
@@ -143,6 +147,7 @@ def make_request(
     input_shape_for: InputShapeFor,
     *,
     stages: Optional[int] = None,
+    row: Optional[int] = None,
     system: Optional[str] = None,
     profile: Optional[SystemProfile] = None,
     classes: Optional[int] = None,
@@ -156,6 +161,7 @@ def make_request(
     Args:
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
+        row: of the answer of a search, from 1 on, to plan; None for the first, which is the fastest.
         profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
@@ -185,11 +191,12 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    graph = _graph_in_file(resolved, classes)
+    graph, assumed_input = _graph_in_file(resolved, classes), None
     if graph is not None:
         options = BuildOptions(graph.input_shape, graph.num_classes)
     else:
-        shape, num_classes = _input(resolved, classes, input_shape_for, assumed)
+        shape, num_classes, assumed_input = _input(resolved, classes, input_shape_for)
+        assumed += [assumed_input] if assumed_input is not None else []
         options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
     count = _num_stages(resolved, stages, splits)
@@ -213,6 +220,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        assumed_input=assumed_input,
         precisions=precisions,
         own_proportions=own_proportions,
         graph=graph,
@@ -224,6 +232,12 @@ def make_request(
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:
         _ask_search(request, resolved, config, wanted_system)
+        request.row = row or 1
+    elif row is not None:
+        raise ConfigurationError(
+            f"--row {row}: there is no table of best uses, because the number of stages is given",
+            "leave out --row, or give --ipus and neither a number of stages nor splits",
+        )
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
     if any_order:
@@ -238,8 +252,6 @@ def make_request(
     return request
 
 
-# How the sentence begins that says which input was taken for granted.
-ASSUMED_INPUT = "input"
 # What decides nothing but the weight updates and their batches.
 _OF_UPDATES = (
     "gradient_accumulation_count",
@@ -330,9 +342,12 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
 
 
 def _input(
-    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor, assumed: List[str]
-) -> Tuple[Tuple[int, int, int], int]:
-    """Shape of the network's input and number of classes; no data is looked at."""
+    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor
+) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
+    """Shape of the network's input, number of classes, and a sentence about the input where nobody asked for one.
+
+    No data is looked at.
+    """
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
     known = DATASETS.get(known_as(name) or "")
@@ -345,6 +360,7 @@ def _input(
         number = known.num_classes
     else:
         shape, number = None, None  # only --image-size and --classes can say
+    assumed: Optional[str] = None
     channels = record.input_shape[2] if shape is None else shape[2]
     if config.image_size is not None:
         shape = (*config.image_size, channels)
@@ -355,7 +371,7 @@ def _input(
         )
     else:
         whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
-        assumed.append(f"{ASSUMED_INPUT} {'x'.join(map(str, shape))}, {whose}")
+        assumed = f"input {'x'.join(map(str, shape))}, {whose}"
     if classes is not None:
         number = classes
     elif number is None:
@@ -363,7 +379,7 @@ def _input(
             f"--dataset {name}: planning looks at no files, and its classes aren't known without",
             "add --classes N",
         )
-    return shape, number
+    return shape, number, assumed
 
 
 def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.calibration import SystemProfile, describe
@@ -384,10 +384,12 @@ _ORDERS = {
     "all": "any order",
     "only": "this order, the only one they have,",
 }
+_RECOMPUTATION = "r"
 _MARKS = {
+    _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
     "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
-    "o": "optimizer state outside the chip, an option of the SDK; --no-optimizer-state-offloading leaves it out",
-    "p": "stages differ in availableMemoryProportion, an option of the SDK; --no-stage-proportions gives them one",
+    "o": "optimizer state outside the chip; --no-optimizer-state-offloading keeps it on the chip",
+    "p": "stages differ in availableMemoryProportion; --no-stage-proportions gives all of them one value",
 }
 
 
@@ -395,57 +397,83 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     what = "throughput, memory and IPUs" if plan.settings.training else "throughput, latency, memory and IPUs"
-    table = _table(f"best uses of the IPUs, predicted: none is better in {what} at once")
-    table.caption = "memory that differs by up to 5% of an IPU's counts as equal"
-    table.caption_justify = "left"
+    table = _table(f"best uses of the IPUs, predicted: no row is better than another in {what} at once")
     of_training = plan.settings.training
-    how = "recomp." if of_training else "latency"
-    heads = ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", how)
-    for name in (*heads, "with", "images/s", "memory"):
-        table.add_column(name, justify="left" if name in ("", "schedule", "with") else "right", no_wrap=True)
-    for entry in _shown(plan.pareto):
+    pipelined = any(entry.num_stages > 1 for entry in plan.pareto)
+    heads = ("row", "IPUs", "stages", *(("schedule",) if pipelined else ()), "micro")
+    heads += ("GA" if of_training else "steps", "repl.")
+    for name in (*heads, *(() if of_training else ("latency",)), "with", "images/s", "memory"):
+        table.add_column(name, justify="left" if name in ("schedule", "with") else "right", no_wrap=True)
+    own = next(number for number, entry in enumerate(plan.pareto, start=1) if entry.best)
+    shown = _shown(plan.pareto, own)
+    used: Set[str] = set()
+    for number in shown:
+        entry = plan.pareto[number - 1]
+        marks = _RECOMPUTATION * (of_training and entry.recomputation) + entry.marks
+        used |= set(marks)
         table.add_row(
-            "*" if entry.best else "",
+            str(number),
             str(entry.num_ipus),
             str(entry.num_stages),
-            entry.schedule if entry.num_stages > 1 else "",
+            *((entry.schedule if entry.num_stages > 1 else "",) if pipelined else ()),
             str(entry.micro_batch_size),
             str(entry.gradient_accumulation_count),
             str(entry.num_replicas),
-            ("on" if entry.recomputation else "off") if of_training else _ms(entry.predicted_latency_s),
-            entry.marks,
+            *(() if of_training else (_ms(entry.predicted_latency_s),)),
+            marks,
             f"{entry.predicted_images_per_s:,.0f}",
             Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
-    print_table(out, table, keys=4)
-    left = len(plan.pareto) - len(_shown(plan.pareto))
-    more = f"; {left} more with --json" if left > 0 else ""
-    segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
-    out.print(Text(f"* best{segments}{more}"))
+    print_table(out, table)
+    sentences = [f"Row {own} is the plan above."]
     if len(plan.pareto) > 1:
-        out.print(Text("the best is of all configurations, other rows of fewer micro-batches and segments"))
-    used = {mark for entry in plan.pareto for mark in entry.marks}
+        other = own % len(plan.pareto) + 1
+        sentences.append(
+            f"Add --row {other} to the command that you typed to see row {other} in its place, with the command that "
+            f"{'trains' if of_training else 'measures'} it."
+        )
+    if len(shown) < len(plan.pareto):
+        left = f"{len(plan.pareto) - len(shown)} of {len(plan.pareto)} rows"
+        sentences.append(
+            f"The table leaves out {left}: --json has all of them, and --row takes their numbers, too."
+        )
+    out.print(Text(" ".join(sentences)))
+    counts = (
+        "GA: micro-batches accumulated per weight update"
+        if of_training
+        else "steps: micro-batches per execution"
+    )
+    out.print(Text(f"micro: samples in a micro-batch; {counts}; repl.: replicas"))
+    if of_training and any(entry.schedule == "Sequential" for entry in plan.pareto):
+        out.print(Text("Sequential stages are recomputation segments: parts of a network on one IPU."))
     for mark, told in _MARKS.items():
         if mark in used:
-            out.print(Text(f"{mark} {told}"))
+            out.print(Text(f"{mark}: {told}"))
+    if len(plan.pareto) > 1:
+        out.print(
+            Text(
+                "Row 1 is the fastest of all configurations; the other rows were searched for among fewer micro-batch "
+                "sizes and segments. Memory that differs by no more than 5% of an IPU's counts as equal."
+            )
+        )
     if band_of_rows(plan) and not plan.comparison:
         out.print(Text(band_of_rows(plan)))
     out.print()
 
 
-def _shown(rows: Sequence[ParetoRow]) -> Sequence[ParetoRow]:
-    """The fastest ones, and the fastest of each number of IPUs."""
+def _shown(rows: Sequence[ParetoRow], own: int) -> List[int]:
+    """Numbers, from 1 on, of the rows to show: the plan's, the fastest ones, and the fastest of each number of IPUs."""
     if len(rows) <= _MOST_ROWS:
-        return rows
+        return [*range(1, len(rows) + 1)]
     first_of: Dict[int, int] = {}
     for i, row in enumerate(rows):
         first_of.setdefault(row.num_ipus, i)
-    chosen = set(first_of.values())
+    chosen = {own - 1, *first_of.values()}
     for i in range(len(rows)):
         if len(chosen) >= _MOST_ROWS:
             break
         chosen.add(i)
-    return [rows[i] for i in sorted(chosen)]
+    return [i + 1 for i in sorted(chosen)]
 
 
 def _paste(plan: PipelinePlan, out: Console) -> None:
@@ -475,11 +503,11 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
         out.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     return "[" + ", ".join(map(_plain, value)) + "]" if isinstance(value, list) else str(value)
 
 

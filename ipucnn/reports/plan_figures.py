@@ -518,7 +518,7 @@ def _scatter(
         parts.append(point)
         if row.best:
             parts.append(element("circle", cx=at[0], cy=at[1], r=10.0, class_="best"))
-            label = f"best: {units.images(row.predicted_images_per_s)}"
+            label = f"this plan: {units.images(row.predicted_images_per_s)}"
             if at[0] > _PARETO_WIDTH / 2:
                 parts.append(text(at[0] - 14, at[1] - 9, label, "label strong halo end"))
             else:

@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
+from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
 from ipucnn.python_files import is_python_name
@@ -79,8 +80,9 @@ def program_line(program: Program) -> str:
 class TrainProgress(ProgressBar):
     """A progress bar on a terminal; in a pipe one line per validation or execution."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, class_names: Sequence[str] = ()) -> None:
         self._program = program
+        self._class_names = [printable(name) for name in class_names]
         self._execution = ""
 
     def __enter__(self) -> TrainProgress:
@@ -113,10 +115,12 @@ class TrainProgress(ProgressBar):
         """A validation is over."""
         m = event.metrics
         text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
-        if "dice" in m:
-            text += f"  Dice {m['dice']:.4f}"
         if "dice_background" in m:
-            text += f" / {m['dice_background']:.4f} of the background"
+            titles = _titles(self._class_names)
+            text += "".join(f"  {titles[key]} {m[key]:.4f}" for key in ("dice", "dice_background"))
+        elif "dice" in m:
+            # Of several classes all but the first are counted together.
+            text += f"  Dice of all but {next(iter(self._class_names), 'class 0')} {m['dice']:.4f}"
         self._print(f"{self._execution}  {text}" if self._execution else text)
         self._execution = ""
 
@@ -185,7 +189,7 @@ class RunDisplay:
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")
             note(f"run folder {event.folder}; compiling")
-            self._progress = TrainProgress(event.program)
+            self._progress = TrainProgress(event.program, run.info.class_names)
             self._progress.__enter__()
         elif self._progress is None:
             return
@@ -340,7 +344,7 @@ def _introduce(run: TrainingRun) -> None:
 
 
 def report_rows(
-    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+    report: PlainDict, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
@@ -426,7 +430,7 @@ def report_rows(
     return rows
 
 
-def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, str]]:
+def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
     """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
@@ -449,7 +453,7 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 
 
 def print_report(
-    report: Dict[str, Any],
+    report: PlainDict,
     folder: str,
     neighbours: Optional[float],
     size_bytes: Optional[int] = None,
@@ -473,7 +477,7 @@ def print_report(
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
     lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
-        lines[0] += "   (after: pip install tensorboard)"
+        lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
         lines.insert(0, f"evaluate it: {words}")
@@ -481,7 +485,7 @@ def print_report(
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def print_compiled(report: Dict[str, Any]) -> None:
+def print_compiled(report: PlainDict) -> None:
     """What ``--compile-only`` did, on stdout."""
     from rich.text import Text
 
@@ -497,7 +501,7 @@ def print_compiled(report: Dict[str, Any]) -> None:
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def _compile_time(compiled: Dict[str, Any]) -> str:
+def _compile_time(compiled: PlainDict) -> str:
     """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
@@ -515,7 +519,7 @@ def _titles(class_names: Sequence[str]) -> Dict[str, str]:
     return {key: title.format(background=background, foreground=foreground) for key, title, _ in _FIGURES}
 
 
-def fold_line(row: Dict[str, Any], num_folds: int, class_names: Sequence[str]) -> str:
+def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str:
     """One finished fold, for stderr."""
     titles = _titles(class_names)
     figures = ", ".join(
@@ -526,7 +530,7 @@ def fold_line(row: Dict[str, Any], num_folds: int, class_names: Sequence[str]) -
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
 
 
-def print_folds(report: Dict[str, Any], folder: str, class_names: Sequence[str]) -> None:
+def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> None:
     """The folds as a table on stdout.
 
     Args:

@@ -12,6 +12,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.settings import INFERENCE, KERAS, BenchmarkSettings, make_settings
 from ipucnn.benchmarking.suites.file import FIT, RowSpec, Suite
 from ipucnn.config.options import BY_KEY, SPECS
@@ -114,7 +115,7 @@ def plan_suite(
     request: RunRequest,
     *,
     mode: Optional[str] = None,
-    measuring: Optional[Mapping[str, Any]] = None,
+    measuring: Optional[Mapping[str, PlainValue]] = None,
     only: Sequence[str] = (),
     seed: Optional[int] = None,
 ) -> SuitePlan:
@@ -167,7 +168,7 @@ def plan_suite(
     return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
 
 
-def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[str]:
+def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, PlainValue]) -> List[str]:
     """Says which options that were typed have no effect on the rows of mode fit.
 
     Raises:
@@ -201,7 +202,7 @@ def _row(
     model: str,
     request: RunRequest,
     mode: Optional[str],
-    measuring: Mapping[str, Any],
+    measuring: Mapping[str, PlainValue],
     seed: int,
 ) -> PlannedRow:
     choices = [c for c in spec.for_each if c.key == "mode" or BY_KEY[c.key].name not in request.flags]

@@ -6,7 +6,7 @@ It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each 
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def _draw(path: str) -> bytes:
     return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
-def _few(names: List[str], counts: Any) -> List[str]:
+def _few(names: List[str], counts: np.ndarray) -> List[str]:
     """What to tell the user of classes with few training images, and of numbers that differ much."""
     there = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
     (least, rarest), (most, commonest) = min(there), max(there)
@@ -178,7 +178,6 @@ def open_imagefolder(
         for where, examples in ((part, train), (evaluation_part, evaluation)):
             if len(examples) == 0:
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
-    warnings += _few(names, np.bincount(train.labels, minlength=len(names)))
     if skipped_train + skipped_eval:
         warnings.append(
             f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
@@ -200,6 +199,7 @@ def open_imagefolder(
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         warnings=tuple(warnings),
+        training_warnings=tuple(_few(names, np.bincount(train.labels, minlength=len(names)))),
         crops=name,
         augmentation="none",  # the random crops of files happen while they are decoded
     )

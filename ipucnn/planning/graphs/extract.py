@@ -12,7 +12,7 @@ import json
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import ipucnn
 from ipucnn.errors import DataError, InfeasibleError, UserError
@@ -184,7 +184,7 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     """A builder's argument that JSON does not know; of a function the digest has the code."""
     return str(getattr(value, "__qualname__", value))
 

@@ -172,11 +172,14 @@ def default_count(schedule: str, num_stages: int) -> int:
     return -(-16 * num_stages // base) * base
 
 
-def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
-    """The configuration with the most predicted throughput, and the Pareto front, fastest first.
+def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
+    """A configuration of the Pareto front, and the front, fastest first.
+
+    Args:
+        row: which of the front, from 1 on: the first has the most predicted throughput.
 
     Raises:
-        ConfigurationError: no configuration reaches the global batch size.
+        ConfigurationError: no configuration reaches the global batch size, or the front has no such row.
         InfeasibleError: nothing fits.
     """
     for limit in LIMITS:
@@ -186,7 +189,12 @@ def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[Paret
         found += _faster(planner, space, limit, found)
         if found:
             front = _refined(planner, _front(found), limit)
-            return front[0], tuple(_row(c, i == 0) for i, c in enumerate(front))
+            if row > len(front):
+                raise ConfigurationError(
+                    f"--row {row}: the table of best uses has {counted(len(front), 'row')}",
+                    f"use --row 1 to --row {len(front)}" if len(front) > 1 else "leave out --row",
+                )
+            return front[row - 1], tuple(_row(c, i == row) for i, c in enumerate(front, start=1))
     raise _nothing_fits(planner, space)
 
 
