@@ -339,7 +339,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     )
 
 
-def _data_of_run(config: RunConfig, flags: Mapping[str, Any], run: Path) -> str:
+def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
     """What to type where a run's data set is not found because the run was trained in another folder than this one.
 
     Returns:
