@@ -117,9 +117,6 @@ def test_what_a_tile_does_in_a_cycle_is_what_the_sources_say() -> None:
         assert ipu.weight_load_bytes_per_cycle * 8 == 64  # bits
         slic = (ipu.slic_macs_per_channel, ipu.slic_max_channels, ipu.slic_kernel_width)
         assert slic == ((0, 0, 1) if ipu.name == "mk1" else (8, 4, 4))
-    mk1, mk2 = get_ipu("mk1"), get_ipu("mk2")
-    assert mk1.num_tiles * mk1.vector_bytes_per_cycle * mk1.clock_hz == pytest.approx(31.1e12, rel=0.01)
-    assert mk2.num_tiles * mk2.vector_bytes_per_cycle * mk2.clock_hz == pytest.approx(47.5e12, rel=0.02)
 
 
 @pytest.mark.parametrize("first", ["m2000", "pod16", "pod64"])
