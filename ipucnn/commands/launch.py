@@ -46,7 +46,7 @@ _PROGRAM = (
     "os.getppid() == int(sys.argv.pop(1)) or sys.exit(143); "
     "place, said = sys.argv[1:3]; del sys.argv[1:3]; place in sys.path or sys.path.append(place); "
     "sys.argv[0] = 'ipucnn'; from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli; "
-    "cli.error_copy = open(int(said), 'w', encoding='utf-8') if said else None; cli.main()"
+    "cli.error_copy = os.fdopen(int(said), 'w', encoding='utf-8') if said else None; cli.main()"
 )
 
 

@@ -23,6 +23,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.errors import DataError, MissingError
 from ipucnn.filesystem import shown
+from ipucnn.text import size_text
 
 MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
@@ -168,7 +169,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
         if needed > MAX_BYTES:
             raise DataError(
-                f"data set {name} needs {needed / 2**30:.0f} GiB of memory, over {MAX_BYTES // 2**30}",
+                f"data set {name} needs {size_text(needed)} of memory, and at most {size_text(MAX_BYTES)} are taken",
                 "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR",
             )
         read = _read_arrays if one_size else _read_encoded
