@@ -12,6 +12,7 @@ from ipucnn.training.checkpoints import (
     META,
     Checkpoint,
     assign_weights,
+    digest_of,
     load_checkpoint,
     save_checkpoint,
 )
@@ -36,6 +37,31 @@ def test_round_trip(tmp_path_factory, weights, slots):
         for name in ours:
             np.testing.assert_array_equal(ours[name], theirs[name])
             assert theirs[name].shape == ours[name].shape
+
+
+def test_arrays_without_elements_come_back(tmp_path):
+    weights = {"a": np.zeros((0,), np.float32), "b": np.zeros((3, 0, 2), np.float32)}
+    save_checkpoint(tmp_path / "x", weights, {"c": weights["a"]}, FACTS)
+    read = load_checkpoint(tmp_path / "x")
+    assert {name: array.shape for name, array in read.weights.items()} == {"a": (0,), "b": (3, 0, 2)}
+    assert read.slots["c"].shape == (0,)
+
+
+def test_the_checksum_depends_on_what_is_said_and_not_on_its_order():
+    one, two = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    first, second = np.zeros(2, np.float32), np.ones(2, np.float32)
+    digest = digest_of({"x": first, "y": second}, one)
+    assert (
+        digest
+        == digest_of({"y": second, "x": first}, two)
+        == digest_of({"y": second, "x": first}, {**one, "sha256": "z"})
+    )
+    others = (
+        ({"x": second, "y": first}, one), ({"x": first, "z": second}, one), ({"x": first}, one),
+        ({"x": first.reshape(2, 1), "y": second}, one), ({"x": first.astype("<i4"), "y": second}, one),
+        ({"x": first, "y": second}, {**one, "a": 2}),
+    )  # fmt: skip
+    assert len({digest, *(digest_of(arrays, facts) for arrays, facts in others)}) == 1 + len(others)
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
