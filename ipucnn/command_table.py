@@ -77,7 +77,7 @@ COMMANDS = {
                 "--dry-run",
                 "--print-config",
             ),
-            "fit rehearse rehearsal simulate emulate laptop",
+            wishes="fit rehearse rehearsal simulate emulate laptop",
         ),
         Command(
             "evaluate",
@@ -289,7 +289,7 @@ COMMANDS = {
                 "--save",
                 "--html",
             ),
-            "what-if rehearse rehearsal simulate partition pipeline predict memory",
+            wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
         ),
         Command(
             "profile",

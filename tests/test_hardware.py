@@ -1,5 +1,7 @@
 """Hardware facts against the vendor's own headline numbers, and looking systems up."""
 
+import dataclasses
+
 import pytest
 
 from ipucnn.errors import ConfigurationError
@@ -127,6 +129,21 @@ def test_the_smallest_system_is_found_by_trying_all(first: str) -> None:
         found = smallest_system(num_ipus, first)
         assert sizes[found.name] == min(fitting)
     assert smallest_system(5).name == "pod16"
+
+
+def test_the_package_is_not_calibrated_and_its_facts_cannot_be_changed() -> None:
+    system = get_system("pod16")
+    assert {item.calibration for item in SYSTEMS.values()} == {Calibration()}
+    assert dataclasses.astuple(Calibration()) == (1, 1, 1)
+    assert dataclasses.asdict(system.calibrated(Calibration())) == dataclasses.asdict(system)
+    for fact, name in (
+        (system, "num_ipus"),
+        (system.ipu, "num_tiles"),
+        (system.ipu.amp["half_half"], dataclasses.fields(system.ipu.amp["half_half"])[0].name),
+        (system.calibration, "compute"),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(fact, name, 2)
 
 
 def test_every_number_is_positive() -> None:
