@@ -1,33 +1,41 @@
 """How many small mistakes in central modules the tests notice.
 
-    python benchmarks/mutants.py --seed 7 --each 30 --keep DIR            # hours; stop it and start it again at will
+    python benchmarks/mutants.py --seed 7 --each 30 --jobs 2 --keep DIR   # stop it and start it again at will
     python benchmarks/mutants.py --seed 7 --each 3 --modules ipucnn/training/batching.py
 
 Each mutant is the tree with one change in one module: a comparison or an operation turned into another, a number one
-larger, a condition negated, an ``and`` made an ``or``, a result dropped.  It runs the tests whose files import the
-module, in a copy of the tree, until the first fails: then the mutant is killed.  A mutant that outlasts ten times what
-the unchanged tree takes is killed, too (a loop that does not end).  What survives is printed with its line: a test that
-is missing, or a change that changes nothing.
+larger, a condition negated, an ``and`` made an ``or``, a result dropped.  Of the test files that import the module,
+those tests run that execute the changed statement, in a copy of the tree, until the first fails: then the mutant is
+killed.  What survives is printed: a test that is missing, or a change that changes nothing.
+
+Which test executes which statement is noted beforehand, once for each test file, in the processes that tests start,
+too (``mutants_recorder.py``).  What a fixture or a kept result executes counts for all tests that use it, and a change
+of what runs when a module is imported is shown to all tests of the files.  The quickest tests come first.  A mutant
+with which a test takes more than a minute and ten times as long as without it is killed, too (a loop that does not
+end).  A test that fails without any mutant when it runs alone kills nothing.
 
 Mutants are drawn with the seed from the module's own text alone, so that two trees in which a module is the same get
-the same mutants.
+the same mutants.  Needs Python 3.12 or later.
 """
 
 import argparse
 import ast
-import contextlib
 import copy
+import hashlib
+import itertools
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import mutants_runs as runs
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -42,8 +50,8 @@ MODULES = (
     "ipucnn/training/checkpoints.py",
     "ipucnn/hardware.py",
 )
-PATIENCE = 10
-LEAST_S = 60.0
+# The tests that run first: so many seconds of them, of so many files.
+FIRST_S, FIRST_FILES = 10.0, 3
 
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -53,13 +61,25 @@ _OPERATIONS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
 }  # fmt: skip
+_STATEMENTS: Any = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 class Mutant(NamedTuple):
-    """A change: where, what, and the module's text with it."""
+    """A change of a module.
 
-    line: int
-    change: str
+    Attributes:
+        key: the line and what becomes what; the number tells changes of one line apart.
+        lines: the first and the last line of the statement; of one with a body, those before the body.
+        on_import: whether the statement runs when the module is imported.
+        before, after: the changed part of the text.
+        text: the module's text with the change.
+    """
+
+    key: str
+    lines: Tuple[int, int]
+    on_import: bool
+    before: str
+    after: str
     text: str
 
 
@@ -79,7 +99,11 @@ def _changes(node: ast.AST) -> Iterator[Tuple[str, Any]]:
     if isinstance(node, ast.BoolOp):
         other_bool = ast.Or if isinstance(node.op, ast.And) else ast.And
         yield f"{type(node.op).__name__} -> {other_bool.__name__}", lambda n: setattr(n, "op", other_bool())
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, (int, float))
+        and not isinstance(node.value, bool)
+    ):
         yield f"{node.value} -> {node.value + 1}", lambda n: setattr(n, "value", n.value + 1)
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield f"{node.value} -> {not node.value}", lambda n: setattr(n, "value", not n.value)
@@ -95,21 +119,6 @@ def _is_text(node: ast.AST) -> bool:
 
 def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def draw(text: str, number: int, seed: int) -> List[Mutant]:
-    """So many mutants of a module, or all there are if they are fewer; a pure function of the arguments."""
-    tree = ast.parse(text)
-    places = [(at, name) for at, node in enumerate(ast.walk(tree)) for name, _ in _changes(node)]
-    chosen = random.Random(f"{seed} {text}").sample(places, min(number, len(places)))
-    mutants = []
-    for at, name in sorted(chosen):
-        changed = copy.deepcopy(tree)
-        node: Any = list(ast.walk(changed))[at]
-        line = getattr(node, "lineno", 0)
-        dict(_changes(node))[name](node)
-        mutants.append(Mutant(line, name, ast.unparse(ast.fix_missing_locations(changed)) + "\n"))
-    return mutants
 
 
 def tests_of(tree: Path, module: str) -> List[str]:
@@ -132,70 +141,171 @@ def tests_of(tree: Path, module: str) -> List[str]:
     return sorted(found, key=lambda file: -sum(part in Path(file).stem.split("_") for part in parts))
 
 
-def run_tests(tree: Path, files: Sequence[str], limit_s: Optional[float]) -> Tuple[str, float]:
-    """("passed", "failed" or "endless", seconds) of some test files of a tree, until the first failure.
+def draw(text: str, number: int, seed: int) -> List[Mutant]:
+    """So many mutants of a module, or all there are if they are fewer; a pure function of the arguments."""
+    tree = ast.parse(text)
+    places = [(at, name) for at, node in enumerate(ast.walk(tree)) for name, _ in _changes(node)]
+    chosen = random.Random(f"{seed} {text}").sample(places, min(number, len(places)))
+    statements = _statements(tree)
+    mutants = []
+    for at, name in sorted(chosen):
+        changed = copy.deepcopy(tree)
+        node: Any = list(ast.walk(changed))[at]
+        dict(_changes(node))[name](node)
+        before, after, whole = _edited(text, node, ast.fix_missing_locations(changed))
+        # The innermost statement is the one that begins last.
+        first, last, on_import = max(
+            (found for found in statements if found[0] <= node.lineno and node.end_lineno <= found[3]),
+            key=lambda found: found[0],
+        )[:3]
+        lines = (first, max(last, first))
+        mutants.append(Mutant(f"{node.lineno}: {name} #{at}", lines, on_import, before, after, whole))
+    return mutants
 
-    What they print is in ``pytest.log`` beside the tree.
+
+def _statements(tree: ast.AST) -> List[Tuple[int, int, bool, int]]:
+    """Of each statement its first line, its last before a body, whether it runs on import, and its very last."""
+    found: List[Tuple[int, int, bool, int]] = []
+
+    def walk(node: ast.AST, on_import: bool) -> None:
+        children: List[Any] = list(ast.iter_child_nodes(node))
+        for child in children:
+            if isinstance(child, _STATEMENTS):
+                body = getattr(child, "body", None) or getattr(child, "cases", None)
+                decorators = getattr(child, "decorator_list", [])
+                line = getattr(child, "lineno", 0) or child.pattern.lineno
+                first = min([line] + [decorator.lineno for decorator in decorators])
+                end = getattr(child, "end_lineno", None) or child.body[-1].end_lineno
+                begins = _first_line(body[0]) if body else 0
+                found.append((first, begins - 1 if body else end, on_import, end))
+            walk(child, on_import and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+    walk(tree, True)
+    return found
+
+
+def _first_line(node: Any) -> int:
+    return int(min([node.lineno] + [decorator.lineno for decorator in getattr(node, "decorator_list", [])]))
+
+
+def _edited(text: str, node: Any, changed: ast.AST) -> Tuple[str, str, str]:
+    """The part of the text that a changed node is, before and after, and the whole text afterwards.
+
+    All else stays as it is, comments and the numbers of lines too.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *files]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-    }
-    begin = time.perf_counter()
-    log = open(tree.parent / "pytest.log", "wb")  # noqa: SIM115 - closed when the tests have ended
-    process = subprocess.Popen(
-        command, cwd=str(tree), env=environment, stdout=log, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        code = process.wait(limit_s)
-        outcome = "passed" if code in (0, 5) else "failed"
-    except subprocess.TimeoutExpired:
-        outcome = "endless"
-    finally:
-        # The tests start processes of their own.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
-    return outcome, time.perf_counter() - begin
+    part: Any = node.test if isinstance(node, (ast.If, ast.IfExp, ast.While)) else node
+    place: Any = part.operand if part is not node else part  # the condition as it was is within the "not"
+    before = ast.get_source_segment(text, place)
+    assert before is not None
+    after = ast.unparse(part)
+    space = "\n" * before.count("\n")
+    if isinstance(node, ast.Return):
+        put = f"return (None{space})"
+    else:
+        put = f"({after}{space})"
+    rows = text.encode("utf-8").splitlines(keepends=True)
+    begin = sum(map(len, rows[: place.lineno - 1])) + place.col_offset
+    end = sum(map(len, rows[: place.end_lineno - 1])) + place.end_col_offset
+    data = text.encode("utf-8")
+    whole = (data[:begin] + put.encode("utf-8") + data[end:]).decode("utf-8")
+    assert ast.dump(ast.parse(whole)) == ast.dump(changed), f"line {node.lineno}: {before} became {put}"
+    return " ".join(before.split()), " ".join(after.split()), whole
 
 
-def check(
-    tree: Path, module: str, each: int, seed: int, done: Dict[str, Any], save: Any, until: float
-) -> None:
-    """Runs a module's mutants that were not run yet, until ``until`` of the monotonic clock."""
-    files = tests_of(tree, module)
-    text = (tree / module).read_text(encoding="utf-8")
-    mutants = draw(text, each, seed)
-    entry = done.setdefault(module, {"tests": files, "mutants": {}})
-    if not files:
-        print(f"{module}: no test imports it")
-        return
-    if "unchanged_s" not in entry:
-        outcome, entry["unchanged_s"] = run_tests(tree, files, None)
-        if outcome != "passed":
-            said = (tree.parent / "pytest.log").read_text(encoding="utf-8", errors="replace")
-            sys.exit(f"{said[-3000:]}\n{module}: its tests fail without any mutant")
-        save()
-    for mutant in mutants:
-        key = f"{mutant.line}: {mutant.change}"
-        if key in entry["mutants"]:
-            continue
-        if time.monotonic() > until:
-            return
-        (tree / module).write_text(mutant.text, encoding="utf-8")
-        try:
-            limit_s = max(LEAST_S, PATIENCE * entry["unchanged_s"])
-            entry["mutants"][key], _ = run_tests(tree, files, limit_s)
-        finally:
-            (tree / module).write_text(text, encoding="utf-8")
-        save()
-        if entry["mutants"][key] == "passed":
-            print(f"{module}:{key}: survived")
+class Pool:
+    """The tests of one module.
+
+    Args:
+        files: the test files that import it, see ``tests_of``.
+        reached: what the tests of each execute.
+    """
+
+    def __init__(self, module: str, files: List[str], reached: Dict[str, runs.Reached]) -> None:
+        self.module, self.files, self.reached = module, files, reached
+        self.at_import = {
+            line for record in reached.values() for line in record.lines["import"].get(module, [])
+        }
+        # Of the tests that killed something whether they pass without it when they run alone.
+        self.passes: Dict[str, bool] = {test: False for record in reached.values() for test in record.failed}
+
+    def is_for_all(self, mutant: Mutant) -> bool:
+        """Whether what it changes runs when modules are imported, so that any test may notice."""
+        return mutant.on_import or not self.at_import.isdisjoint(_lines(mutant))
+
+    def for_mutant(self, mutant: Mutant) -> Dict[str, float]:
+        """The tests that a mutant is shown to, the first ones first, and how long each takes unchanged."""
+        lines = set(_lines(mutant))
+        all_of_them = self.is_for_all(mutant)
+        own = set(Path(self.module[:-3]).parts[1:])
+        found = []
+        for at, file in enumerate(self.files):
+            named = -len(own & set(Path(file).stem.split("_")))
+            for number, (test, executed) in enumerate(self.reached[file].lines.items()):
+                there = executed.get(self.module, [])
+                if test == "import" or not self.passes.get(test, True):
+                    continue
+                if all_of_them or not lines.isdisjoint(there):
+                    seconds = self.reached[file].seconds[test]
+                    slow = sum(seconds > bound for bound in (0.1, 0.5, 2, 8))
+                    found.append((slow, not there, named, at, number, test, seconds))
+        return {test: seconds for *_, test, seconds in sorted(found)}
+
+
+def _lines(mutant: Mutant) -> range:
+    return range(mutant.lines[0], mutant.lines[1] + 1)
+
+
+def first_of(tests: Dict[str, float]) -> Dict[str, float]:
+    """The tests that run first: the quickest, of few files, as each file has to be imported."""
+    chosen: Dict[str, float] = {}
+    files: List[str] = []
+    for test, seconds in tests.items():
+        file = test.split("::")[0]
+        if file not in files and len(files) < FIRST_FILES:
+            files.append(file)
+        if file in files and sum(chosen.values()) + seconds <= FIRST_S:
+            chosen[test] = seconds
+    return chosen
+
+
+def try_mutant(
+    tree: Path, pool: Pool, mutant: Mutant, found: Callable[[Dict[str, Any]], None]
+) -> Callable[[runs.Slot], runs.Task]:
+    """A task that shows a mutant to its tests, and tells how it ended."""
+    text = (tree / pool.module).read_text(encoding="utf-8")
+
+    def task(slot: runs.Slot) -> runs.Task:
+        begin = time.monotonic()
+        tests = pool.for_mutant(mutant)
+        result = {"outcome": "survived" if tests else "unreached", "tests": len(tests), "by": ""}
+        parts = [first_of(tests)]
+        parts.append({test: seconds for test, seconds in tests.items() if test not in parts[0]})
+        while parts and result["outcome"] == "survived":
+            part = parts.pop(0)
+            if not part:
+                continue
+            slot.write(pool.module, mutant.text)
+            try:
+                outcome = yield _run(part)
+            finally:
+                slot.write(pool.module, text)
+            if outcome.kind == "passed":
+                continue
+            if outcome.test in part:
+                if outcome.test not in pool.passes:
+                    alone = yield _run({outcome.test: part[outcome.test]})
+                    pool.passes[outcome.test] = alone.kind == "passed"
+                if not pool.passes[outcome.test]:
+                    parts.insert(0, {test: s for test, s in part.items() if pool.passes.get(test, True)})
+                    continue
+            result.update(outcome=outcome.kind, by=outcome.test)
+        found({**result, "s": round(time.monotonic() - begin, 1)})
+
+    return task
+
+
+def _run(tests: Dict[str, float]) -> runs.Run:
+    return runs.Run(list(dict.fromkeys(test.split("::")[0] for test in tests)), tests)
 
 
 def main() -> None:
@@ -206,41 +316,114 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--each", type=int, default=30, help="mutants of each module")
     parser.add_argument("--modules", nargs="+", default=list(MODULES))
+    parser.add_argument("--jobs", type=int, default=1, help="runs of tests at the same time")
+    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the repository; default: this one")
     parser.add_argument(
         "--keep", type=Path, help="folder of results, to go on after a stop; default: none is kept"
     )
     parser.add_argument("--max-hours", type=float, default=4.0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # as Ctrl-C does: processes and copies go
     until = time.monotonic() + 3600 * arguments.max_hours
-    done: Dict[str, Any] = {}
-    results = arguments.keep / f"mutants-{arguments.seed}.json" if arguments.keep else None
-    if results is not None:
-        arguments.keep.mkdir(parents=True, exist_ok=True)
-        if results.is_file():
-            done = json.loads(results.read_text(encoding="utf-8"))
-
-    def save() -> None:
-        if results is not None:
-            results.write_text(json.dumps(done, indent=1), encoding="utf-8")
-
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = Path(folder) / "tree"
-        for name in ("ipucnn", "tests", "benchmarks", "docs", "custom_ops", "results", "constraints", ".ci"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(str(REPOSITORY / name), str(tree / name), ignore=ignored)
-        for path in REPOSITORY.iterdir():
-            if path.is_file():
-                shutil.copy(str(path), str(tree / path.name))
-        for module in arguments.modules:
-            check(tree, module, arguments.each, arguments.seed, done, save, until)
-    print(f"{'module':<36} mutants  killed  survived  test files")
-    total = [0, 0]
+        keep = (arguments.keep or Path(folder) / "kept").resolve()
+        tree = arguments.tree.resolve()
+        runs.prepare(tree)
+        slots = [runs.Slot(tree, Path(folder) / str(at)) for at in range(arguments.jobs)]
+        tree = shutil.copytree(
+            slots[0].tree, Path(folder) / "tree"
+        )  # as it is now, whatever is edited meanwhile
+        results = keep / f"mutants-{arguments.seed}.json"
+        done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+        # What runs on import is shown to all tests, and takes longest: it comes last.
+        for on_import, module in itertools.product((False, True), arguments.modules):
+            files = tests_of(tree, module)
+            reached = note(tree, slots, files, {*MODULES, *arguments.modules}, keep / "reached", until)
+            if len(reached) < len(files):
+                break  # the time is over
+            pool = Pool(module, files, reached)
+            for test in [] if on_import else pool.passes:
+                print(f"{module}: left out, as it fails without any mutant: {test}")
+            mutants = draw((tree / module).read_text(encoding="utf-8"), arguments.each, arguments.seed)
+            chosen = [mutant for mutant in mutants if pool.is_for_all(mutant) == on_import]
+            runs.run_all(slots, tasks_of(tree, pool, chosen, done, results), until)
+    print_table({module: done[module] for module in arguments.modules if module in done})
+
+
+def note(
+    tree: Path, slots: List[runs.Slot], files: List[str], modules: Set[str], keep: Path, until: float
+) -> Dict[str, runs.Reached]:
+    """What the tests of each file execute of some modules; what is not kept from before is found out."""
+    keep.mkdir(parents=True, exist_ok=True)
+    names = {module[: -len(".py")].replace("/", "."): module for module in modules}
+
+    def load(file: str) -> Optional[runs.Reached]:
+        path = keep / f"{Path(file).stem}.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if kept.pop("digest", "") != runs.digest_of(tree, file):
+            return None
+        return runs.Reached(**kept)
+
+    tasks = [
+        runs.record(tree, file, names, keep / f"{Path(file).stem}.json")
+        for file in files
+        if load(file) is None
+    ]
+    runs.run_all(slots, tasks, until)
+    reached = {}
+    for file in files:
+        found = load(file)
+        if found is not None:
+            reached[file] = found
+    return reached
+
+
+def tasks_of(
+    tree: Path, pool: Pool, mutants: List[Mutant], done: Dict[str, Any], results: Path
+) -> Iterator[Callable[[runs.Slot], runs.Task]]:
+    """A task for each mutant that was not tried yet, or that survived other tests than there are now."""
+    module = pool.module
+    text = (tree / module).read_text(encoding="utf-8")
+    if done.get(module, {}).get("text") != text:
+        done[module] = {"text": text, "mutants": {}}
+    done[module]["files"] = len(pool.files)
+    entry = done[module]["mutants"]
+    shown = hashlib.sha256("".join(runs.digest_of(tree, file) for file in pool.files).encode()).hexdigest()
+    for mutant in mutants:
+        before = entry.get(mutant.key)
+        if before and (before["outcome"] in ("failed", "endless") or before["shown"] == shown):
+            continue
+
+        def found(result: Dict[str, Any], mutant: Mutant = mutant) -> None:
+            entry[mutant.key] = {**result, "before": mutant.before, "after": mutant.after, "shown": shown}
+            results.write_text(json.dumps(done, indent=1), encoding="utf-8")
+            how = f"{result['outcome']} {result['by']}".strip()
+            print(f"{module}:{mutant.key}: {how} ({result['tests']} tests, {result['s']} s)", flush=True)
+
+        yield try_mutant(tree, pool, mutant, found)
+
+
+def print_table(done: Dict[str, Any]) -> None:
+    """What survived, and the numbers of each module."""
     for module, entry in done.items():
-        killed = sum(outcome != "passed" for outcome in entry["mutants"].values())
-        number = len(entry["mutants"])
-        total = [total[0] + number, total[1] + killed]
-        print(f"{module:<36} {number:7} {killed:7} {number - killed:9}  {len(entry['tests'])}")
-    print(f"{'together':<36} {total[0]:7} {total[1]:7} {total[0] - total[1]:9}")
+        for key, result in entry["mutants"].items():
+            if result["outcome"] in ("survived", "unreached"):
+                print(f"{module}:{key}: {result['outcome']}: {result['before']} became {result['after']}")
+    print(f"{'module':<36} mutants  killed  endless  survived  unreached  test files")
+    rows = {
+        module: [
+            len(entry["mutants"]),
+            *(
+                sum(result["outcome"] == kind for result in entry["mutants"].values())
+                for kind in ("failed", "endless", "survived", "unreached")
+            ),
+            entry["files"],
+        ]
+        for module, entry in done.items()
+    }
+    rows["together"] = [sum(row[at] for row in rows.values()) for at in range(5)]
+    for name, row in rows.items():
+        print(f"{name:<36} " + " ".join(f"{number:8}" for number in row))
 
 
 if __name__ == "__main__":

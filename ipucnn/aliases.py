@@ -1,14 +1,18 @@
-"""Names for what TensorFlow, Keras and the Poplar SDK make: their types differ by version, and there are no stubs.
+"""Names for what this project is given: by TensorFlow, Keras, the Poplar SDK and other libraries, and by files.
 
-Importing this needs neither of them, so that a signature can name a tensor in a module that must stay light.  Last,
-what a session may ask of the planner, which it does not import.
+The types of the libraries differ by version, there are no stubs of them, and importing this needs none of them: so a
+signature can name a tensor in a module that must stay light.  Last, what a session may ask of the planner, which it
+does not import.
 """
 
-from typing import Any, Optional, Protocol
+from typing import Any, Dict, Optional, Protocol
 
 KerasInitializer = Any
 KerasLayer = Any
 KerasModel = Any
+KerasVariable = Any
+KerasConfig = Dict[str, Any]
+"""What Keras says of a layer, a model or an optimizer in ``get_config``: its settings by name."""
 SdkModule = Any
 Tensor = Any
 TensorShape = Any
@@ -17,6 +21,27 @@ TfFunction = Any
 TfGraph = Any
 TfIterator = Any
 TfVariable = Any
+
+Numbers = Any
+"""One number, a NumPy array of them or a tensor: for arithmetic that is the same for each."""
+
+ClickCommand = Any
+ClickContext = Any
+ClickError = Any
+ClickParameter = Any
+"""Click's own or those in Typer: newer versions of Typer have Click inside them."""
+HdfItem = Any
+"""A file, group or data set of h5py."""
+NumbaType = Any
+OnnxGraph = Any
+PillowImage = Any
+TfdsBuilder = Any
+YamlEvent = Any
+
+PlainValue = Any
+"""What JSON, YAML and command lines say: None, a bool, number or text, or a list or dictionary of plain values."""
+PlainDict = Dict[str, Any]
+"""An object of a JSON document, or a mapping of a YAML one; its values are plain."""
 
 
 class MemoryAdvice(Protocol):

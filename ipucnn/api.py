@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, PlainValue
 from ipucnn.config.options import BY_NAME, RunConfig, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -189,7 +189,7 @@ def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
 
 
 def plan(
-    model: str, *, stages: Optional[int] = None, system: Optional[str] = None, **options: Any
+    model: str, *, stages: Optional[int] = None, system: Optional[str] = None, **options: PlainValue
 ) -> "PipelinePlan":
     """Plans how to split a network over IPUs, as ``ipucnn plan-splits`` does.
 
@@ -243,7 +243,7 @@ class Training:
         write_page_of(self._run)
 
 
-def train(model: str, **options: Any) -> Training:
+def train(model: str, **options: PlainValue) -> Training:
     """Checks a training run as ``ipucnn train`` does, and gives what trains when it is iterated over.
 
     >>> import ipucnn
@@ -278,7 +278,7 @@ def train(model: str, **options: Any) -> Training:
     return Training(TrainingRun(resolved))
 
 
-def _request(command: str, model: str, options: Mapping[str, Any]) -> RunRequest:
+def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> RunRequest:
     """The request of a command with options as keywords.
 
     Raises:
@@ -297,7 +297,7 @@ def _request(command: str, model: str, options: Mapping[str, Any]) -> RunRequest
     return RunRequest(command, values, model, read_plan=read_plan)
 
 
-def _typed(name: str, value: Any) -> Any:
+def _typed(name: str, value: object) -> Any:
     """A value as it would be typed: options that are texts of numbers, too."""
     if isinstance(value, Path):
         return str(value)

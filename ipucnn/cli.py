@@ -9,6 +9,7 @@ import sys
 from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
 from ipucnn import __version__, interrupts
+from ipucnn.aliases import ClickError
 from ipucnn.command_table import COMMANDS, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
@@ -275,7 +276,7 @@ def _dispatch(args: List[str]) -> int:
     return EXIT_OK
 
 
-def _as_user_error(error: Any) -> UserError:
+def _as_user_error(error: ClickError) -> UserError:
     """A Typer usage error in this program's own form, with a hint."""
     ctx = getattr(error, "ctx", None)
     if ctx is None:
@@ -285,17 +286,18 @@ def _as_user_error(error: Any) -> UserError:
     hint = f"`{path} --help` lists the options"
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        from ipucnn.config.help_page import suggest
+        from ipucnn.config.help_page import suggest, word_to_look_for
 
         typed = shown_value(error.option_name)
-        if ctx.command.name == "launch":
-            hint = "write -- before the command that every worker runs: ipucnn launch -n 2 -- train ..."
-            return ConfigurationError(
-                f"{path}: no option {typed}", suggest(params, error.option_name) or hint
+        word = word_to_look_for(params, error.option_name)
+        known = COMMANDS.get(ctx.command.name)
+        hint = f"`{path} --help-all` shows all options"
+        if known is not None and known.unknown_option_hint:
+            hint = known.unknown_option_hint
+        elif word is not None:
+            hint = (
+                f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
             )
-        hint = (
-            f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
-        )
         return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
     if kind == "BadOptionUsage":
         hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
@@ -312,7 +314,7 @@ LONGEST_MESSAGE = 3000
 """Characters; what is longer repeats at length what was typed or stood in a file."""
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: ClickError) -> str:
     """The error's message on one line, without a full stop."""
     message = " ".join(error.format_message().split()).rstrip(".")
     if len(message) > _LONGEST_SENTENCE:
@@ -320,10 +322,18 @@ def _sentence(error: Any) -> str:
     return message[:1].lower() + message[1:]
 
 
+error_copy: Optional[TextIO] = None
+"""Gets a copy of the lines that say why a command failed: ``ipucnn launch`` reads what its first worker said."""
+
+
 def _print_error(error: UserError, verbose: bool) -> None:
-    _print_line(f"error: {_bounded(error.message)}")
+    lines = [f"error: {_bounded(error.message)}"]
     if error.hint:
-        _print_line(f"hint: {_bounded(error.hint)}")
+        lines.append(f"hint: {_bounded(error.hint)}")
+    for line in lines:
+        _print_line(line)
+        if error_copy is not None:
+            print(printable(line), file=error_copy, flush=True)
     cause = error.__cause__
     while verbose and cause is not None:
         _print_line(f"caused by: {type(cause).__name__}: {cause}")

@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from ipucnn import __version__
+from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
 from ipucnn.command_table import ABOUT, COMMANDS
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -20,17 +21,17 @@ CONTEXT = {"help_option_names": ["--help", "-h"]}
 class LazyGroup(typer.core.TyperGroup):
     """A group whose commands are imported one by one, on use."""
 
-    def list_commands(self, ctx: Any) -> List[str]:
+    def list_commands(self, ctx: ClickContext) -> List[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: ClickContext, cmd_name: str) -> Optional[ClickCommand]:
         command = COMMANDS.get(cmd_name.replace("_", "-"))
         if command is None:
             return None
         module = importlib.import_module(f"ipucnn.commands.{command.module}")
         return _command(command.name, getattr(module, command.function))
 
-    def resolve_command(self, ctx: Any, args: List[str]) -> Any:
+    def resolve_command(self, ctx: ClickContext, args: List[str]) -> Any:
         name = args[0]
         if name.replace("_", "-") not in COMMANDS and not ctx.resilient_parsing:
             raise ConfigurationError(
@@ -41,7 +42,7 @@ class LazyGroup(typer.core.TyperGroup):
 
 
 @functools.lru_cache(maxsize=None)
-def _command(name: str, function: Callable[..., Any]) -> Any:
+def _command(name: str, function: Callable[..., None]) -> ClickCommand:
     """What Typer makes of a function: once for all command lines of a process, for it takes as long as to parse ten."""
     app = typer.Typer(add_completion=False)
     app.command(name, cls=RunCommand, context_settings=CONTEXT)(function)
@@ -90,7 +91,7 @@ def print_found(words: str) -> None:
     )
 
 
-def build_root(with_completion: bool = True) -> Any:
+def build_root(with_completion: bool = True) -> ClickCommand:
     """The root command, ready to parse.
 
     Typer loads its value converters (0.3 s) for every option whose value is not a bool when it parses.  Its
@@ -123,7 +124,7 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 class RunCommand(typer.core.TyperCommand):
     """A command whose options may be typed with ``_`` or ``-``, booleans with a value, lists with spaces."""
 
-    def parse_args(self, ctx: Any, args: List[str]) -> List[str]:
+    def parse_args(self, ctx: ClickContext, args: List[str]) -> List[str]:
         typed = args[: args.index("--")] if "--" in args else args
         asked = next(
             (number for number, word in enumerate(typed) if word in ("--help", "-h", "--help-all")), None
@@ -150,7 +151,7 @@ class RunCommand(typer.core.TyperCommand):
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: ClickContext, formatter: object) -> None:
         from ipucnn.config.help_page import print_command_help
 
         print_command_help(self, ctx)
@@ -159,12 +160,12 @@ class RunCommand(typer.core.TyperCommand):
 class _AsTyped:
     """In the place of Typer's converter of a parameter: a text, a list of texts, or what a function makes of a text."""
 
-    def __init__(self, param: Any) -> None:
+    def __init__(self, param: ClickParameter) -> None:
         self._convert = param.get_runtime_param
         self._annotation = param.type_descriptor.annotation
         self._read = param.type_descriptor.parameter_info.parser
 
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+    def coerce(self, value: object, param: ClickParameter, ctx: ClickContext) -> object:
         is_list = param.multiple or param.nargs == -1
         if value is None:
             return () if is_list else None
@@ -175,7 +176,7 @@ class _AsTyped:
         return self._convert().coerce(value, param=param, ctx=ctx)
 
 
-def _spare_converters(param: Any) -> None:
+def _spare_converters(param: ClickParameter) -> None:
     """Keeps Typer from converting values that are as they were typed.
 
     Versions of Typer that convert by Pydantic import it (0.1 s) and make a converter of each parameter, even where it
@@ -186,7 +187,7 @@ def _spare_converters(param: Any) -> None:
         param.get_runtime_param = lambda: own
 
 
-def rewrite(args: List[str], table: Dict[str, Any]) -> List[str]:
+def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:
     """The arguments in the plain forms Typer parses.
 
     Args:
@@ -225,7 +226,9 @@ def rewrite(args: List[str], table: Dict[str, Any]) -> List[str]:
     return plain
 
 
-def _boolean(name: str, value: Optional[str], param: Any, rest: List[str]) -> Tuple[str, List[str]]:
+def _boolean(
+    name: str, value: Optional[str], param: ClickParameter, rest: List[str]
+) -> Tuple[str, List[str]]:
     """The positive or negative form of a boolean option, and the arguments left."""
     if value is None and rest and rest[0].lower() in (*TRUE_WORDS, *FALSE_WORDS):
         value, rest = rest[0], rest[1:]

@@ -18,6 +18,7 @@ class Command(NamedTuple):
         panel: of the root help page.
         examples: command lines, each with what it does.
         common: of a command with many options those that its help page shows; ``--help-all`` shows all.
+        unknown_option_hint: what to do about an option that it does not have; "": look for it in its help.
         wishes: words that people look for who mean the command, besides those of its name, summary and examples.
     """
 
@@ -28,6 +29,7 @@ class Command(NamedTuple):
     panel: str
     examples: Tuple[Tuple[str, str], ...] = ()
     common: Tuple[str, ...] = ()
+    unknown_option_hint: str = ""
     wishes: str = ""
 
 
@@ -75,7 +77,7 @@ COMMANDS = {
                 "--dry-run",
                 "--print-config",
             ),
-            "fit rehearse rehearsal simulate emulate laptop",
+            wishes="fit rehearse rehearsal simulate emulate laptop",
         ),
         Command(
             "evaluate",
@@ -175,6 +177,7 @@ COMMANDS = {
                     "Two workers train one network; the result is the same, byte for byte, as with one.",
                 ),
             ),
+            unknown_option_hint="write -- before the command that every worker runs: ipucnn launch -n 2 -- train ...",
         ),
         Command(
             "runs",
@@ -286,7 +289,7 @@ COMMANDS = {
                 "--save",
                 "--html",
             ),
-            "what-if rehearse rehearsal simulate partition pipeline predict memory",
+            wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
         ),
         Command(
             "profile",

@@ -1,15 +1,15 @@
 """The few places where Keras 2.6 (what the Poplar SDK ships) and Keras 3 differ.  Importing needs TensorFlow."""
 
-from typing import Any
-
 import tensorflow as tf
 from tensorflow import keras
+
+from ipucnn.aliases import KerasVariable
 
 KERAS_VERSION = tuple(int(p) for p in keras.__version__.split(".")[:2])
 KERAS_3 = KERAS_VERSION >= (3, 0)
 
 
-def tf_variable(weight: Any) -> tf.Variable:
+def tf_variable(weight: KerasVariable) -> tf.Variable:
     """The tf.Variable behind a Keras weight (Keras 3 wraps it, Keras 2.6 does not)."""
     return weight.value if KERAS_3 and not isinstance(weight, tf.Variable) else weight
 

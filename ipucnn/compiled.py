@@ -44,7 +44,7 @@ def unseen(module: str, name: str) -> Iterator[None]:
         os.path.exists = exists
 
 
-def jit(*signature: Any, **more: Any) -> Callable[..., Any]:
+def jit(*signature: object, **more: object) -> Callable[..., Any]:
     """Compiles for these arguments, without the interpreter's lock.
 
     A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
@@ -58,7 +58,7 @@ def jit(*signature: Any, **more: Any) -> Callable[..., Any]:
     }
     signatures = [numba.void(*signature)] if signature else []
 
-    def decorate(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., object]) -> Any:
         try:
             return numba.njit(*signatures, cache=True, **options)(function)
         except Exception:

@@ -15,8 +15,9 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
+from ipucnn.aliases import Numbers, PlainValue, YamlEvent
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import read_text, shown
+from ipucnn.filesystem import named, read_text
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -157,7 +158,7 @@ class _Composer:
         # Of each anchor: its node, the number of values it stands for, and how deep they are; None while it is open.
         self._anchors: Dict[str, Optional[Tuple[Node, int, int]]] = {}
 
-    def take(self, event: Any) -> None:
+    def take(self, event: YamlEvent) -> None:
         name = type(event).__name__
         line = event.start_mark.line + 1
         if name == "ScalarEvent":
@@ -186,7 +187,7 @@ class _Composer:
             )
         self._open.append(_Open(Node(kind, [], line), anchor))
 
-    def _check(self, event: Any, line: int) -> None:
+    def _check(self, event: YamlEvent, line: int) -> None:
         """Counts a value and refuses its tag, and an anchor that is there twice."""
         if event.tag is not None:
             raise BadDocument(f"the tag {shown_value(event.tag)} is not read", _PLAIN_HINT, line)
@@ -340,7 +341,7 @@ def _real(digits: str) -> float:
     return float(_sexagesimal(digits, float)) if ":" in digits else float(digits)
 
 
-def _sexagesimal(digits: str, kind: Any) -> Any:
+def _sexagesimal(digits: str, kind: Type[Numbers]) -> Numbers:
     """``1:30`` is 90: YAML 1.1 counts minutes and seconds."""
     value = kind(0)
     for part in digits.split(":"):
@@ -373,7 +374,7 @@ def _check_text(text: str) -> None:
         raise BadDocument("a line begins with %", "remove it: directives are not read", line)
 
 
-def _unreadable(text: str, error: Any) -> BadDocument:
+def _unreadable(text: str, error: Exception) -> BadDocument:
     """What LibYAML says of a text, with the place."""
     problem = shown_value(getattr(error, "problem", None) or str(error).split("\n")[0])
     mark = getattr(error, "problem_mark", None)
@@ -444,7 +445,7 @@ def _json_int(digits: str) -> int:
     return int(digits)
 
 
-def _json_object(items: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
     found = dict(items)
     if len(found) < len(items):
         seen: Dict[str, Any] = {}
@@ -484,7 +485,7 @@ def read_record(path: Path, what: str, hint: str) -> Any:
         DataError: it is not a file, too large, or not JSON.
     """
     text = read_text(path, MAX_RECORD_BYTES, what, DataError, hint)
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     with naming(name, DataError):
         try:
             return load_record(text)

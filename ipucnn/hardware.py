@@ -53,7 +53,6 @@ class IPU:
         slic_kernel_width: the kernel's width is padded to a multiple of this for that unit.
         vector_macs_per_cycle: MACs per cycle and tile of the plain vector unit, by bytes of an element.
         weight_load_bytes_per_cycle: speed of loading a weight block into the matrix unit.
-        vector_bytes_per_cycle: bytes an element-wise vertex reads and writes per cycle and tile at most.
         exchange_bytes_per_cycle: what a tile can receive (and send) per cycle.
         link_bytes_per_s: to a neighbour IPU, one direction.
         link_idle_cycles: an IPU waits before it sends to or receives from another.
@@ -72,7 +71,6 @@ class IPU:
     slic_kernel_width: int
     vector_macs_per_cycle: Mapping[int, float]
     weight_load_bytes_per_cycle: int
-    vector_bytes_per_cycle: int
     exchange_bytes_per_cycle: float
     link_bytes_per_s: float
     link_idle_cycles: int = 3000  # [AutoPipe] its example machine, Bow clock
@@ -171,7 +169,6 @@ _MK1 = IPU(
     slic_kernel_width=1,
     vector_macs_per_cycle=_VECTOR_MACS,
     weight_load_bytes_per_cycle=8,  # [poplibs]
-    vector_bytes_per_cycle=16,  # [Jia] 16 B per cycle and tile
     exchange_bytes_per_cycle=4.0,  # [poplibs]; 7.8 TB/s over 1216 tiles
     link_bytes_per_s=32e9,  # C2 card: 128 GB/s card to card, both directions and both IPUs (legacy Graphcore README)
 )
@@ -197,7 +194,6 @@ def _mk2_die(name: str, title: str, clock_hz: float, link_bytes_per_s: float) ->
         slic_kernel_width=4,
         vector_macs_per_cycle=_VECTOR_MACS,
         weight_load_bytes_per_cycle=8,  # [poplibs] 16 where the 128-bit load is switched on; off by default
-        vector_bytes_per_cycle=24,  # [Blake] 47.5 TB/s
         exchange_bytes_per_cycle=4.0,  # [poplibs]; 8 TB/s [DS]
         link_bytes_per_s=link_bytes_per_s,
     )

@@ -4,6 +4,7 @@ import math
 import reprlib
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.text import printable
 
 _SHORT = reprlib.Repr()
@@ -14,7 +15,7 @@ Fields = Mapping[str, Tuple[str, Check]]
 """Name of a field -> (what it should be, for messages; whether a value is that)."""
 
 
-def wrong_field(value: Mapping[str, Any], fields: Fields, needed: Iterable[str] = ()) -> str:
+def wrong_field(value: Mapping[str, PlainValue], fields: Fields, needed: Iterable[str] = ()) -> str:
     """What is wrong with the first field that is, in words; "" if nothing is.
 
     Args:
@@ -31,21 +32,21 @@ def wrong_field(value: Mapping[str, Any], fields: Fields, needed: Iterable[str] 
     return ""
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """A value as a message repeats it: shortened where it is long or deep."""
     return printable(_SHORT.repr(value))
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """A whole number of 0 or more, below 2**63."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """A finite number."""
     return (
         isinstance(value, (int, float))
@@ -54,7 +55,7 @@ def is_number(value: Any) -> bool:
     )
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 
@@ -68,7 +69,7 @@ def optional(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def metrics(value: Any) -> bool:
+def metrics(value: object) -> bool:
     """Whether a value is a mapping of figures: numbers, or None where there is nothing to measure."""
     return isinstance(value, dict) and all(
         item is None or isinstance(item, float) or is_number(item) for item in value.values()
@@ -78,7 +79,7 @@ def metrics(value: Any) -> bool:
 def all_of(needed: Dict[str, Check], others: Optional[Dict[str, Check]] = None) -> Check:
     """Whether a value is a mapping with all ``needed`` fields, and they and those of ``others`` it has are right."""
 
-    def check(value: Any) -> bool:
+    def check(value: object) -> bool:
         if not isinstance(value, dict) or not set(needed) <= set(value):
             return False
         checks = {**needed, **(others or {})}

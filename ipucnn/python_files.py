@@ -15,11 +15,14 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import absolute, expand, read_bytes, shown
 from ipucnn.text import printable, shown_value
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 MAX_BYTES = 2**24
 MODELS_GROUP = "ipucnn.models"
@@ -57,7 +60,7 @@ class PythonFunction:
     text: str
     sha256: str
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         """Runs the file, once, and calls the function.
 
         What either prints goes to stderr: stdout is for results.
@@ -229,7 +232,7 @@ def _top_level(module: ast.Module) -> Dict[str, bool]:
 # --- what other packages offer
 
 
-def entry_point(group: str, name: str) -> Optional[Any]:
+def entry_point(group: str, name: str) -> Optional["EntryPoint"]:
     """The entry point of installed packages that has a name, or None.
 
     Args:
@@ -238,7 +241,7 @@ def entry_point(group: str, name: str) -> Optional[Any]:
     return dict(entry_points(group)).get(name)
 
 
-def entry_points(group: str) -> Tuple[Tuple[str, Any], ...]:
+def entry_points(group: str) -> Tuple[Tuple[str, "EntryPoint"], ...]:
     """(name, entry point) of all that installed packages offer in a group, by name; nothing of them is imported."""
     from importlib import metadata
 
@@ -248,7 +251,7 @@ def entry_points(group: str) -> Tuple[Tuple[str, Any], ...]:
     return tuple(sorted({entry.name: entry for entry in own}.items()))
 
 
-def load_entry_point(entry: Any) -> Callable[..., Any]:
+def load_entry_point(entry: "EntryPoint") -> Callable[..., Any]:
     """What an entry point names.
 
     Raises:

@@ -2,7 +2,6 @@
 
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
 
 SHOWN_CHARACTERS = 200
 """How much of a path or value a message repeats."""
@@ -19,7 +18,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
 
 
-def shown_value(value: Any) -> str:
+def shown_value(value: object) -> str:
     """A value as a message repeats it: on one line, and shortened in the middle where it is very long."""
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_CHARACTERS:
         # The time to write out a whole number grows with the square of its digits, and Python refuses 4,300.
@@ -40,6 +39,19 @@ def counted(number: int, noun: str) -> str:
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}s"
+
+
+def size_text(num_bytes: float) -> str:
+    """Three digits in KiB, GiB or TiB, whole MiB between them."""
+    if num_bytes >= 2**60:
+        return "more than a million TiB"
+    if num_bytes >= 1000 * 2**30:
+        return f"{num_bytes / 2**40:.3g} TiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.3g} GiB"
+    if num_bytes >= 2**20 or not num_bytes:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**10:.3g} KiB"
 
 
 def percent(share: float) -> str:

@@ -1,17 +1,20 @@
 """Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
+import functools
 import gc
 import importlib.util
 import os
-import re
 import signal
 import sys
+import time
 from pathlib import Path
 
+import few_examples
 import pytest
 from hypothesis import HealthCheck, settings
 
 from ipucnn import interrupts, machine
+from ipucnn.datasets.segmentation import membranes
 from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -55,6 +58,11 @@ settings.register_profile(
 settings.load_profile("ipucnn")
 
 
+def pytest_configure(config):
+    """Says how many examples are wanted before tests that declare two numbers of them are imported."""
+    few_examples.slow_are_left_out = "not slow" in config.getoption("markexpr")
+
+
 def pytest_collection():
     gc.disable()  # modules make hundreds of thousands of objects, and no garbage
 
@@ -82,28 +90,52 @@ def _note_one_stack():
         tf_stack.extract_stack = lambda *_, **__: stack
 
 
-# What takes longest, longest first: begun last, it would keep one process busy while the others have nothing to do.
+# What takes more than six seconds of processor time, longest first: begun last, it would keep one process busy while
+# the others have nothing to do.  Before them comes what starts hundreds of small processes: on Python 3.8 each one
+# copies the tables of this process's memory, which grows.
 _LONGEST = (
+    "test_doctor.py",
+    "test_models_build.py",
     "test_poplar_cli.py",
     "test_runs_resume.py",
+    "test_benchmark_command.py",
+    "test_runs_masks.py",
     "test_runs_exchange.py",
     "test_training_recipes.py",
-    "test_cluster.py",
-    "test_host_session.py",
-    "test_poplar_instances.py",
-    "test_runs_masks.py",
-    "test_host_precision.py",
     "test_runs_evaluate.py",
-    "test_models_build.py",
     "test_export.py",
-    "test_benchmark_command.py",
-    "test_custom_batch_norm.py",
-    "test_poplar_session.py",
-    "test_datasets_pipeline.py",
-    "test_verify_dataset.py",
-    "test_runs_kfold.py",
+    "test_runs_segmentation.py",
+    "test_host_precision.py",
     "test_plan_splits_command.py",
     "test_signals_and_streams.py",
+    "test_verify_dataset.py",
+    "test_cluster.py",
+    "test_runs_infer.py",
+    "test_poplar_session.py",
+    "test_host_session.py",
+    "test_poplar_instances.py",
+    "test_train_dry_run.py",
+    "test_runs_kfold.py",
+    "test_training_padding.py",
+    "test_public_configuration.py",
+    "test_own_networks.py",
+    "test_poplar_mutations.py",
+    "test_custom_batch_norm.py",
+    "test_devices.py",
+    "test_benchmark_suites.py",
+    "test_datasets_pipeline.py",
+    "test_untrusted_folder.py",
+    "test_planning_search.py",
+    "test_reports_plan_html.py",
+    "test_screens.py",
+    "test_cli_main.py",
+    "test_precise_batch_norm.py",
+    "test_config_effects.py",
+    "test_poplar_matrix.py",
+    "test_runs_folder.py",
+    "test_poplar_parts.py",
+    "test_fine_tuning.py",
+    "test_runs_ending.py",
 )
 
 
@@ -125,11 +157,19 @@ def pytest_xdist_make_scheduler(config, log):
     return LongestFirst(config, log)
 
 
+_collected_s = [0.0]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def leftovers_out_of_the_way():
-    """What the files before left in caches is not looked through again by every collection of the files after them."""
-    gc.collect()
-    gc.freeze()
+    """What the files before left in caches is not looked through again by every collection of the files after them.
+
+    Not after a file that took less than two seconds of processor time, which can't have left much.
+    """
+    if time.process_time() - _collected_s[0] > 2:
+        gc.collect()
+        gc.freeze()
+        _collected_s[0] = time.process_time()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -178,6 +218,20 @@ def run(capsys, monkeypatch, tmp_path):
     return call
 
 
+@pytest.fixture(scope="module")
+def membranes_once():
+    """The set ``membranes`` is drawn once for each size and seed, not by each command of these tests anew.
+
+    Thirty images of 204x204 pixels take half a second.  Tests of the drawing itself do without.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membranes, "open_membranes", _opened_membranes)
+        yield
+
+
+_opened_membranes = functools.lru_cache(maxsize=8)(membranes.open_membranes)
+
+
 @pytest.fixture
 def lightly(monkeypatch):
     """Runs of this process train without compiling anything, see ``light_training``.
@@ -210,31 +264,17 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them.
-
-    A line ``TEST: NUMBER examples`` is of a test with Hypothesis.  It usually has so many examples; where slow tests
-    are run it is one of them, with as many examples as it declares.
-    """
+    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them."""
     lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if not line.startswith("#")}
-    found = [re.fullmatch(r"(.+): ([0-9]+) examples", line) for line in slow]
-    few = {case.group(1): int(case.group(2)) for case in found if case}
     if not (any("::" in word for word in config.args) or config.getoption("lf", False)):
         collected = {item.nodeid for item in items}
         files = {name.split("::")[0] for name in collected}
-        named = (slow - {case.group() for case in found if case}) | set(few)
-        stale = sorted(name for name in named - collected if name.split("::")[0] in files)
+        stale = sorted(name for name in slow - collected if name.split("::")[0] in files)
         if stale:
             raise pytest.UsageError(
                 f"tests/slow_cases.txt names cases that are not there: {', '.join(stale)}"
             )
-    leaves_out_slow = "not slow" in config.getoption("markexpr")
     for item in items:
-        if item.nodeid in slow or (item.nodeid in few and not leaves_out_slow):
+        if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
-        elif item.nodeid in few:
-            declared = item.obj._hypothesis_internal_use_settings
-            assert few[item.nodeid] <= declared.max_examples, (
-                f"slow_cases.txt: {item.nodeid} declares no more"
-            )
-            item.obj._hypothesis_internal_use_settings = settings(declared, max_examples=few[item.nodeid])

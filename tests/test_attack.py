@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from few_examples import tries
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +112,7 @@ def place(tmp_path, monkeypatch):
 _IN_ONE_PLACE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=150, suppress_health_check=_IN_ONE_PLACE)
+@tries(40, slow=150, suppress_health_check=_IN_ONE_PLACE)
 @given(number=st.integers(0, 2**32))
 def test_no_command_line_ends_badly(place, monkeypatch, number):
     """One to eight options of any command with legal, borderline and absurd values, judged as the campaign does."""

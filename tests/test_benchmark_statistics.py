@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -40,6 +41,7 @@ def test_the_count_is_the_least_that_a_binomial_allows(percent, confidence):
     assert n == 1 or stats.binom.pmf(n - 1, n - 1, p) > (1 - confidence) * (1 - 1e-9)
 
 
+@tries(30, slow=100)
 @given(st.integers(1, 600), st.sampled_from([50.0, 90.0, 95.0, 99.0]))
 def test_the_bound_is_the_least_rank_that_is_surely_above(n, percent):
     rank = statistics.percentile_bound_rank(n, percent)

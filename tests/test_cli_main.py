@@ -100,6 +100,8 @@ def test_help_finds_options_by_a_word(capsys, monkeypatch):
     assert found("batch", "norm")[0] == "norm-layer" and "micro-batch-size" not in found("batch", "norm")
     assert found("Patience") == ["early-stopping"]
     assert found("erasing") == ["random-erasing"]
+    # Nothing is about the whole: what is about each of its parts.
+    assert found("fraction-of-validation") == ["validation-fraction"]
     assert _run(capsys, "train", "--help", "lenet") == _run(capsys, "train", "lenet", "--help")
     code, out, err = _run(capsys, "train", "lenet", "--help", "frobnicate")
     assert (code, out) == (2, "") and "no option is about that" in err and "--help-all" in err
@@ -130,10 +132,20 @@ WISHES = {
     "--patience": "--early-stopping",
     "--stages": "--ipus-per-replica",
     "--learning-rat": "--learning-rate",
+    "--lr-decay": "--lr-schedule",
+    "--save-best": "--keep-checkpoints",
+    "--load": "--weights",
+    "--dataset-dir": "--dataset-path",
+    "--random-crop": "--augment",
+    "--shuffle-buffer": "--shuffle",
+    "--test": "--validation",
+    "--run-name": "--run-dir",
     "--dist-url": None,
     "--jit": None,
     "--local_rank": None,
     "--coffee": None,
+    "--num-classes": None,
+    "--cosine-decay": None,
 }
 
 
@@ -144,10 +156,20 @@ def test_an_option_of_another_program_is_answered_with_this_one_s(capsys, typed)
     hint = err.splitlines()[1]
     assert (code, out) == (2, "") and f"no option {typed.replace('_', '-')}" in err
     if wanted is None:
+        # What is looked for as the hint says is found.
         assert "did you mean" not in hint and "--help-all" in hint
-        assert f"`ipucnn train --help {typed[2:].replace('_', '-')}`" in hint
+        for word in re.findall("--help ([^`]+)`", hint):
+            assert _run(capsys, "train", "--help", word)[::2] == (0, "")
     else:
         assert hint.startswith(f"hint: did you mean '{wanted}'")
+
+
+def test_an_option_that_nothing_is_like_is_looked_for_by_its_longest_part(capsys):
+    def hint(typed):
+        return _run(capsys, "train", "lenet", typed, "3")[2].splitlines()[1]
+
+    assert "`ipucnn train --help classes` shows" in hint("--num-classes")
+    assert hint("--coffee") == "hint: `ipucnn train --help-all` shows all options"
 
 
 def test_wishes_are_no_options():

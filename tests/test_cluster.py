@@ -305,16 +305,26 @@ def test_workers_share_images_that_are_segmented(pages):
         assert isinstance(result, DataError) and "are not finite" in result.message
 
 
-@pytest.mark.parametrize("taken", [None, 0, 2])
-def test_a_port_of_tensorflows_servers_that_is_taken(taken):
+@pytest.mark.parametrize(
+    ("taken", "family", "everywhere"),
+    [
+        (None, 0, ""),
+        (0, socket.AF_INET, "0.0.0.0"),
+        (2, socket.AF_INET, "0.0.0.0"),
+        (1, socket.AF_INET6, "::"),
+    ],
+)
+def test_a_port_of_tensorflows_servers_that_is_taken(taken, family, everywhere):
     """All of them say so: TensorFlow would wait for minutes, without listening to anything."""
 
     def act(one):
         # The rendezvous is over, and its connections may be at the port of the first worker.
-        with socket.socket() as other:
+        with socket.socket(family if one.rank == taken else socket.AF_INET) as other:
             if one.rank == taken:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                other.bind(("0.0.0.0", int(one.addresses[taken].rpartition(":")[2])))
+                if family == socket.AF_INET6:
+                    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                other.bind((everywhere, int(one.addresses[taken].rpartition(":")[2])))
                 other.listen(1)
             one.require_ports()
 
@@ -442,7 +452,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
 
 def test_nobody_comes():
     named = addresses(2)
-    for rank, expected in ((0, "of 2 workers number 1 did not come"), (1, "worker 0 was not at")):
+    for rank, expected in ((0, "worker 1 of 2 did not connect"), (1, "worker 0 could not be reached")):
         before = time.monotonic()
         with pytest.raises(WorkersError, match=re.escape(expected)):
             join(Workers(2, rank, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
@@ -508,7 +518,7 @@ def test_a_stranger_does_not_end_the_start(monkeypatch, words):
         time.sleep(0.1)
     thread.join(30)
     stranger.close()
-    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not come" in raised[0].message
+    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not connect" in raised[0].message
     assert sent < 100
 
 
@@ -527,7 +537,7 @@ def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    with pytest.raises(WorkersError, match="worker 0 was not at"):
+    with pytest.raises(WorkersError, match="worker 0 could not be reached"):
         join(
             Workers(2, 1, addresses=(here, "127.0.0.1:1"), source="test"),
             RunConfig(start_timeout=0.5),
@@ -970,7 +980,7 @@ def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, cap
     words = ["train", *FLAGS, *more, "--run-dir", "run", "--hosts", named, "--rank", "0"]
     assert cli.run([*words, "--start-timeout", "1"]) == 7
     said = capfd.readouterr().err
-    assert "error: of 2 workers number 1 did not come" in said and "Traceback" not in said
+    assert "error: worker 1 of 2 did not connect" in said and "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1058,6 +1068,9 @@ rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("\\n".join(said), file=sys.stderr, flush=True)
+if sys.argv[3]:
+    with open(int(sys.argv[3]), "w") as copy:
+        copy.writelines(line + "\\n" for line in said if line.startswith(("error: ", "hint: ")))
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1079,6 +1092,12 @@ sys.exit(code)
                 "[worker 1] error: a",
                 "[worker 1] hint: b",
             ],
+        ),
+        # Two have errors of the same kind, and not the same error.
+        (
+            [(["error: a", "hint: b"], 3, 0), (["error: c", "hint: b"], 3, 0)],
+            3,
+            ["error: a", "hint: b", "[worker 1] error: c", "[worker 1] hint: b"],
         ),
         # One waits for a worker that will not come, and is told to end.
         ([(["error: a"], 2, 0), (["error: interrupted"], 0, 100)], 2, ["error: a"]),

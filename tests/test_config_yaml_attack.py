@@ -8,6 +8,7 @@ import time
 
 import pytest
 import yaml
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,78 @@ def test_memory_stays_small():
 )  # fmt: skip
 def test_what_plain_scalars_mean(text, value):
     assert documents.load(text) == value
+
+
+_WORD_FORMS = [
+    form
+    for word in ("yes", "no", "true", "false", "on", "off", "null", "y", "n", "nan", "inf", ".nan", ".inf", "-.inf")
+    for form in (word, word.capitalize(), word.upper(), word + "x")
+]  # fmt: skip
+_NUMBER_FORMS = """~ 1:30 1:30.5 -1:30 190:20:30.15 1:60 +.5 .5 5. -5 +12 0 -0 00 017 08 0o17 0x1F -0x1f 0b101 0b2 0x
+    1_000 1__0. _1 1e5 1.0e5 1.0e+5 1.5E-3 .5e+1 +1:30 0:0 -0.0 1.2.3 1- --1 0b_1 1:30:59 ="""
+
+
+def test_plain_scalars_mean_what_they_mean_to_pyyaml():
+    text = "".join(f"- {form}\n" for form in _WORD_FORMS + _NUMBER_FORMS.split())
+    for form, ours, theirs in zip(text.splitlines(), documents.load(text), yaml.load(text, Loader=_Oracle)):
+        assert _same(ours, theirs), (form, ours, theirs)
+
+
+@pytest.mark.parametrize("number", ["{}", "-{}", "0.{}", "{}."])
+def test_numbers_have_at_most_400_characters(number):
+    digits = "7" * (400 - len(number.format("")))
+    value = documents.load(f"- {number.format(digits)}\n")[0]
+    assert value == (float if "." in number else int)(number.format(digits))
+    with pytest.raises(BadDocument, match="a number of 401 characters") as caught:
+        documents.load(f"- 1\n- {number.format(digits + '7')}\n")
+    assert caught.value.line == 2 and "at most 400" in caught.value.hint
+    if "." not in number:
+        assert documents.load_json(f"[{number.format(digits)}]") == [value]
+        with pytest.raises(BadDocument, match="401"):
+            documents.load_json(f"[{number.format(digits + '7')}]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "[]",
+        "[1, [2, 3], {a: 4}]",
+        "a: &x 1\nb: *x\nc: [*x, *x]\n",
+        "a: &x [1, 2]\nb: [*x, *x, &y {c: *x}]\nd: *y\n",
+        "a: &x {b: &y [1, &z 2], c: *z}\nd: [*y, *z, *x]\n",
+    ],
+)
+def test_what_aliases_repeat_is_counted_exactly(text, monkeypatch):
+    def count(value):
+        if isinstance(value, dict):
+            return 1 + sum(1 + count(item) for item in value.values())
+        return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+    value = yaml.load(text, Loader=_Oracle)
+    monkeypatch.setattr(documents, "MAX_NODES", count(value))
+    assert documents.load(text) == value
+    monkeypatch.setattr(documents, "MAX_NODES", count(value) - 1)
+    with pytest.raises(BadDocument, match="counting what aliases repeat"):
+        documents.load(text)
+
+
+@pytest.mark.parametrize(
+    "text, line, column",
+    [
+        ("%YAML 1.1\n---\na: 1\n", 1, None),
+        ("\n%YAML 1.1\n---\na: 1\n", 2, None),
+        ("\x1b", 1, None),
+        ("\n\na\x1b", 3, None),
+        ("a: ]", 1, 4),
+        ("a: 1\nb: [1, }\n", 2, 8),
+        ("a: 1\n b: 2\n", 2, 3),
+    ],
+)
+def test_the_place_of_a_mistake_counts_from_one(text, line, column):
+    with pytest.raises(BadDocument) as caught:
+        documents.load(text)
+    assert (caught.value.line, caught.value.column) == (line, column)
 
 
 def test_a_date_for_a_text_option_is_the_text_it_was_written_as():
@@ -315,7 +388,7 @@ def _lines(draw, depth=0):
     return lines
 
 
-@settings(max_examples=120)
+@tries(40, slow=120)
 @given(_lines())
 def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
     check_that_it_is_a_value_or_an_error(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -263,7 +264,7 @@ def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
     changes=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=4),
     channels=st.sampled_from([1, 3]),
 )
-@settings(max_examples=300)
+@tries(80, slow=300)
 def test_images_with_changed_headers_are_images_or_data_errors(form, changes, channels):
     data = bytearray(encode(picture(14, 10), form))
     for position, value in changes:

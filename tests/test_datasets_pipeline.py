@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -130,7 +131,7 @@ def expected_order(size, samples_per_epoch, seed, epochs):
     seed=st.integers(0, 2**40),
     start=st.integers(0, 200),
 )
-@settings(max_examples=12)
+@tries(4, slow=12)
 def test_the_order_is_the_permutation_of_each_epoch(size, samples_per_epoch, batch_size, seed, start):
     source = make_source(num=size)
     expected = expected_order(size, samples_per_epoch, seed, (start + 60) // samples_per_epoch + 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -101,7 +102,7 @@ VALUES = st.one_of(st.binary(max_size=140), st.integers(-(2**63), 2**63 - 1))
 
 
 @given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
-@settings(max_examples=40)
+@tries(12, slow=40)
 def test_features_are_read_as_they_were_written(features):
     data = make_example(features)
     assert features_of(data, {name: type(value) for name, value in features.items()}) == features

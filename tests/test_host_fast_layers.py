@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
@@ -184,7 +185,7 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
 @compiled
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
        st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@tries(20, slow=60)
 def test_depthwise_convolutions_are_tensorflows(height, width, kernel, stride, padding, samples):
     if padding == "VALID" and kernel > min(height, width):
         return

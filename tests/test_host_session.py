@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
@@ -428,7 +429,7 @@ any_program = given(
 )
 
 
-@settings(max_examples=4)
+@tries(1, slow=4)
 @any_program
 def test_fused_equals_naive_at_random(**drawn):
     compare_at_random(**drawn)

@@ -4,6 +4,7 @@ What is stale is written again by ``python -m ipucnn.planning.graphs.shipped``.
 """
 
 import json
+import re
 
 import pytest
 
@@ -217,7 +218,7 @@ def test_recorded_macs_are_the_published_ones(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [r.name for r in list_models(exclude=["*net1*", "*net2*", "*net3*", "*b[1-7]*", "*-[ml]", "vgg19"])],
+    [r.name for r in list_models() if not re.search(r"net[123]|b[1-7]|-[ml]$|^vgg19$", r.name)],
 )
 def test_the_smallest_input_builds(name):
     from ipucnn.models.build import BuildOptions, build_model

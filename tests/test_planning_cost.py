@@ -7,6 +7,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +213,7 @@ def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
         assert plans.temporary_bytes[0] == pytest.approx(least_bytes)
 
 
+@tries(30, slow=100)
 @given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
 def test_a_product_is_planned_the_same_in_any_company(many, arithmetic) -> None:
     bound = 0.2 * MK2.sram_per_tile_bytes

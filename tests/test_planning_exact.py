@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate
@@ -146,14 +147,14 @@ def check_against_brute_force(tables, k, schedule):
     assert fastest_split(tables, k, schedule) == solution
 
 
-@settings(max_examples=400)
+@tries(120, slow=400)
 @given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
 def test_brute_force_finds_nothing_better(seed, n, k, whole, tight, recompute, training, schedule):
     assume(k <= n)
     check_against_brute_force(make_tables(seed, n, whole, tight, recompute, training), k, schedule)
 
 
-@settings(max_examples=200)
+@tries(60, slow=200)
 @given(**INSTANCES)
 def test_brute_force_finds_nothing_better_on_one_ipu(seed, n, k, whole, tight, recompute, training):
     assume(k <= n)
@@ -161,7 +162,7 @@ def test_brute_force_finds_nothing_better_on_one_ipu(seed, n, k, whole, tight, r
     check_against_brute_force(tables, k, "Sequential")
 
 
-@settings(max_examples=300)
+@tries(80, slow=300)
 @given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
 def test_brute_force_finds_nothing_better_where_stages_differ_in_speed(
     seed, n, k, whole, tight, recompute, training, schedule
@@ -174,7 +175,7 @@ def test_brute_force_finds_nothing_better_where_stages_differ_in_speed(
         check_against_brute_force(tables, k - 1, schedule)
 
 
-@settings(max_examples=300)
+@tries(80, slow=300)
 @given(**INSTANCES)
 def test_brute_force_finds_nothing_better_on_one_ipu_where_segments_differ_in_speed(
     seed, n, k, whole, tight, recompute, training
@@ -220,7 +221,7 @@ def any_options(tables, k, schedule):
 
 
 @pytest.mark.parametrize("one_ipu", [False, True])
-@settings(max_examples=50)
+@tries(15, slow=50)
 @given(
     **{**INSTANCES, "n": st.integers(1, 5), "k": st.integers(1, 3)},
     schedule=st.sampled_from(SCHEDULES),
@@ -254,7 +255,7 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     assert taken <= tables.capacity_bytes * (1 + 1e-12)
 
 
-@settings(max_examples=100)
+@tries(30, slow=100)
 @given(seed=st.integers(0, 2**32), k=st.integers(2, 4), schedule=st.sampled_from(["Grouped", "Interleaved"]))
 def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, schedule):
     tables = make_tables(seed, 9, whole=False, tight=0.2, recompute=bool(seed % 2))
@@ -264,7 +265,7 @@ def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, sched
     check_against_brute_force(slow, k, schedule)
 
 
-@settings(max_examples=150)
+@tries(50, slow=150)
 @given(
     seed=st.integers(0, 2**32), limit=st.integers(1, 6), schedule=st.sampled_from(["Grouped", "Interleaved"])
 )
@@ -392,7 +393,7 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
 # --- the simulated pipeline
 
 
-@settings(max_examples=200)
+@tries(60, slow=200)
 @given(
     seed=st.integers(0, 2**32),
     cuts=st.sets(st.integers(1, 8), max_size=5),
@@ -503,7 +504,7 @@ def test_a_large_network_takes_few_evaluations(schedule):
 # --- certificates
 
 
-@settings(max_examples=200)
+@tries(60, slow=200)
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(1, 8),

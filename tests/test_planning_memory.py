@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Set
 
 import numpy as np
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,6 +186,7 @@ def stage_memory(graph: LayerGraph, first: int, last: int, stage: int, settings:
     return MemoryModel(graph, settings, MK2, starts).entry(a, a + 1, settings.num_stages, stage)
 
 
+@tries(30, slow=100)
 @given(graphs(), settings_(), st.data())
 def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     first = data.draw(st.integers(0, len(graph.layers) - 1))
@@ -199,6 +201,7 @@ def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     assert found.total_bytes == pytest.approx(sum(expected.values()))
 
 
+@tries(30, slow=100)
 @given(graphs(), settings_())
 def test_table_equals_stage_memory(graph, settings) -> None:
     starts = item_starts(graph)
@@ -212,6 +215,7 @@ def test_table_equals_stage_memory(graph, settings) -> None:
                 assert table[a, b] == pytest.approx(one.total_bytes, rel=1e-9)
 
 
+@tries(30, slow=100)
 @given(graphs(), settings_(), st.data())
 def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, data) -> None:
     settings = PlanSettings(**{**vars(settings), "schedule": "Sequential"})
@@ -242,6 +246,7 @@ def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, 
     assert ipu.total_bytes == pytest.approx(fixed + needed, rel=1e-9)
 
 
+@tries(30, slow=100)
 @given(graphs(), settings_(), st.data())
 def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None:
     starts = item_starts(graph)

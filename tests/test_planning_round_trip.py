@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -176,7 +177,7 @@ def check_trained(planner, candidate, request, preset):
     assert {BY_NAME[name].key for name in request.kept} <= set(plan.run_options())
 
 
-@settings(max_examples=40)
+@tries(12, slow=40)
 @given(question=questions(), preset=presets_of_runs())
 def test_a_run_of_a_plan_is_predicted_as_the_plan_was(planner, question, preset):
     check_round_trip(planner, question, preset)
@@ -188,7 +189,7 @@ def tight():
     return Planner(extract.known_graph(get_model("resnet50"), BuildOptions((224, 224, 3), 1000)), SYSTEM)
 
 
-@settings(max_examples=10)
+@tries(4, slow=10)
 @given(
     schedule=st.sampled_from(["Grouped", "Interleaved"]),
     micro_batch_size=st.integers(14, 18),
@@ -214,7 +215,7 @@ def test_two_thousand_plans_are_predicted_as_they_run(planner, question, preset)
     check_round_trip(planner, question, preset)
 
 
-@settings(max_examples=30)
+@tries(10, slow=30)
 @given(
     preset=presets_of_runs(),
     stages=st.integers(1, 4),

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ memories = st.sampled_from([60, 68, 74, 84, 96, 102, 110, 122, 140])
 
 
 @given(stages, schedules, memories, st.booleans(), st.booleans())
-@settings(max_examples=40)
+@tries(12, slow=40)
 def test_the_best_splits_are_those_of_trying_all(num_stages, schedule, kib, recompute, own_ipus):
     machine = system(kib)
     mapping = tuple(range(num_stages)) if schedule == "Sequential" and own_ipus else None
@@ -121,7 +122,7 @@ def test_the_best_splits_are_those_of_trying_all(num_stages, schedule, kib, reco
 
 
 @given(st.integers(2, 4), schedules, memories)
-@settings(max_examples=25)
+@tries(10, slow=25)
 def test_open_settings_take_the_fastest_that_fits(num_stages, schedule, kib):
     machine = system(kib)
     own = replace(BASE, num_stages=num_stages, schedule=schedule)
@@ -151,7 +152,7 @@ def test_what_fits_goes_before_what_is_faster():
 
 
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
-@settings(max_examples=40)
+@tries(12, slow=40)
 def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule, kib, recompute, data):
     machine = system(kib)
     own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute)

@@ -5,7 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
 from test_planning_search import BASE, SCHEDULES, all_splits, fill, network, system
@@ -108,7 +109,7 @@ def asked(patch, question):
     return found if isinstance(found, PlanSettings) else found[0][0]
 
 
-@settings(max_examples=60)
+@tries(20, slow=60)
 @given(own=flags())
 def test_every_command_asks_about_the_same_program(graph, own):
     def resolved(command, **more):

@@ -135,8 +135,8 @@ def test_what_the_compiler_said_counts():
 
 def test_no_more_ipus_than_allowed():
     own, splits, machine = program(24, num_stages=1, micro_batch_size=1)
-    assert smallest_change(GRAPH, own, splits, machine, max_ipus=1) is None
-    more = smallest_change(GRAPH, own, splits, machine, max_ipus=4)
+    assert smallest_change(GRAPH, own, splits, replace(machine, num_ipus=1)) is None
+    more = smallest_change(GRAPH, own, splits, replace(machine, num_ipus=4))
     assert 1 < more.settings.num_stages <= 4
 
 

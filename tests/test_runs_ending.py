@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from light_training import train_lightly
@@ -124,6 +125,7 @@ def test_patience_ends_a_run_that_learns_nothing(lightly, run, tmp_path):
     assert code == 0 and len(rows(tmp_path / "run")) == 6
 
 
+@tries(30, slow=100)
 @given(
     st.lists(st.integers(0, 8).map(lambda n: n / 8), min_size=1, max_size=12),
     st.one_of(st.none(), st.integers(1, 8).map(lambda n: n / 8)),

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -63,7 +64,7 @@ def oracle(logits, labels, smoothing):
     return metrics, confusion, {m: len(b) for m, b in bins.items()}
 
 
-@settings(max_examples=12)
+@tries(5, slow=12)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 70),

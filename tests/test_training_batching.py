@@ -12,7 +12,13 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.validation import evaluation_replicas
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
-from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.program import (
+    Program,
+    make_layout,
+    make_program,
+    stage_proportions,
+    validation_replicas,
+)
 
 CIFAR = 50_000
 
@@ -66,6 +72,22 @@ def test_logging_two_epochs_at_a_time_for_five_epochs_is_refused():
 def test_frequencies_are_exact(text, value):
     assert batching.parse_frequency(text) == value
     assert batching.parse_frequency(1 / 3) == Fraction(1, 3)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        # What is within 1e-9 of a fraction with a denominator up to 10,000 means that fraction.
+        ("0.3333333342", Fraction(1, 3)),
+        ("0.3333333345", Fraction("0.3333333345")),
+        ("0.123456", Fraction("0.123456")),
+        (f"{7 / 10_000:.17g}", Fraction(7, 10_000)),
+        (f"{1 / 9999:.17g}", Fraction(1, 9999)),
+        (f"{1 / 10_001:.17g}", Fraction(f"{1 / 10_001:.17g}")),
+    ],
+)
+def test_a_rounded_fraction_is_that_fraction(text, value):
+    assert batching.parse_frequency(text) == value
 
 
 @pytest.mark.parametrize("text", ["1/0", "many", "-1", "1/2/3", ""])
@@ -174,6 +196,68 @@ def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones
         return
     assert per_execution * count == steps
     assert updates * epochs % per_execution == 0
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_nearest_multiples(value, base):
+    multiples = [number for number in range(1, value + base + 1) if number % base == 0]
+    below, above = [m for m in multiples if m <= value], [m for m in multiples if m >= value]
+    assert batching.nearest_multiples(value, base) == sorted({*below[-1:], *above[:1]})
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.one_of(st.none(), st.just(-1), st.integers(1, 12)))
+def test_an_epoch_counts_each_sample_once(samples, size, updates):
+    """Against a walk over the data set; where it ends, another permutation begins."""
+    batch = batching.Batching(size, 1, 1)
+    assume(size <= samples)
+    number = samples // size if updates in (None, -1) else updates
+    used = 0
+    for _ in range(number):
+        used += size
+    epoch = batching.make_epoch(samples, batch, updates)
+    assert epoch == batching.Epoch(number, used, len(range(used, samples)), 0)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.sampled_from([None, -1]))
+def test_a_padded_epoch_takes_every_sample(samples, size, updates):
+    filled = [range(first, min(first + size, samples)) for first in range(0, samples, size)]
+    epoch = batching.make_epoch(samples, batching.Batching(size, 1, 1), updates, pad=True)
+    assert epoch == batching.Epoch(len(filled), sum(map(len, filled)), 0, size - len(filled[-1]))
+
+
+def test_a_padded_epoch_has_no_other_length():
+    with pytest.raises(ConfigurationError, match="both given"):
+        batching.make_epoch(10, batching.Batching(2, 1, 1), 3, pad=True)
+
+
+@pytest.mark.parametrize(
+    "schedule, stages, base",
+    [("Grouped", 1, 1), ("Sequential", 4, 1), ("Interleaved", 2, 2), ("Grouped", 2, 4)],
+)
+def test_the_rule_of_a_pipeline_is_named_where_it_changes_the_global_batch(schedule, stages, base):
+    warnings = []
+    batching.make_batching(
+        2, 1, global_batch_size=4 * base + 1, schedule=schedule, num_stages=stages, warn=warnings.append
+    )
+    assert len(warnings) == 1
+    assert (f"{stages} stages needs a multiple of {base}" in warnings[0]) == (base > 1)
+
+
+@pytest.mark.parametrize(
+    "ipus, per_replica, legal", [(0, 1, "1"), (-3, 1, "1"), (0, 4, "4"), (1, 4, "4"), (6, 4, "4 or 8")]
+)
+def test_ipus_that_are_no_whole_replicas_are_refused_with_what_is(ipus, per_replica, legal):
+    with pytest.raises(ConfigurationError) as error:
+        batching.replicas_for_ipus(ipus, per_replica)
+    assert error.value.hint == f"use --ipus {legal}"
+
+
+def test_what_is_counted_cannot_be_changed():
+    batch = batching.Batching(2, 3, 4)
+    epoch = batching.make_epoch(48, batch)
+    for counted, name in ((batch, "num_replicas"), (epoch, "samples")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(counted, name, 1)
 
 
 @given(st.integers(1, 10**5))
@@ -340,3 +424,141 @@ def test_the_program_names_the_validation_replicas_that_the_session_takes(values
     assert program.validation_num_replicas == replicas
     if "validation_num_replicas" not in values:
         assert evaluation_replicas(program, config, instances) == replicas
+
+
+# --- the Program's own arithmetic
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(0, 60))
+def test_samples_before_are_counted_one_update_after_the_other(samples, size, epochs, wanted):
+    program = make_program(
+        configure(micro_batch_size=size, gradient_accumulation_count=1, num_epochs=epochs, pad_dataset=True),
+        samples,
+        seed=0,
+    )
+    left, seen = samples, 0
+    for _ in range(wanted):
+        taken = min(size, left)
+        left, seen = left - taken, seen + taken
+        if not left:
+            left = samples  # the next epoch
+    assert program.samples_before(wanted) == seen
+
+
+@given(st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(1, 30))
+def test_micro_batches_computed_as_one_are_whole_groups_of_a_weight_update(count, group, fused):
+    config = configure(gradient_accumulation_count=count, num_replicas=4, dbn_replica_group_size=group)
+    program = make_program(config, 1000, seed=0)
+    number = count * 4
+    assert program.num_micro_batches == number
+    legal = [n for n in range(1, number + 1) if number % n == 0 and n % group == 0]
+    if fused in legal:
+        assert program.with_checked_fused(fused) == dataclasses.replace(program, fused_micro_batches=fused)
+        return
+    with pytest.raises(ConfigurationError, match="into whole groups") as error:
+        program.with_checked_fused(fused)
+    named = [int(word) for word in error.value.hint.split() if word.isdigit()]
+    assert set(named) <= set(legal) and len(named) == min(2, len(legal))
+    assert min(abs(n - fused) for n in named) == min(abs(n - fused) for n in legal)
+
+
+@given(st.integers(1, 5), st.lists(st.integers(1, 100), max_size=10))
+def test_proportions_of_stages(stages, values):
+    if len(values) < 2:
+        assert stage_proportions(values, stages) == ()
+    elif stages > 1 and len(values) in (stages, 2 * stages):
+        each = len(values) // stages
+        naive = []
+        for stage in range(stages):
+            own = values[stage * each : (stage + 1) * each]
+            naive.append((own[0] / 100, own[-1] / 100))
+        assert stage_proportions(values, stages) == tuple(naive)
+    else:
+        with pytest.raises(ConfigurationError, match=f"{len(values)} values for {stages} stage") as error:
+            stage_proportions(values, stages)
+        one = f"give 1, {stages} (per stage) or {2 * stages} (convolutions and matrix products of each stage)"
+        assert error.value.hint == ("give one value" if stages == 1 else one)
+
+
+@pytest.mark.parametrize(
+    "values, ipus, hint",
+    [
+        ({"device_mapping": (0, 1, 1, 0)}, 2, "use --ipus-per-replica 2, or drop it"),
+        (
+            {"device_mapping": (0, 1, 2, 3), "pipeline_splits": ("a", "b", "c")},
+            4,
+            "use --ipus-per-replica 4, or",
+        ),
+        ({"pipeline_splits": ("a",)}, 2, "use --ipus-per-replica 2, or drop --pipeline-splits"),
+        ({"pipeline_splits": ("a", "b", "c")}, 4, "use --ipus-per-replica 4, or drop --pipeline-splits"),
+    ],
+)
+def test_ipus_per_replica_suit_the_stages(values, ipus, hint):
+    assert make_layout(configure(**values)).ipus_per_replica == ipus
+    assert make_layout(configure(ipus_per_replica=ipus, **values)).ipus_per_replica == ipus
+    for other in range(1, 9):
+        if other != ipus:
+            with pytest.raises(
+                ConfigurationError, match=f"--ipus-per-replica {other} does not suit"
+            ) as error:
+                make_layout(configure(ipus_per_replica=other, **values))
+            assert error.value.hint.startswith(hint)
+
+
+def test_a_mapping_of_another_number_of_stages_names_the_right_one():
+    for splits, mapping in ((("a", "b"), (0, 1)), (("a",), (0, 1, 1, 0))):
+        with pytest.raises(ConfigurationError, match=f"names {len(mapping)} stages") as error:
+            make_layout(configure(pipeline_splits=splits, device_mapping=mapping))
+        assert error.value.hint == f"give {len(splits) + 1} numbers in --device-mapping"
+
+
+@pytest.mark.parametrize("stages, ipus", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8)])
+def test_unused_ipus_of_a_replica_are_told(stages, ipus):
+    layout = make_layout(configure(pipeline_splits=tuple("abcd"[: stages - 1])))
+    assert layout.ipus_per_replica == ipus
+    told = f"a replica of {stages} IPUs occupies {ipus}: IPUs come in powers of two"
+    assert layout.warnings == (() if stages == ipus else (told,))
+
+
+@pytest.mark.parametrize(
+    "logs, validation_freq", [(1, 0), (1, 1), (1, 2), (1, 3), (4, 1), (4, 0.5), (4, 0.25), (4, 0.1)]
+)
+def test_validations_fall_on_executions(logs, validation_freq):
+    values = dict(micro_batch_size=1, gradient_accumulation_count=1, num_epochs=6, logs_per_epoch=logs)
+    program = make_program(configure(validation_freq=validation_freq, **values), 8, seed=0)
+    # So many executions are nearest to what was asked for, and one at least.
+    wanted = logs * validation_freq
+    nearest = min(range(1, 100), key=lambda n: abs(n - wanted)) if wanted else 0
+    assert program.executions_per_validation == nearest
+    off = make_program(configure(validation=False, validation_freq=validation_freq, **values), 8, seed=0)
+    assert off.executions_per_validation == 0
+
+
+def test_a_program_of_before_an_option_does_nothing_of_it():
+    program = cifar_program(2, 1.0)
+    required = {f.name for f in dataclasses.fields(Program) if f.default is dataclasses.MISSING}
+    later = {name: value for name, value in program.to_dict().items() if name not in required}
+    assert not any(
+        later[name] for name in ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
+    )
+    old = Program.from_dict({name: value for name, value in program.to_dict().items() if name in required})
+    assert old == program
+
+
+def test_a_program_cannot_be_changed():
+    program = cifar_program(1, 1.0)
+    for made, name in ((program, "seed"), (program.layout, "num_stages")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, name, 3)
+
+
+@pytest.mark.parametrize("whole, instances", [(True, 1), (False, 1), (True, 2), (False, 2), (False, 4)])
+def test_validation_has_the_ipus_of_training(whole, instances):
+    """Each IPU of a process is counted, and with a pipeline each group of them."""
+    replicas, ipus = 8, 2
+    config = configure(pipeline_validation_model=not whole)
+    own = [ipu for ipu in range(replicas * ipus) if ipu % instances == 0]
+    groups = [own[first : first + ipus] for first in range(0, len(own), ipus)]
+    assert validation_replicas(config, replicas, ipus, instances) == (len(own) if whole else len(groups))
+    if instances == 1:
+        assert validation_replicas(config, replicas, ipus) == validation_replicas(config, replicas, ipus, 1)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import test_runs_resume as end_to_end
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
 from test_host_session import CPU, data, make_model, make_program
@@ -66,7 +67,7 @@ def naive_scale(beyond, num_gradients, start=1.0):
     return scales
 
 
-@settings(max_examples=20)
+@tries(8, slow=20)
 @given(
     st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 50]), min_size=8, max_size=140),
     st.sampled_from([60, 13_000, 30_000]),

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
 
@@ -98,7 +99,7 @@ def naive(mixing, images, labels, seed, tickets, mean):
     return mixed, truth
 
 
-@settings(max_examples=25)
+@tries(10, slow=25)
 @given(
     st.integers(2, 5),
     st.integers(1, 3),
@@ -138,6 +139,7 @@ def test_as_many_images_are_erased_as_asked_for_and_shares_are_spread():
         )
 
 
+@tries(30, slow=100)
 @given(st.floats(0, 0.9), st.integers(0, 2**31))
 def test_the_loss_of_mixed_labels(smoothing, seed):
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.training.schedules import make_schedule
+from ipucnn.training.schedules import largest_rate, make_schedule
 
 UPDATES = np.arange(0, 60)
 
@@ -81,6 +81,24 @@ def test_polynomial_and_stepped_are_keras():
     np.testing.assert_allclose(ours, [float(stepped(int(u))) for u in UPDATES], rtol=1e-6)
 
 
+def test_a_step_within_the_first_epoch():
+    rates = schedule("stepped", {"boundaries": [0, 0.5], "values": [3.0, 2.0, 1.0]})(UPDATES)
+    np.testing.assert_array_equal(rates, [3.0 if u <= 0 else 2.0 if u <= 5 else 1.0 for u in UPDATES])
+
+
+@pytest.mark.parametrize("updates", [1, 2**20, 2**20 + 1, 2_500_000])
+def test_the_largest_rate_of_a_long_run_is_found_in_little_memory(updates):
+    asked = []
+
+    def rising(steps):
+        asked.extend([len(steps)])
+        return steps / 2
+
+    assert largest_rate(rising, updates) == (updates - 1) / 2
+    assert sum(asked) == updates and max(asked) <= 2**20
+    assert largest_rate(lambda steps: -rising(steps), updates) == 0
+
+
 def test_exponential():
     rates = schedule("exponential", {"epochs_to_decay": 2, "decay_rate": 0.5}, learning_rate=1.0)(UPDATES)
     np.testing.assert_allclose(rates, 0.5 ** (UPDATES / 20), rtol=1e-6)
@@ -89,6 +107,9 @@ def test_exponential():
 @pytest.mark.parametrize(
     "name, params, warmup, message",
     [
+        # What is missing comes first, and the keys that there are.
+        ("cosine", {"epoch_to_total_decay": 3}, None, "lacks initial_learning_rate"),
+        ("stepped", {"boundaries": [-1], "values": [1, 2]}, None, "boundaries of .* is -1"),
         ("cosine", {"initial_learning_rate": 1, "epoch_to_total_decay": 3}, None, "unknown key 'epoch_to"),
         ("cosine", {}, None, "lacks initial_learning_rate"),
         ("stepped", {"boundaries": [1], "values": [1]}, None, "1 boundaries and 1 values"),
@@ -102,3 +123,12 @@ def test_wrong_parameters_are_refused(name, params, warmup, message):
     with pytest.raises(ConfigurationError, match=message) as error:
         schedule(name, params, warmup=warmup)
     assert error.value.hint
+
+
+def test_the_keys_are_named_where_one_is_missing():
+    with pytest.raises(ConfigurationError) as error:
+        schedule("cosine", {"epoch_to_total_decay": 3})
+    assert error.value.hint == "its keys are initial_learning_rate, epochs_to_total_decay"
+    with pytest.raises(ConfigurationError) as error:
+        schedule("cosine", {"initial_learning_rate": 1, "epoch_to_total_decay": 3})
+    assert "epochs_to_total_decay" in error.value.hint and "its keys" not in error.value.hint

@@ -12,8 +12,9 @@ and threads that look for work take some where the processors are free.
 """
 
 import json
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.contenders import YARDSTICK
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Execution, Interval, Regression
 from ipucnn.benchmarking.statistics import CONFIDENCE, Ratio, unpaired_ratio
@@ -58,18 +59,18 @@ LEAST_EXECUTIONS = 20
 _NEXT_LOOK = 1.3
 
 
-def compared_options(config: RunConfig) -> Dict[str, Any]:
+def compared_options(config: RunConfig) -> PlainDict:
     """The options of a run that decide about its speed, by key, as plain values."""
     options = {
         spec.key: spec.yaml_value(getattr(config, spec.name))
         for spec in SPECS
         if spec.name not in _NOT_COMPARED
     }
-    plain: Dict[str, Any] = json.loads(json.dumps(options))
+    plain: PlainDict = json.loads(json.dumps(options))
     return plain
 
 
-def _compare(where: str, pairs: List[Tuple[str, Any, Any]]) -> None:
+def _compare(where: str, pairs: List[Tuple[str, PlainValue, PlainValue]]) -> None:
     for what, before, now in pairs:
         if before != now:
             raise ConfigurationError(
@@ -78,11 +79,11 @@ def _compare(where: str, pairs: List[Tuple[str, Any, Any]]) -> None:
             )
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "none" if value is None else shown_value(value)
 
 
-def check_same_request(baseline: BenchmarkReport, where: str, now: Dict[str, Any]) -> None:
+def check_same_request(baseline: BenchmarkReport, where: str, now: PlainDict) -> None:
     """Compares what is known before TensorFlow is imported.
 
     Args:
@@ -104,14 +105,14 @@ def check_same_request(baseline: BenchmarkReport, where: str, now: Dict[str, Any
     _compare(where, [*pairs, *_program_pairs(baseline.program, now["program"])])
 
 
-def _program_pairs(before: Dict[str, Any], now: Dict[str, Any]) -> List[Tuple[str, Any, Any]]:
+def _program_pairs(before: PlainDict, now: PlainDict) -> List[Tuple[str, Any, Any]]:
     keys = [key for key in sorted({*before, *now}) if key not in _NOT_OF_PROGRAM]
     # Splits that the planner chose are known only later; options and network decide them.
     keys = [key for key in keys if key != "pipeline_splits" or now[key]]
     return [(key.replace("_", " "), _plain(before.get(key)), _plain(now.get(key))) for key in keys]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 

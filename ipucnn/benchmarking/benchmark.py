@@ -11,11 +11,11 @@ import functools
 import random
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 from msgspec import UNSET
 
-from ipucnn.aliases import KerasModel, MemoryAdvice, TfDataset
+from ipucnn.aliases import KerasModel, MemoryAdvice, PlainDict, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
 from ipucnn.benchmarking.contenders import (
@@ -596,7 +596,7 @@ class Benchmark:
 
     # -- the report -----------------------------------------------------------------------------------------------
 
-    def _empty_report(self, device: DeviceInfo, environment: Dict[str, Any]) -> BenchmarkReport:
+    def _empty_report(self, device: DeviceInfo, environment: PlainDict) -> BenchmarkReport:
         info = self.setup.source.info
         return BenchmarkReport(
             model=self.resolved.record.name,

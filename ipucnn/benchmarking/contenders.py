@@ -180,7 +180,7 @@ class KerasInference(Contender):
         _require_finite([self._logits])
 
 
-def _require_finite(arrays: List[Any]) -> None:
+def _require_finite(arrays: List[Tensor]) -> None:
     if not arrays or not all(np.size(array) for array in arrays):
         raise ValueError("an execution without results")
     if not all(np.isfinite(array).all() for array in arrays):

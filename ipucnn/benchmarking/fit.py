@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, PlainDict, TfDataset
 from ipucnn.benchmarking.contenders import keras_model
 from ipucnn.benchmarking.measure import Report
 from ipucnn.benchmarking.settings import KERAS, data_kind
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipucnn.sessions.session import Session
     from ipucnn.training.losses import LossFunction
 
-Trained = Tuple[List[float], Dict[str, Any], str]
+Trained = Tuple[List[float], PlainDict, str]
 """(seconds of each epoch, what compiling found, what trained in words)."""
 
 
@@ -88,7 +88,7 @@ class Fit:
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
 
-    def run(self, report: Report) -> Dict[str, Any]:
+    def run(self, report: Report) -> PlainDict:
         """Trains and evaluates.
 
         Returns:
@@ -150,7 +150,7 @@ class Fit:
             "void": None,
         }
 
-    def _measured(self, samples: int, seconds: List[float], compilation: Dict[str, Any]) -> Dict[str, Any]:
+    def _measured(self, samples: int, seconds: List[float], compilation: PlainDict) -> PlainDict:
         speed = throughput([samples] * len(seconds), seconds, self.seed)
         flop = 6.0 * compilation["macs_per_sample"]
         return {
@@ -213,10 +213,10 @@ class Fit:
         tell = self._tell
 
         class Clock(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int, logs: Optional[Any] = None) -> None:
+            def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
                 self.before = time.perf_counter()
 
-            def on_epoch_end(self, epoch: int, logs: Optional[Any] = None) -> None:
+            def on_epoch_end(self, epoch: int, logs: object = None) -> None:
                 seconds.append(time.perf_counter() - self.before)
                 tell(report, seconds)
 
@@ -235,7 +235,7 @@ class Fit:
     def _tell(self, report: Report, seconds: List[float]) -> None:
         report("epochs", len(seconds), self.program.num_epochs, f"{seconds[-1]:.2f} s")
 
-    def _predicted(self, model: KerasModel) -> List[Dict[str, Any]]:
+    def _predicted(self, model: KerasModel) -> List[PlainDict]:
         """The predicted columns; none where the network has no layer graph."""
         from ipucnn.benchmarking.prediction import Wanted, predict_columns
 
@@ -247,7 +247,7 @@ class Fit:
             return []
 
 
-def _counted(model: KerasModel) -> Dict[str, Any]:
+def _counted(model: KerasModel) -> PlainDict:
     """The counts of a network that a session's compilation report would have."""
     from ipucnn.models.counts import count_macs, count_parameters
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, PlainValue
 from ipucnn.benchmarking.poplar_profile import PROFILE_KIND, MeasuredProfile, ProfiledRun
 from ipucnn.benchmarking.records import BenchmarkReport, IpuMemory, Prediction, from_plain
 from ipucnn.config.bounds import MAX_COUNT
@@ -223,7 +223,7 @@ _MEASUREMENT_HINT = (
 _MOST_PIXELS = 2**16
 
 
-def _is_some(value: Any) -> bool:
+def _is_some(value: PlainValue) -> bool:
     return is_count(value) and 0 < value <= MAX_COUNT
 
 
@@ -338,7 +338,7 @@ def _found_in(path: Path, what: str) -> Tuple[_Found, str]:
     return found, shown(report_path)
 
 
-def _config_of(options: Mapping[str, Any], name: str) -> RunConfig:
+def _config_of(options: Mapping[str, PlainValue], name: str) -> RunConfig:
     import yaml
 
     return RunConfig.from_yaml(yaml.safe_dump(dict(options)), name)
@@ -366,7 +366,7 @@ def _of_profile(profile: MeasuredProfile, name: str) -> _Found:
     )
 
 
-def _of_benchmark(data: Dict[str, Any], name: str) -> _Found:
+def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Found:
     report = from_plain(data, BenchmarkReport, name, _MEASUREMENT_HINT)
     if report.scope == "data":
         raise ConfigurationError(
@@ -393,7 +393,7 @@ def _of_benchmark(data: Dict[str, Any], name: str) -> _Found:
     )
 
 
-def _of_run(data: Dict[str, Any], path: Path, name: str) -> _Found:
+def _of_run(data: Dict[str, PlainValue], path: Path, name: str) -> _Found:
     folder = RunFolder(path.parent)
     report = folder.read_report()
     try:

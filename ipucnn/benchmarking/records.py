@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Type, TypeVar, Union
 import msgspec.structs
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config.bounds import MAX_FLOAT32
 from ipucnn.errors import DataError
 from ipucnn.text import shown_value
@@ -52,7 +53,7 @@ class Record(Struct, forbid_unknown_fields=True):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
-def from_plain(data: Any, record: Type[RecordType], where: str, hint: str) -> RecordType:
+def from_plain(data: PlainValue, record: Type[RecordType], where: str, hint: str) -> RecordType:
     """A record of one of our files, from what was read of it.
 
     Args:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
+from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import TRUST, in_instances, own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
@@ -145,7 +146,7 @@ def benchmark(
         "baseline": baseline,
         "max_regression": max_regression,
     }
-    measuring: Dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
         if trust:
@@ -196,7 +197,7 @@ def _suite_mode(training: Optional[bool], mode: Optional[str]) -> Optional[str]:
     return work
 
 
-def _check_no_suite(flags: Dict[str, Any]) -> None:
+def _check_no_suite(flags: PlainDict) -> None:
     """Refuses the flags of suites without one."""
     from ipucnn.errors import ConfigurationError
 
@@ -208,7 +209,7 @@ def _check_no_suite(flags: Dict[str, Any]) -> None:
             )
 
 
-def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
+def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
     """The benchmark's configuration; of an exported file that of its network, which is then compared with the file."""
     from ipucnn.models.registry import list_models
     from ipucnn.runs.exported import is_exported, read_exported
@@ -235,7 +236,7 @@ def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
     return request.resolve_as(name, below)
 
 
-def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool, json_output: bool) -> None:
+def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, json_output: bool) -> None:
     resolved = _resolve(request, measuring)
     if request.print_config:
         request.show(resolved, json_output)
@@ -330,7 +331,7 @@ def benchmark_suite(
     suite: Optional[str],
     *,
     mode: Optional[str],
-    measuring: Dict[str, Any],
+    measuring: PlainDict,
     rows: List[str],
     resume: bool,
     versus: Optional[str],
@@ -447,7 +448,7 @@ def _messages(plan: SuitePlan) -> List[str]:
     return lines
 
 
-def _options(request: RunRequest, mode: Optional[str], measuring: Dict[str, Any]) -> Dict[str, Any]:
+def _options(request: RunRequest, mode: Optional[str], measuring: PlainDict) -> PlainDict:
     """What was typed, for the record."""
     from ipucnn.config.options import BY_NAME
 
@@ -498,7 +499,7 @@ def _again(
     request: RunRequest,
     suite: Optional[str],
     mode: Optional[str],
-    measuring: Dict[str, Any],
+    measuring: PlainDict,
     rows: List[str],
     folder: Path,
     versus: Optional[str],

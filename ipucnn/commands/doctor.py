@@ -1,10 +1,11 @@
 """``ipucnn doctor``: what is here, what each command would run on and why, and what to do next."""
 
 import json
-from typing import Any, Mapping
+from typing import Mapping
 
 import typer
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config.signature import with_run_options
 
 DEEP = typer.Option(
@@ -15,7 +16,7 @@ DEEP = typer.Option(
 
 
 @with_run_options("doctor", from_flags=True)
-def doctor(flags: Mapping[str, Any], json_output: bool, deep: bool = DEEP) -> None:
+def doctor(flags: Mapping[str, PlainValue], json_output: bool, deep: bool = DEEP) -> None:
     """Show what this machine has, what commands would run on, and what to do next.
 
     It looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device

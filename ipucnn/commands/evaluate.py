@@ -1,9 +1,10 @@
 """``ipucnn evaluate``: the metrics of a trained run or of other weights."""
 
-from typing import Any, Dict, Optional
+from typing import Optional
 
 import typer
 
+from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
@@ -35,7 +36,7 @@ REPORT = typer.Option(
 @with_run_options("evaluate", from_run=True)
 @in_instances
 def evaluate(
-    flags: Dict[str, Any],
+    flags: PlainDict,
     verbose: bool,
     json_output: bool,
     run: str = RUN,

@@ -1,10 +1,11 @@
 """``ipucnn export``: a trained network as a file for another program."""
 
 import json
-from typing import Any, Dict, Optional
+from typing import Optional
 
 import typer
 
+from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH, own_option
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
@@ -42,7 +43,7 @@ OVERWRITE = typer.Option(False, "--overwrite", help="Replace an earlier export i
 
 @with_run_options("export", from_run=True)
 def export(
-    flags: Dict[str, Any],
+    flags: PlainDict,
     verbose: bool,
     json_output: bool,
     run: str = RUN,

@@ -3,10 +3,11 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 import typer
 
+from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
@@ -59,7 +60,7 @@ MISTAKES = typer.Option(
 @with_run_options("infer", from_run=True)
 @in_instances
 def infer(
-    flags: Dict[str, Any],
+    flags: PlainDict,
     verbose: bool,
     json_output: bool,
     run: str = RUN,

@@ -18,7 +18,7 @@ import typer
 import ipucnn
 from ipucnn import command_table, interrupts
 from ipucnn.config import spec
-from ipucnn.errors import EXIT_SIGTERM, ConfigurationError, WorkersError
+from ipucnn.errors import EXIT_OK, EXIT_SIGTERM, ConfigurationError, WorkersError
 from ipucnn.sessions.host.workers import BEGIN_AGAIN, GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
 from ipucnn.text import shown_value
 
@@ -44,8 +44,9 @@ _TOLD_S, _PATIENCE_S = GRACE_S + 2.0, GRACE_S + 10.0
 _PROGRAM = (
     "import sys; del sys.path[0]; import ctypes, os; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
     "os.getppid() == int(sys.argv.pop(1)) or sys.exit(143); "
-    "place = sys.argv.pop(1); place in sys.path or sys.path.append(place); "
-    "sys.argv[0] = 'ipucnn'; from ipucnn.__main__ import main; main()"
+    "place, said = sys.argv[1:3]; del sys.argv[1:3]; place in sys.path or sys.path.append(place); "
+    "sys.argv[0] = 'ipucnn'; from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli; "
+    "cli.error_copy = os.fdopen(int(said), 'w', encoding='utf-8') if said else None; cli.main()"
 )
 
 
@@ -129,7 +130,7 @@ class _Workers:
         self._secret = secrets.token_hex(16)
         self._processes: List[subprocess.Popen[bytes]] = []
         self._readers: List[threading.Thread] = []
-        # Of each worker but the first one, what it said of the error that ended it.
+        # What each worker said of the error that ended it.
         self._errors: Dict[int, List[str]] = {}
         self._ends: Dict[int, int] = {}
         self._is_told = False
@@ -148,16 +149,28 @@ class _Workers:
             for reader in self._readers:
                 reader.join(GRACE_S)
             for rank, lines in sorted(self._errors.items()):
-                # What ended all of them alike the first worker has said, and who was told to end has nothing to say.
+                # What ended all of them alike the first worker has said, and who was told to end, or ended well, has
+                # nothing to say.
                 was_told = self._is_told and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
-                if self._ends.get(rank) != self._ends.get(0) and not was_told:
+                ended_well = self._ends.get(rank) == EXIT_OK
+                if lines != self._errors.get(0) and rank and not (was_told or ended_well):
                     sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:
         told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
         place = str(Path(ipucnn.__file__).parents[1])
+        # The first worker has the terminal for itself, and gives a copy of its error alone.
+        copy = os.pipe() if rank == 0 else ()
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(os.getpid()), place, *self._command],
+            [
+                sys.executable,
+                "-c",
+                _PROGRAM,
+                str(os.getpid()),
+                place,
+                *map(str, copy[1:] or [""]),
+                *self._command,
+            ],
             env={
                 **os.environ,
                 **self._variables[rank],
@@ -167,11 +180,15 @@ class _Workers:
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=None if rank == 0 else subprocess.PIPE,
+            pass_fds=copy[1:],
             # A signal of the terminal comes here alone, and is passed on once.
             start_new_session=True,
         )
         self._processes.append(process)
-        for stream in (process.stdout, process.stderr):
+        if copy:
+            os.close(copy[1])
+        streams = (os.fdopen(copy[0], "rb"),) if copy else (process.stdout, process.stderr)
+        for stream in streams:
             if stream is not None:
                 reader = threading.Thread(target=self._label, args=(rank, stream), daemon=True)
                 reader.start()

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import typer
 
+from ipucnn.aliases import PlainValue
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
@@ -121,7 +122,7 @@ def _as_dict(record: ModelRecord) -> Dict[str, Any]:
     }
 
 
-def _dimensions(shape: Sequence[Any]) -> str:
+def _dimensions(shape: Sequence[Optional[int]]) -> str:
     return "x".join("?" if n is None else str(n) for n in shape)
 
 
@@ -221,7 +222,7 @@ def _summarise(
     return rows, report
 
 
-def _print_json(value: Any) -> None:
+def _print_json(value: PlainValue) -> None:
     print(json.dumps(value, indent=2))
 
 

@@ -60,7 +60,7 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that works in several instances of poprun, or workers, of which the first one speaks."""
 
     @functools.wraps(command)
-    def run(*arguments: Any, **named: Any) -> None:
+    def run(*arguments: object, **named: object) -> None:
         from ipucnn.sessions.host.workers import group_of_environment
 
         with one_speaks(group_of_environment()):

@@ -31,7 +31,8 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
     """List run folders: network, data, best figure, state, time, size and age.
 
     The state of a run is finished, ended early (by --target-accuracy or --early-stopping), running (another process
-    is writing it), or stopped. A stopped run can be continued with `ipucnn train --resume`.
+    is writing it), or stopped. A stopped run can be continued with `ipucnn train --resume`. The time is that of its
+    training and validations; compiling and saving are not in it.
     """
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note

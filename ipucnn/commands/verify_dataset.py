@@ -1,10 +1,11 @@
 """``ipucnn verify-dataset``: look at every sample of a data set, and say what is wrong."""
 
 import json
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 import typer
 
+from ipucnn.aliases import PlainValue
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.config.signature import complete_dataset, with_run_options
 from ipucnn.errors import ConfigurationError, DataError
@@ -25,7 +26,7 @@ SHEET = own_option(
 
 @with_run_options("verify-dataset", from_flags=True)
 def verify_dataset(
-    flags: Mapping[str, Any],
+    flags: Mapping[str, PlainValue],
     json_output: bool,
     name: Optional[str] = DATASET,
     contact_sheet: Optional[str] = SHEET,

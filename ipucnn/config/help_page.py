@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
@@ -111,7 +112,7 @@ class Help(NamedTuple):
     examples: Tuple[Tuple[str, str], ...] = ()
 
 
-def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
+def print_command_help(command: ClickCommand, ctx: ClickContext, wanted: Help = Help()) -> None:
     """Prints the help page of a Typer command from its parameters.
 
     Raises:
@@ -151,7 +152,7 @@ def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
 
 
-def _is_argument(word: str, params: Sequence[Any]) -> bool:
+def _is_argument(word: str, params: Sequence[ClickParameter]) -> bool:
     """Whether a word after ``--help`` is a network, for a command that takes one: then its page is meant."""
     from ipucnn.models.registry import list_models
 
@@ -159,16 +160,22 @@ def _is_argument(word: str, params: Sequence[Any]) -> bool:
     return takes_model and word in {record.name for record in list_models()}
 
 
-def find_options(params: Sequence[Any], words: str) -> List[Any]:
+def find_options(params: Sequence[ClickParameter], words: str) -> List[ClickParameter]:
     """The options among a command's parameters that are about ``words``: first those that are called so.
 
-    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each.
+    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each; where no option
+    is about ``num-classes``, those are found that are about ``num`` and about ``classes``.
     """
-    found: List[Tuple[int, Any]] = []
+    parts = re.split("[-_ ]+", words.strip("-_ "))
+    return _about(params, words, words.split() or [words]) or _about(params, words, parts)
+
+
+def _about(params: Sequence[ClickParameter], whole: str, words: Sequence[str]) -> List[ClickParameter]:
+    """The options that are about all of ``words``, or about the ``whole`` that they are parts of."""
+    found: List[Tuple[int, ClickParameter]] = []
     for param in params:
         if param.param_type_name != "argument":
-            rank = max((_rank(param, word) for word in words.split() or [words]), default=_NOT_ABOUT)
-            rank = min(rank, _rank(param, words))
+            rank = min(max(_rank(param, word) for word in words), _rank(param, whole))
             if rank < _NOT_ABOUT:
                 found.append((rank, param))
     return [param for _, param in sorted(found, key=lambda pair: pair[0])]
@@ -179,7 +186,7 @@ def find_options(params: Sequence[Any], words: str) -> List[Any]:
 _NAME, _WISH, _PART, _TEXT, _NOT_ABOUT = range(5)
 
 
-def _rank(param: Any, word: str) -> int:
+def _rank(param: ClickParameter, word: str) -> int:
     wanted = _folded(word)
     names = {_folded(name) for name in (*param.opts, *param.secondary_opts)}
     if not wanted:
@@ -202,7 +209,7 @@ def has_word(text: str, word: str) -> bool:
     return bool(wanted) and any(f" {own}" in f" {inside}" for own in (wanted, wanted.replace(" ", "")))
 
 
-def wishes_of(param: Any) -> List[str]:
+def wishes_of(param: ClickParameter) -> List[str]:
     """What people of other programs call an option of a run."""
     from ipucnn.config.options import find_spec
 
@@ -214,7 +221,7 @@ def _folded(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-def suggest(params: Sequence[Any], typed: str) -> Optional[str]:
+def suggest(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
     """``did you mean '--x'?`` for an option that there is not; None where none is meant or spelt like it."""
     options = [param for param in params if param.param_type_name != "argument"]
     meant = [param.opts[0] for param in options if _rank(param, typed) <= _WISH]
@@ -224,7 +231,14 @@ def suggest(params: Sequence[Any], typed: str) -> Optional[str]:
     return did_you_mean(typed, [name for name in names if name.startswith("--")], cutoff=0.8)
 
 
-def _argument_names(command: Any) -> List[str]:
+def word_to_look_for(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
+    """What of an option that there is not ``--help WORD`` finds something about: all of it, else its longest part."""
+    whole = typed.strip("-")
+    parts = sorted((part for part in re.split("[-_]+", whole) if len(part) >= 4), key=len, reverse=True)
+    return next((word for word in (whole, *parts) if find_options(params, word)), None)
+
+
+def _argument_names(command: ClickCommand) -> List[str]:
     names = []
     for param in command.params:
         if param.param_type_name == "argument":
@@ -233,18 +247,18 @@ def _argument_names(command: Any) -> List[str]:
     return names
 
 
-def _argument_name(param: Any) -> str:
+def _argument_name(param: ClickParameter) -> str:
     name = (param.metavar or param.name).strip("[]").rstrip(".").upper()
     return name + ("..." if param.nargs != 1 else "")
 
 
-def _argument_row(param: Any) -> Row:
+def _argument_row(param: ClickParameter) -> Row:
     name = _argument_name(param)
     text = getattr(param, "help", None) or ""
     return Row(name, "", f"{text}  [required]" if param.required and "[" not in text else text)
 
 
-def option_row(param: Any, ctx: Any) -> Row:
+def option_row(param: ClickParameter, ctx: ClickContext) -> Row:
     """An option's line of a help page."""
     if param.name == "help":
         return Row(
@@ -269,7 +283,7 @@ def option_row(param: Any, ctx: Any) -> Row:
     return Row(names, _metavar(param), text)
 
 
-def _metavar(param: Any) -> str:
+def _metavar(param: ClickParameter) -> str:
     if getattr(param, "is_flag", False) or getattr(param, "count", False):
         return ""
     if param.metavar:

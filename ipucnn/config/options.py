@@ -89,18 +89,18 @@ class Entry(NamedTuple):
     line: int
 
 
-def _dump_entry(key: str, value: Any) -> str:
+def _dump_entry(key: str, value: object) -> str:
     """``key: value`` with lists and dictionaries on one line."""
     # Most values are those of the run before, or of the file before; -0.0 equals 0.0, and is written otherwise.
     return _dump_again(key, value) if isinstance(value, (str, int, type(None))) else _dump(key, value)
 
 
 @functools.lru_cache(maxsize=512, typed=True)
-def _dump_again(key: str, value: Any) -> str:
+def _dump_again(key: str, value: object) -> str:
     return _dump(key, value)
 
 
-def _dump(key: str, value: Any) -> str:
+def _dump(key: str, value: object) -> str:
     import yaml
 
     flow = None if isinstance(value, (list, dict)) else False

@@ -38,7 +38,7 @@ class General:
         "Folder with the data set's files.",
         metavar="DIR",
         commands=(*DATA, "doctor"),
-        wishes="data-dir data-path data-root root",
+        wishes="data-dir dataset-dir data-path data-root data-folder root",
     )
     download: bool = option(
         False, "Download the data set if it is not there; nothing is downloaded otherwise.", commands=DATA
@@ -64,7 +64,7 @@ class General:
         "Run folder to create.",
         metavar="DIR",
         default_text="runs/MODEL-DATASET[-N]",
-        wishes="output output-dir save-dir log-dir logdir outdir experiment tensorboard",
+        wishes="output output-dir save-dir log-dir logdir outdir name run-name exp-name experiment tensorboard",
     )
     overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, wishes="force")
     dry_run: bool = option(
@@ -89,7 +89,7 @@ class General:
         "begins.",
         in_yaml=False,
         commands=TRAIN,
-        wishes="continue restart",
+        wishes="continue restart load-checkpoint crash crashed interrupted",
     )
 
 
@@ -112,7 +112,7 @@ class Data:
     augment: bool = option(
         False,
         "Augment the training images, each data set in its own way.",
-        wishes="data-augmentation flip aa auto-augment",
+        wishes="data-augmentation augmentation flip crop random-crop hflip aa auto-augment transform transforms",
     )
     normalise: str = option(
         "network",
@@ -152,7 +152,9 @@ class Data:
         in_yaml=False,
         commands=("verify-dataset",),
     )
-    shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
+    shuffle: bool = option(
+        True, "Shuffle the training samples in every epoch.", wishes="shuffle-buffer shuffle-buffer-size"
+    )
     deterministic: bool = option(
         False, "Train on the samples in their stored order in every epoch; this turns shuffle off."
     )
@@ -217,7 +219,7 @@ class Model:
         metavar="PATH|imagenet",
         commands=TRAIN,
         default_text="random from the seed",
-        wishes="pretrained finetune fine-tune transfer initial-checkpoint",
+        wishes="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
     )
     freeze: Optional[str] = option(
         None,
@@ -281,7 +283,9 @@ class Evaluation:
 
     PANEL: ClassVar[str] = "Evaluation and checkpoints"
 
-    validation: bool = option(True, "Validate during training.", commands=TRAIN)
+    validation: bool = option(
+        True, "Validate during training.", commands=TRAIN, wishes="test test-set do-eval"
+    )
     validation_micro_batch_size: Optional[int] = option(
         None,
         "Micro-batch size of validation.",
@@ -375,7 +379,7 @@ class Evaluation:
         maximum=bounds.MAX_COUNT,
         metavar="N|all",
         commands=TRAIN,
-        wishes="save-total-limit max-to-keep checkpoint-hist keep-last",
+        wishes="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
     )
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
@@ -487,7 +491,7 @@ class Training:
         "Learning rate schedule.",
         choices=("const", "cosine", "stepped", "polynomial", "exponential"),
         commands=TRAIN,
-        wishes="scheduler sched lr-scheduler lr-policy",
+        wishes="scheduler sched lr-scheduler lr-policy lr-decay decay-rate anneal",
     )
     lr_schedule_params: Dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
@@ -581,7 +585,7 @@ class Training:
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
         plan_default="the preset's, else 16.16",
-        wishes="fp16 half amp mixed-precision bf16 dtype float16",
+        wishes="fp16 half amp mixed mixed-precision bf16 dtype float16",
     )
     stochastic_rounding: str = option(
         "OFF",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config.resolve import ReadPlan, Resolved, resolve
 
 
@@ -49,7 +50,10 @@ class RunRequest:
         return self.resolve_as(self.model)
 
     def resolve_as(
-        self, model: Optional[str], below: Sequence[Tuple[str, Dict[str, Any]]] = (), drop: Sequence[str] = ()
+        self,
+        model: Optional[str],
+        below: Sequence[Tuple[str, Dict[str, PlainValue]]] = (),
+        drop: Sequence[str] = (),
     ) -> Resolved:
         """The run of another network, over further layers of values between the preset and the flags.
 

@@ -7,14 +7,18 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
+
+if TYPE_CHECKING:
+    from ipucnn.models.registry import ModelRecord
 
 DEFAULT = "default"
 FLAG = "flag"
@@ -26,7 +30,7 @@ ORDER_ORIGIN = "deterministic"
 PLANS = ("plan-splits",)
 """Commands that plan MODEL and do not build it, if they can help it."""
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
-_PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
+_PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
     "cifar10": {"augment": True, "normalise": "image"},
     "cifar100": {"augment": True, "normalise": "image"},
     "imagenet": {"augment": True},
@@ -56,7 +60,7 @@ class Plan(Protocol):
     def model(self) -> str:
         """The network that it is for."""
 
-    def run_options(self) -> Dict[str, Any]:
+    def run_options(self) -> PlainDict:
         """YAML keys and values of the options that run it."""
 
 
@@ -128,14 +132,14 @@ class Resolved:
 
 def resolve(
     command: str,
-    flags: Mapping[str, Any],
+    flags: Mapping[str, PlainValue],
     *,
     model: Optional[str] = None,
     config_name: Optional[str] = None,
     config_path: Optional[str] = None,
     reads_data: bool = True,
     needs_data: bool = True,
-    below: Sequence[Tuple[str, Mapping[str, Any]]] = (),
+    below: Sequence[Tuple[str, Mapping[str, PlainValue]]] = (),
     read_plan: Optional[ReadPlan] = None,
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
@@ -263,7 +267,7 @@ def refuse_unnamed(what: str, name: str, command: str) -> None:
         )
 
 
-def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+def _fix_order(settings: PlainDict, origins: Dict[str, str]) -> None:
     """Turns shuffling off where ``deterministic`` asks for the stored order.
 
     Raises:
@@ -279,7 +283,7 @@ def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
     settings["shuffle"], origins["shuffle"] = False, ORDER_ORIGIN
 
 
-def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+def _fix_preprocessing(settings: PlainDict, origins: Dict[str, str]) -> None:
     """Moves preprocessing to the device that is sent pixels of 8 bits.
 
     Raises:
@@ -297,7 +301,7 @@ def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> Non
     settings[name], origins[name] = True, "eight-bit-transfer"
 
 
-def _fix_kept(settings: Dict[str, Any], origins: Dict[str, str], config_path: Optional[str]) -> None:
+def _fix_kept(settings: PlainDict, origins: Dict[str, str], config_path: Optional[str]) -> None:
     """Keeps all checkpoints where somebody said how many are to be written: each of them may be wanted."""
     if origins["keep_checkpoints"] != DEFAULT:
         return
@@ -307,7 +311,7 @@ def _fix_kept(settings: Dict[str, Any], origins: Dict[str, str], config_path: Op
         settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "config-path"
 
 
-def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], Dict[str, Any]]:
+def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
     """The plan in a file, and the options that run it; nothing for no file.
 
     Raises:
@@ -323,7 +327,7 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
     return plan, {**values, "model_name": plan.model}
 
 
-def _check_plan_model(plan: Plan, path: str, record: Any) -> None:
+def _check_plan_model(plan: Plan, path: str, record: "ModelRecord") -> None:
     if plan.model != record.name:
         raise ConfigurationError(
             f"--plan {path} is for {shown_value(plan.model)}, but the network is {record.name}",
@@ -332,7 +336,7 @@ def _check_plan_model(plan: Plan, path: str, record: Any) -> None:
 
 
 def resolve_saved(
-    command: str, config: RunConfig, flags: Mapping[str, Any], *, reads_data: bool = True
+    command: str, config: RunConfig, flags: Mapping[str, PlainValue], *, reads_data: bool = True
 ) -> Resolved:
     """Resolves a command on an existing run: its ``config.yml``, overridden by flags (evaluate, infer).
 
@@ -434,7 +438,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
     )
 
 
-def convert_flags(flags: Mapping[str, Any]) -> Dict[str, Any]:
+def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
     """Field name -> checked value of the flags, whose values are text (or lists of it) as typed.
 
     Raises:
@@ -443,7 +447,7 @@ def convert_flags(flags: Mapping[str, Any]) -> Dict[str, Any]:
     return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
 
 
-def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
+def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
     """Lays (origin, values) pairs over the defaults, later ones over earlier ones.
 
     Returns:
@@ -484,7 +488,11 @@ def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
 
 
 def _replace_parameters(
-    name: str, params: str, layer: Dict[str, Any], settings: Dict[str, Any], origins: Dict[str, str]
+    name: str,
+    params: str,
+    layer: Dict[str, PlainValue],
+    settings: Dict[str, PlainValue],
+    origins: Dict[str, str],
 ) -> None:
     """Drops the parameters of a lower layer's optimizer or schedule when another one takes its place."""
     if name not in layer or params in layer or layer[name] == settings[name]:
@@ -496,7 +504,7 @@ def _replace_parameters(
         settings[params] = {key: rate for key, rate in lower.items() if key == "initial_learning_rate"}
 
 
-def _add_model(given: Dict[str, Any], model: str) -> None:
+def _add_model(given: Dict[str, PlainValue], model: str) -> None:
     named = given.get("model_name")
     if named is not None and named.lower().replace("_", "-") != model.lower().replace("_", "-"):
         raise ConfigurationError(
@@ -506,7 +514,7 @@ def _add_model(given: Dict[str, Any], model: str) -> None:
     given["model_name"] = model
 
 
-def _check_swallowed_model(command: str, given: Mapping[str, Any]) -> None:
+def _check_swallowed_model(command: str, given: Mapping[str, PlainValue]) -> None:
     """A list option takes every word up to the next option, MODEL too if it comes last."""
     from ipucnn.models.registry import list_models
 
@@ -518,7 +526,7 @@ def _check_swallowed_model(command: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _first(name: str, *layers: Mapping[str, Any]) -> Any:
+def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
     """The value of ``name`` in the first layer that has one, or its default."""
     for layer in layers:
         if layer.get(name) is not None:
@@ -526,7 +534,7 @@ def _first(name: str, *layers: Mapping[str, Any]) -> Any:
     return BY_NAME[name].default
 
 
-def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> Any:
+def _choose_dataset(command: str, record: "ModelRecord", *layers: Mapping[str, PlainValue]) -> Any:
     """The data set registry's choice; None for a command that reads no data, which may then be absent."""
     if command not in BY_NAME["dataset_path"].commands:
         return None
@@ -559,7 +567,7 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
     )
 
 
-def _without_effect(config: RunConfig, by_user: Mapping[str, Any]) -> Tuple[str, ...]:
+def _without_effect(config: RunConfig, by_user: Mapping[str, PlainValue]) -> Tuple[str, ...]:
     idle = OF_16_BITS if config.precision == "32.32" else ()
     return tuple(
         spec.key

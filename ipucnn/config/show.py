@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from typing import Any, Iterable
+from typing import Iterable
 
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import OptionSpec
@@ -12,7 +12,7 @@ from ipucnn.text import printable
 WIDTH_IN_A_PIPE = 140
 
 
-def value_text(spec: OptionSpec, value: Any) -> str:
+def value_text(spec: OptionSpec, value: object) -> str:
     """A value as the user would type it; ``-`` for none."""
     plain = spec.yaml_value(value)
     if isinstance(plain, dict):

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import specs_for
 from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.spec import OptionSpec
 
 if TYPE_CHECKING:
-    from ipucnn.config.resolve import ReadPlan
+    from ipucnn.config.resolve import ReadPlan, Resolved
 
 MODEL_ARGUMENT = "model"
 RUN_DEFAULT = "the run's"
@@ -26,7 +27,7 @@ def with_run_options(
     *,
     from_run: bool = False,
     from_flags: bool = False,
-    settle: Optional[Callable[[Any], Any]] = None,
+    settle: Optional[Callable[["Resolved"], "Resolved"]] = None,
     read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
@@ -49,12 +50,12 @@ def with_run_options(
 
     only_flags = from_run or from_flags
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., None]) -> Callable[..., Any]:
         wanted = inspect.signature(function).parameters
         specs = {spec.name: spec for spec in specs_for(command)}
 
         @functools.wraps(function)
-        def run(**arguments: Any) -> Any:
+        def run(**arguments: PlainValue) -> Any:
             flags = _given_flags(arguments, specs)
             own = {name: arguments[name] for name in wanted if name in arguments}
             if only_flags:
@@ -99,14 +100,14 @@ def with_run_options(
     return decorate
 
 
-def _given_flags(arguments: Dict[str, Any], specs: Dict[str, OptionSpec]) -> Dict[str, Any]:
+def _given_flags(arguments: PlainDict, specs: Dict[str, OptionSpec]) -> PlainDict:
     # Typer gives None or, for lists, an empty list for an option that was not typed.
     return {
         name: arguments[name] for name in specs if arguments.get(name) is not None and arguments[name] != []
     }
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -189,7 +190,7 @@ def _default_of(spec: OptionSpec, command: str, from_run: bool, from_flags: bool
 
 def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
     flags = ["--" + key for key in spec.keys]
-    details: Dict[str, Any] = {
+    details: PlainDict = {
         "help": f"{spec.help}  [default: {default}]",
         "rich_help_panel": spec.panel,
         "show_default": False,

@@ -7,6 +7,7 @@ option reference are all derived from the :class:`OptionSpec` kept in the field'
 import dataclasses
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config import bounds, values
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
@@ -27,7 +28,6 @@ class Kind(NamedTuple):
     parse: Callable[[Any], Any]
     metavar: str
     is_list: bool = False
-    is_dict: bool = False
     is_number: bool = False
 
 
@@ -40,11 +40,11 @@ KINDS: Dict[Any, Kind] = {
     Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: Kind(values.parse_str, "TEXT...", is_list=True),
-    Dict[str, Any]: Kind(values.parse_dict, "DICT", is_dict=True),
+    Dict[str, Any]: Kind(values.parse_dict, "DICT"),
 }
 
 
-def _kind_of(annotation: Any) -> Tuple[Any, bool]:
+def _kind_of(annotation: object) -> Tuple[Any, bool]:
     """The entry of KINDS an annotation belongs to, and whether it is Optional."""
     for known in KINDS:
         if annotation == Optional[known]:
@@ -127,7 +127,7 @@ class OptionSpec:
         """Every spelling in kebab-case, the canonical one first."""
         return (self.key, *self.aliases)
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> Any:
         """Turns a flag's text or a YAML value into the option's value.
 
         Raises:
@@ -148,14 +148,14 @@ class OptionSpec:
             return tuple(self._check(parse(item)) for item in items)
         return self._check(parse(value))
 
-    def _check(self, value: Any) -> Any:
+    def _check(self, value: object) -> Any:
         if self.choices:
             return values.check_choice(value, self.choices)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             values.check_bounds(value, self.minimum, self.maximum, self.above, self.below)
         return value
 
-    def yaml_value(self, value: Any) -> Any:
+    def yaml_value(self, value: PlainValue) -> Any:
         """The value as plain YAML data; :meth:`convert` turns it back."""
         if value is None:
             return None
@@ -164,7 +164,7 @@ class OptionSpec:
         return list(value) if self.kind.is_list else value
 
 
-def convert_value(spec: OptionSpec, value: Any, shown: str, where: str = "") -> Any:
+def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = "") -> Any:
     """``spec.convert`` with a ConfigurationError naming the option as written, the value and the reason."""
     try:
         return spec.convert(value)
@@ -184,7 +184,7 @@ def _first(bounds_of_a_side: Tuple[Optional[float], ...]) -> Optional[float]:
     return next((bound for bound in bounds_of_a_side if bound is not None), None)
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
+def option(default: object, help: str, **details: Any) -> Any:
     """Declares one option as a dataclass field; ``details`` are the further fields of :class:`OptionSpec`."""
     metadata = {METADATA_KEY: dict(details, help=help)}
     if isinstance(default, dict):
@@ -230,7 +230,7 @@ class Number:
     minimum: float
     maximum: float
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> Any:
         """The number that a text or YAML value stands for.
 
         Raises:
@@ -246,7 +246,7 @@ class Number:
         Typer's own conversion would repeat a text of any length, and take quadratic time for it.
         """
 
-        def parse(text: Any) -> Any:
+        def parse(text: object) -> Any:
             try:
                 return self.convert(text)
             except values.BadValue as bad:

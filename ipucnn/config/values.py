@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn import documents
+from ipucnn.aliases import PlainValue
 from ipucnn.config.bounds import (
     LEAST_FRACTION,
     MAX_COUNT,
@@ -30,8 +31,8 @@ FALSE_WORDS = ("false", "no", "off", "0")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?) ?%")
 _DIGITS = re.compile(r"[-+]?[0-9]+")
-# Stands for a whole number of more digits than are read.
-_BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 1)
+# Stands for a whole number of more digits than are read; with a sign it is no longer than what is read.
+_BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 2)
 
 
 class BadValue(ValueError):
@@ -43,14 +44,14 @@ class BadValue(ValueError):
         hint: what to do, where it is more than the nearest value.
     """
 
-    def __init__(self, reason: str, nearest: Optional[Any] = None, hint: Optional[str] = None) -> None:
+    def __init__(self, reason: str, nearest: object = None, hint: Optional[str] = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.nearest = None if nearest is None else str(nearest)
         self.hint = hint
 
 
-def parse_bool(value: Any) -> bool:
+def parse_bool(value: object) -> bool:
     """True or False from a YAML boolean or one of the words for it."""
     if isinstance(value, bool):
         return value
@@ -62,7 +63,7 @@ def parse_bool(value: Any) -> bool:
     raise BadValue("must be True or False")
 
 
-def parse_int(value: Any) -> int:
+def parse_int(value: object) -> int:
     """A whole number; ``8.0`` is one, ``8.5`` is not.
 
     A text of more digits than any option takes stands for a number beyond every bound.
@@ -84,7 +85,7 @@ def parse_int(value: Any) -> int:
     return int(number)
 
 
-def parse_float(value: Any, what: str = "a number") -> float:
+def parse_float(value: object, what: str = "a number") -> float:
     """A number; one that is too large for a float is infinite, which every option's bounds refuse."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise BadValue(f"must be {what}")
@@ -108,7 +109,7 @@ def _check_length(text: str, what: str, at_most: int = MAX_NUMBER_CHARACTERS) ->
         raise BadValue(f"must be {what}, and has more than {at_most:,} characters", hint="write it shorter")
 
 
-def parse_str(value: Any) -> str:
+def parse_str(value: object) -> str:
     """Text; a YAML number or date stands for the text it was written as."""
     if isinstance(value, (bool, list, tuple, dict)):
         raise BadValue("must be text")
@@ -124,7 +125,7 @@ def parse_str(value: Any) -> str:
     return text
 
 
-def parse_dataset(value: Any) -> str:
+def parse_dataset(value: object) -> str:
     """The name of a data set, as it is registered where it is.
 
     ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``.
@@ -135,7 +136,7 @@ def parse_dataset(value: Any) -> str:
     return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else canonical(name) or name
 
 
-def parse_freeze(value: Any) -> str:
+def parse_freeze(value: object) -> str:
     """A number of layers, or patterns of their names between commas."""
     text = parse_str(value)
     if re.fullmatch(r"[-+]?[0-9.]+", text):
@@ -149,7 +150,7 @@ def parse_freeze(value: Any) -> str:
     return ",".join(patterns)
 
 
-def parse_fraction(value: Any) -> float:
+def parse_fraction(value: object) -> float:
     """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
     what = "a number or a fraction such as 1/4"
     if not isinstance(value, str) or "/" not in value:
@@ -157,7 +158,7 @@ def parse_fraction(value: Any) -> float:
     else:
         above, _, below = value.replace(" ", "").partition("/")
         if len(above) > MAX_NUMBER_CHARACTERS and len(below) < 10 and _DIGITS.fullmatch(above):
-            above = str(_BEYOND)
+            above = str(-_BEYOND if above.startswith("-") else _BEYOND)
         _check_length(above, what)
         _check_length(below, what)
         if not (_DIGITS.fullmatch(above) and below.isdigit() and below.isascii()) or not below.strip("0"):
@@ -176,7 +177,7 @@ def parse_fraction(value: Any) -> float:
     return number
 
 
-def parse_updates(value: Any) -> int:
+def parse_updates(value: object) -> int:
     """A number of weight updates per epoch; -1 is the default, the data set's size over the global batch."""
     number = parse_int(value)
     if number < 1 and number != -1:
@@ -188,7 +189,7 @@ def parse_updates(value: Any) -> int:
 MEASURE = 0
 
 
-def parse_fused(value: Any) -> int:
+def parse_fused(value: object) -> int:
     """A number of micro-batches, or :data:`MEASURE` for ``measure``."""
     if isinstance(value, str) and value.strip().lower() == "measure":
         return MEASURE
@@ -207,7 +208,7 @@ def fused_to_yaml(number: int) -> Union[int, str]:
 ALL = 0
 
 
-def parse_devices(value: Any) -> int:
+def parse_devices(value: object) -> int:
     """A number of devices, or :data:`ALL` for ``all``."""
     if isinstance(value, str) and value.strip().lower() == "all":
         return ALL
@@ -222,7 +223,7 @@ def devices_to_yaml(number: int) -> Union[int, str]:
     return "all" if number == ALL else number
 
 
-def parse_percent(value: Any) -> float:
+def parse_percent(value: object) -> float:
     """A percentage in [1, 100]; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
     number = parse_float(value)
     if 0 < number < 1:
@@ -232,7 +233,7 @@ def parse_percent(value: Any) -> float:
     return number
 
 
-def parse_rounding(value: Any) -> str:
+def parse_rounding(value: object) -> str:
     """``ON``, ``OFF`` or ``RI`` (identical in all replicas) from a boolean or one of the words."""
     word = str(value).strip().upper()
     if word in ("RI", "REPLICA_IDENTICAL_ONLY", "REPLICA-IDENTICAL-ONLY"):
@@ -243,12 +244,12 @@ def parse_rounding(value: Any) -> str:
         raise BadValue("must be ON, OFF or RI (the same in all replicas)") from None
 
 
-def parse_kept(value: Any) -> Optional[int]:
+def parse_kept(value: object) -> Optional[int]:
     """A number of things to keep; ``all`` is none of a limit."""
     return None if isinstance(value, str) and value.strip().lower() == "all" else parse_int(value)
 
 
-def parse_limit(value: Any) -> str:
+def parse_limit(value: object) -> str:
     """A number of samples (``500``) or a share of the set (``10%``)."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     match = _LIMIT.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -267,7 +268,7 @@ def parse_limit(value: Any) -> str:
     return f"{float(match.group(2)):.15g}%"
 
 
-def parse_image_size(value: Any) -> Tuple[int, int]:
+def parse_image_size(value: object) -> Tuple[int, int]:
     """(height, width) from ``224``, ``388x512`` or ``[388, 512]``."""
     parts: Sequence[Any] = [value]
     if isinstance(value, str):
@@ -296,7 +297,7 @@ def image_size_to_yaml(size: Tuple[int, int]) -> Union[int, str]:
     return size[0] if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
-def parse_dict(value: Any) -> Dict[str, Any]:
+def parse_dict(value: object) -> Dict[str, Any]:
     """A dictionary from YAML, or from its JSON or YAML text; text in it that is a number becomes one."""
     if isinstance(value, str):
         value = _load_text(value)
@@ -306,7 +307,7 @@ def parse_dict(value: Any) -> Dict[str, Any]:
     return settings
 
 
-def parse_poplar_options(value: Any) -> Dict[str, Any]:
+def parse_poplar_options(value: object) -> Dict[str, Any]:
     """Options of Poplar by name; each value is one that Poplar's text can say."""
     options = parse_dict(value)
     for name, setting in options.items():
@@ -331,7 +332,7 @@ The first name of a kind stands for it.
 """
 
 
-def moves_once(layer: Mapping[str, Any]) -> bool:
+def moves_once(layer: Mapping[str, PlainValue]) -> bool:
     """Whether a checked ``--norm-layer`` moves its statistics once per weight update, not with every micro-batch."""
     return bool(layer["name"] == "custom_batch_norm")
 
@@ -341,7 +342,7 @@ def moves_once(layer: Mapping[str, Any]) -> bool:
 CUSTOM_EPSILON = 1.001e-5
 
 
-def norm_of(layer: Mapping[str, Any]) -> str:
+def norm_of(layer: Mapping[str, PlainValue]) -> str:
     """The kind of a checked ``--norm-layer``."""
     return NORM_LAYERS[layer["name"]][0]
 
@@ -351,7 +352,7 @@ def norm_layer_of(norm: str) -> Dict[str, Any]:
     return {"name": next(name for name, (kind, _) in NORM_LAYERS.items() if kind == norm)}
 
 
-def parse_norm_layer(value: Any) -> Dict[str, Any]:
+def parse_norm_layer(value: object) -> Dict[str, Any]:
     """The normalisation layer: its name, or a dictionary with ``name`` and that layer's parameters."""
     if isinstance(value, str) and not value.lstrip().startswith("{") and ":" not in value:
         value = {"name": value}
@@ -375,7 +376,7 @@ def parse_norm_layer(value: Any) -> Dict[str, Any]:
     return dict(layer, name=name)
 
 
-def _check_norm_parameter(key: str, number: Any) -> None:
+def _check_norm_parameter(key: str, number: object) -> None:
     if key in ("num_groups", "channels_per_group"):
         check_bounds(parse_int(number), minimum=1, maximum=MAX_GROUPS)
     elif key == "momentum":
@@ -384,7 +385,7 @@ def _check_norm_parameter(key: str, number: Any) -> None:
         check_bounds(parse_float(number), above=0, maximum=1)
 
 
-def numbers_in(value: Any, name: str = "") -> Any:
+def numbers_in(value: PlainValue, name: str = "") -> Any:
     """The value with text that is a number (``'1e-5'``) made one, also inside lists and dictionaries.
 
     Args:
@@ -419,7 +420,7 @@ def numbers_in(value: Any, name: str = "") -> Any:
     return value
 
 
-def _in_setting(name: str, check: Callable[[], Any]) -> Any:
+def _in_setting(name: str, check: Callable[[], object]) -> Any:
     """What ``check`` gives; its refusal names the setting of a dictionary, of which nothing can be typed alone."""
     try:
         return check()
@@ -428,7 +429,7 @@ def _in_setting(name: str, check: Callable[[], Any]) -> Any:
         raise BadValue(f"{name} {bad.reason}", hint=hint) from None
 
 
-def split_list(value: Any) -> List[Any]:
+def split_list(value: object) -> List[Any]:
     """The elements of a list: a YAML list, text with commas or spaces between them, or repeated flags."""
     if isinstance(value, str):
         return [part for part in re.split(r"[,\s]+", value.strip().strip("[]")) if part]
@@ -439,7 +440,7 @@ def split_list(value: Any) -> List[Any]:
     return [value]
 
 
-def check_choice(value: Any, choices: Sequence[str]) -> str:
+def check_choice(value: object, choices: Sequence[str]) -> str:
     """The choice that ``value`` names, whatever its case, ``-`` or ``_``."""
     folded = {choice.lower().replace("-", "_"): choice for choice in choices}
     word = "none" if value is None else str(value).strip().lower().replace("-", "_")

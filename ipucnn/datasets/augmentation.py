@@ -5,11 +5,12 @@ sample is in.  Everything else is integer arithmetic, gathers and one projective
 samples.  Images from files are augmented while they are decoded (:mod:`ipucnn.datasets.images`).
 """
 
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.aliases import Tensor
 from ipucnn.datasets.hashing import AUGMENT, chain, stream_state
 
 MAX_DEGREES = 12.0
@@ -20,12 +21,14 @@ _ANGLES = np.radians(np.linspace(-MAX_DEGREES, MAX_DEGREES, 257))
 _COSINES, _SINES = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
 
 
-def shift_right(word: Any, bits: int) -> Any:
+def shift_right(word: Tensor, bits: int) -> Tensor:
     """The shift :func:`ipucnn.datasets.hashing.mix` needs, for non-negative int64 tensors."""
     return tf.bitwise.right_shift(word, tf.constant(bits, tf.int64))
 
 
-def draws(seed: int, epochs: Any, rounds: Any, indices: Any, count: int, stream: int = AUGMENT) -> Any:
+def draws(
+    seed: int, epochs: Tensor, rounds: Tensor, indices: Tensor, count: int, stream: int = AUGMENT
+) -> Tensor:
     """int64 [b, count]: hashes in [0, 2**32) for each sample; the inputs are int64 [b]."""
     state = tf.fill(tf.shape(indices), tf.constant(stream_state(seed, stream), tf.int64))
     for word in (epochs, rounds, indices):
@@ -33,12 +36,12 @@ def draws(seed: int, epochs: Any, rounds: Any, indices: Any, count: int, stream:
     return chain(state[:, tf.newaxis], tf.range(count, dtype=tf.int64)[tf.newaxis, :], shift_right)
 
 
-def below(draw: Any, bound: int) -> Any:
+def below(draw: Tensor, bound: int) -> Tensor:
     """int64 hashes to int64 in [0, bound), each as likely to within bound / 2**32."""
     return shift_right(draw * bound, 32)
 
 
-def _move(images: Any, random: Any, reach_y: int, reach_x: int, flip: bool) -> Any:
+def _move(images: Tensor, random: Tensor, reach_y: int, reach_x: int, flip: bool) -> Tensor:
     """Shifts by whole pixels within the reach, zeros moving in; mirrors half of the images if ``flip``.
 
     One gather of pixels: half the time of TensorFlow's projective transform.
@@ -61,22 +64,22 @@ def _move(images: Any, random: Any, reach_y: int, reach_x: int, flip: bool) -> A
     return moved
 
 
-def shift(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def shift(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Up to 2 pixels each way (of 28): for digits and letters, where a mirror image is something else."""
     return _move(images, random, _reach(images, 1, 14), _reach(images, 2, 14), flip=False), labels
 
 
-def shift_flip(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def shift_flip(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """:func:`shift` and mirrored left to right half of the time."""
     return _move(images, random, _reach(images, 1, 14), _reach(images, 2, 14), flip=True), labels
 
 
-def crop(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def crop(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Padded by an eighth of the side, then cropped at random: where mirroring may change the class."""
     return _move(images, random, _reach(images, 1, 8), _reach(images, 2, 8), flip=False), labels
 
 
-def crop_flip(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def crop_flip(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Padded by an eighth of the side (4 pixels of 32) with zeros, cropped at random, half mirrored.
 
     The CIFAR augmentation of He et al. 2015 (arXiv:1512.03385, section 4.2).
@@ -84,17 +87,17 @@ def crop_flip(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
     return _move(images, random, _reach(images, 1, 8), _reach(images, 2, 8), flip=True), labels
 
 
-def _reach(images: Any, axis: int, part: int) -> int:
+def _reach(images: Tensor, axis: int, part: int) -> int:
     return max(1, images.shape[axis] // part)
 
 
-def dihedral(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """The eight flips and quarter turns of a square (four of a rectangle), the same for image and mask."""
     which = below(random[:, 0], 8)
     square = images.shape[1] == images.shape[2]
     masks = labels.shape.rank == 3
 
-    def apply(tensor: Any) -> Any:
+    def apply(tensor: Tensor) -> Tensor:
         steps = [(2, lambda t: tf.reverse(t, axis=[1])), (4, lambda t: tf.reverse(t, axis=[2]))]
         if square:
             order = [0, 2, 1, 3][: tensor.shape.rank]
@@ -107,7 +110,7 @@ def dihedral(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
     return apply(images), apply(labels) if masks else labels
 
 
-def digits(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def digits(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Rotated up to 12 degrees, zoomed up to 10 %, shifted up to 1/16 of the side; zeros move in."""
     height, width = images.shape[1], images.shape[2]
     angle = below(random[:, 0], len(_ANGLES))
@@ -131,7 +134,7 @@ def digits(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
     return turned, labels
 
 
-def none(images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+def none(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Images as they are."""
     return images, labels
 
@@ -146,7 +149,7 @@ class Augmentation(NamedTuple):
             False to work on the stored pixels, before channels and size are changed.
     """
 
-    apply: Callable[[Any, Any, Any], Tuple[Any, Any]]
+    apply: Callable[[Tensor, Tensor, Tensor], Tuple[Tensor, Tensor]]
     num_draws: int
     after_resize: bool = False
 

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Sequence, Tuple, Union
+from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -69,6 +69,9 @@ class DatasetInfo:
     crops: str = ""
 
 
+Indices = Union[np.ndarray, Sequence[int]]
+
+
 @dataclass(frozen=True)
 class ArrayExamples:
     """Images of one size, in memory.
@@ -79,8 +82,8 @@ class ArrayExamples:
         names: of the files that the images are, so that a report can name one; empty where they are none.
     """
 
-    images: Any
-    labels: Any
+    images: np.ndarray
+    labels: np.ndarray
     names: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ class ArrayExamples:
     def __len__(self) -> int:
         return len(self.images)
 
-    def subset(self, indices: Any) -> "ArrayExamples":
+    def subset(self, indices: Union[Indices, slice]) -> "ArrayExamples":
         names = tuple(np.array(self.names)[indices].tolist()) if self.names else ()
         return ArrayExamples(self.images[indices], self.labels[indices], names)
 
@@ -109,7 +112,7 @@ class FileExamples:
     """
 
     paths: Tuple[str, ...]
-    labels: Any
+    labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -121,7 +124,7 @@ class FileExamples:
     def describe(self, index: int) -> str:
         return f"image {self.paths[index]}"
 
-    def subset(self, indices: Any) -> "FileExamples":
+    def subset(self, indices: Indices) -> "FileExamples":
         return FileExamples(tuple(self.paths[i] for i in indices), self.labels[indices])
 
 
@@ -136,7 +139,7 @@ class EncodedExamples:
     """
 
     data: Tuple[bytes, ...]
-    labels: Any
+    labels: np.ndarray
     origin: str
 
     def __len__(self) -> int:
@@ -148,7 +151,7 @@ class EncodedExamples:
     def describe(self, index: int) -> str:
         return f"image {index} of {self.origin}"
 
-    def subset(self, indices: Any) -> "EncodedExamples":
+    def subset(self, indices: Indices) -> "EncodedExamples":
         return EncodedExamples(tuple(self.data[i] for i in indices), self.labels[indices], self.origin)
 
 
@@ -165,10 +168,10 @@ class RecordExamples:
     """
 
     paths: Tuple[str, ...]
-    shards: Any
-    numbers: Any
-    places: Any
-    labels: Any
+    shards: np.ndarray
+    numbers: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -183,12 +186,14 @@ class RecordExamples:
     def _place(self, index: int) -> Tuple[str, int, int]:
         return self.paths[self.shards[index]], int(self.numbers[index]), int(self.places[index])
 
-    def subset(self, indices: Any) -> "RecordExamples":
+    def subset(self, indices: Indices) -> "RecordExamples":
         columns = (column[indices] for column in (self.shards, self.numbers, self.places, self.labels))
         return RecordExamples(self.paths, *columns)
 
 
-Examples = Union[ArrayExamples, FileExamples, EncodedExamples, RecordExamples]
+ImageFiles = Union[FileExamples, EncodedExamples, RecordExamples]
+"""Examples that are decoded one by one: each has ``encoded`` and ``describe``."""
+Examples = Union[ArrayExamples, ImageFiles]
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,7 @@ _MOST_CLASSES = 2**17
 _OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 
 
-def source_of(made: Any, name: str, location: str) -> "DataSource":
+def source_of(made: object, name: str, location: str) -> "DataSource":
     """The data set that a function of the user's own returned.
 
     Args:
@@ -327,7 +332,7 @@ def _own_source(made: "DataSource", location: str) -> "DataSource":
 
 
 def _checked(
-    examples: Examples, what: str, number: Any, info: DatasetInfo, refuse: Callable[[str, str], DataError]
+    examples: Examples, what: str, number: int, info: DatasetInfo, refuse: Callable[[str, str], DataError]
 ) -> Examples:
     """The examples of one part, with labels of the type that readers give."""
     try:
@@ -393,18 +398,18 @@ def _checked(
     return replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32))
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
 
 
-def _own_examples(part: Any, what: str, location: str) -> "ArrayExamples":
+def _own_examples(part: object, what: str, location: str) -> "ArrayExamples":
     """One pair of arrays, checked.
 
     Raises:
         DataError: they are no images and labels.
     """
     try:
-        images, labels = (np.asarray(array) for array in part)
+        images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         raise DataError(f"{location}: {what} is no pair of arrays", _OWN_HINT) from None
     if images.ndim == 3:
@@ -467,7 +472,7 @@ def read_file(path: str) -> bytes:
     return read_bytes(Path(path), available_bytes() // 2, hint="check that the file exists and is readable")
 
 
-def channel_statistics(images: Any) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+def channel_statistics(images: np.ndarray) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
     """Mean and standard deviation per channel, exact, of uint8 [n, h, w, c] in 0..255 units.
 
     A constant channel has a standard deviation of 1, so that dividing by it is harmless.
@@ -477,9 +482,9 @@ def channel_statistics(images: Any) -> Tuple[Tuple[float, ...], Tuple[float, ...
     )
 
 
-def moments(histograms: Iterable[Any]) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+def moments(histograms: Iterable[np.ndarray]) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
     """As :func:`channel_statistics`, of how often each of the 256 values occurs in a channel."""
-    values: Any = np.arange(256, dtype=np.float64)
+    values: np.ndarray = np.arange(256, dtype=np.float64)
     mean, std = [], []
     for counts in histograms:
         total = max(int(counts.sum()), 1)
@@ -570,7 +575,7 @@ def array_source(
 # Cross-validation: which examples a fold trains on and which it is evaluated on.
 
 
-def fold_of_each(examples: ArrayExamples, num_folds: int) -> Any:
+def fold_of_each(examples: ArrayExamples, num_folds: int) -> np.ndarray:
     """int64 [n]: the fold, from 1, in which each example is for evaluation; folds differ by one in size at most.
 
     Slices of a volume follow each other and look alike, so folds are runs of slices.  Images of classes are
@@ -578,7 +583,7 @@ def fold_of_each(examples: ArrayExamples, num_folds: int) -> Any:
     """
     count = len(examples)
     if examples.labels.ndim == 1:
-        folds: Any = np.empty(count, np.int64)
+        folds: np.ndarray = np.empty(count, np.int64)
         folds[np.argsort(examples.labels, kind="stable")] = np.arange(count) % num_folds + 1
         return folds
     return np.arange(count) * num_folds // count + 1

@@ -11,16 +11,18 @@ The same expressions run on Python integers, on NumPy ``uint64`` arrays, and on 
 
 import functools
 import operator
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
+
+from ipucnn.aliases import Numbers
 
 MASK = 0xFFFFFFFF
 ORDER, AUGMENT, LIMIT, ERASE, MIX = 1, 2, 3, 4, 5
 """Streams: numbers drawn for one purpose say nothing about another."""
 
 
-def mix(word: Any, shift: Callable[[Any, Any], Any] = operator.rshift) -> Any:
+def mix(word: Numbers, shift: Callable[[Numbers, Numbers], Numbers] = operator.rshift) -> Numbers:
     """MurmurHash3's 32-bit finaliser of words in [0, 2**32)."""
     word = word ^ shift(word, 16)
     word = (word * 0x85EBCA6B) & MASK
@@ -29,7 +31,9 @@ def mix(word: Any, shift: Callable[[Any, Any], Any] = operator.rshift) -> Any:
     return word ^ shift(word, 16)
 
 
-def chain(state: Any, word: Any, shift: Callable[[Any, Any], Any] = operator.rshift) -> Any:
+def chain(
+    state: Numbers, word: Numbers, shift: Callable[[Numbers, Numbers], Numbers] = operator.rshift
+) -> Numbers:
     """The state after one more word; both in [0, 2**32).  The state is also the hash of all words so far."""
     return mix(((state ^ word) + 0x9E3779B9) & MASK, shift)
 
@@ -41,9 +45,9 @@ def stream_state(seed: int, stream: int) -> int:
     return chain(chain(chain(0, seed & MASK), seed >> 32), stream)
 
 
-def draw(seed: int, stream: int, *words: Any) -> Any:
+def draw(seed: int, stream: int, *words: Numbers) -> Numbers:
     """One hash in [0, 2**32) of non-negative words below 2**32; of arrays of words, uint64, an array of hashes."""
-    state: Any = stream_state(seed, stream)
+    state: Numbers = stream_state(seed, stream)
     for word in words:
         state = chain(state, word)
     return state
@@ -54,7 +58,7 @@ def uniform(state: int, word: int) -> float:
     return chain(state, word) / 2.0**32
 
 
-def permutation(size: int, seed: int, stream: int, *words: int) -> Any:
+def permutation(size: int, seed: int, stream: int, *words: int) -> np.ndarray:
     """int64 [size]: 0 .. size - 1 in the order of their hashes."""
     # Arrays, not NumPy scalars: Python integers beside uint64 arrays stay uint64 on every NumPy.
     state = draw(seed, stream, *words)

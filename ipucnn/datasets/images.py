@@ -10,10 +10,12 @@ import functools
 import io
 import math
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+from types import ModuleType
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
 
+from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.hashing import uniform
 from ipucnn.datasets.image_headers import check_header, is_tiff, plain_jpeg_size
@@ -39,7 +41,7 @@ Box = Tuple[float, float, float, float]
 
 
 @contextlib.contextmanager
-def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Iterator[Any]:
+def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Iterator[PillowImage]:
     """A Pillow image of which the header was read and is within limits; its first page is decoded by ``load()``.
 
     Whatever Pillow raises inside the block, and that is nearly anything for damaged files, says what is wrong with the
@@ -73,10 +75,10 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
         raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint) from error
 
 
-_pillow: List[Any] = []
+_pillow: List[ModuleType] = []
 
 
-def pillow() -> Any:
+def pillow() -> ModuleType:
     """Pillow's ``Image``, set up once: our own limit of pixels in place of its, and quiet about damaged files."""
     if not _pillow:
         from PIL import Image
@@ -105,7 +107,7 @@ def _silence_libtiff() -> None:
             library.TIFFSetWarningHandler(None)
 
 
-def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
+def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PillowImage:
     """A decoded Pillow image with 1 ("L") or 3 ("RGB") channels, upright.
 
     Args:
@@ -121,7 +123,7 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
         return _converted(image, origin, channels)
 
 
-def _is_turned(image: Any) -> bool:
+def _is_turned(image: PillowImage) -> bool:
     """Whether its EXIF data says that an image is to be turned or mirrored."""
     # As hexadecimal text in a PNG, EXIF data is not looked at before.
     if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
@@ -130,7 +132,7 @@ def _is_turned(image: Any) -> bool:
     return False
 
 
-def _converted(image: Any, origin: str, channels: int) -> Any:
+def _converted(image: PillowImage, origin: str, channels: int) -> PillowImage:
     """What :func:`open_image` returns, of a Pillow image that was opened."""
     from PIL import Image, ImageOps
 
@@ -151,7 +153,7 @@ def _converted(image: Any, origin: str, channels: int) -> Any:
     return image
 
 
-def stretched(pixels: Any, origin: str) -> Any:
+def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
     """uint8 of grey pixels of more than 8 bits, by their place between a dark and a bright one of the same image.
 
     Cameras of 12 bits fill a sixteenth of 16 bits, so that the type's range says little.  With the n pixels in
@@ -187,7 +189,7 @@ def stretched(pixels: Any, origin: str) -> Any:
     return values.astype(np.uint8)
 
 
-def _resample(image: Any, size: Tuple[int, int], box: Box) -> Any:
+def _resample(image: PillowImage, size: Tuple[int, int], box: Box) -> np.ndarray:
     """uint8 [h, w, c]: ``box`` (left, top, right, bottom) at ``size`` (height, width).
 
     Pillow's bilinear filter widens when it shrinks: it is antialiased.
@@ -218,7 +220,7 @@ def decode_for_eval(
     channels: int,
     max_pixels: int = MAX_IMAGE_PIXELS,
     crops: str = "",
-) -> Any:
+) -> np.ndarray:
     """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop (or as ``crops`` has
     it, see :func:`crops_of`).
 
@@ -231,7 +233,7 @@ def decode_for_eval(
 
 def decode_to_size(
     data: bytes, origin: str, size: Tuple[int, int], channels: int, max_pixels: int = MAX_IMAGE_PIXELS
-) -> Any:
+) -> np.ndarray:
     """uint8 [h, w, channels]: unchanged pixels where the image has that size, else its centre resized.
 
     Raises DataError.
@@ -315,7 +317,7 @@ def crops_of(dataset: str) -> Crops:
 def decode_for_training(
     data: bytes,
     origin: str,
-    out: Any,
+    out: np.ndarray,
     state: int,
     max_pixels: int = MAX_IMAGE_PIXELS,
     crops: str = "",
@@ -350,7 +352,7 @@ _UPSAMPLED = 2
 """libjpeg computes colours stored at half the width from two neighbours: at the edge of a part it lacks one."""
 
 
-def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: bool, out: Any) -> bool:
+def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: bool, out: np.ndarray) -> bool:
     """Whether the box of a JPEG, of which no more is decoded than is needed, is in ``out`` now, uint8 [h, w, 3]; else
     Pillow is to say what is wrong with it.
 
@@ -363,7 +365,7 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
     tools = _tools()
     # Arrays, and a fraction with a point: of anything else TensorFlow makes tensors and attributes in Python code,
     # which takes as long as a tenth of the decoding.
-    contents: Any = np.empty((), object)
+    contents: np.ndarray = np.empty((), object)
     contents[()] = data
     try:
         pixels = np.asarray(
@@ -385,7 +387,7 @@ class _Tools(NamedTuple):
     """What each photograph of training goes through: an import inside a function takes time, even if it is done."""
 
     jpeg_size: Callable[[bytes], Optional[Tuple[int, int]]]
-    decode: Callable[..., Any]
+    decode: Callable[..., Tensor]
     refusal: Type[Exception]
     resize: Callable[..., None]
 
@@ -403,7 +405,7 @@ def _tools() -> _Tools:
 
 
 def _resize_with_pillow(
-    pixels: Any, place: Tuple[int, int, int, int], box: Box, mirrored: bool, out: Any
+    pixels: np.ndarray, place: Tuple[int, int, int, int], box: Box, mirrored: bool, out: np.ndarray
 ) -> None:
     """``kernels.resize`` where Numba compiles nothing."""
     left, top = place[:2]

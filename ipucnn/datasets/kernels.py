@@ -5,7 +5,7 @@ Importing this imports Numba, and compiles the functions or loads them from its 
 instructions of LLVM, since its compiler does not find them by itself.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def _by_tables(data, at, state, tables):  # type: ignore[no-untyped-def]
     )
 
 
-def eight_more() -> Any:
+def eight_more() -> Callable[..., np.int64]:
     """Which of the two can be compiled: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may name another processor than this one,
     and LLVM ends the process at an instruction that it does not have."""
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
@@ -168,7 +168,7 @@ def _look_at_record(data, name, tables, found):  # type: ignore[no-untyped-def]
                 return
 
 
-def look_at_record(record: bytes, name: str, tables: Any) -> Tuple[int, int, int]:
+def look_at_record(record: bytes, name: str, tables: np.ndarray) -> Tuple[int, int, int]:
     """Whether a record is as it was written, and where in it the first value of a feature is.
 
     Args:
@@ -181,7 +181,7 @@ def look_at_record(record: bytes, name: str, tables: Any) -> Tuple[int, int, int
         value, or -1 for both where the message is not as simple as it should be: ``tfrecord.read_features`` is to say
         what it is then.
     """
-    found: Any = np.empty(3, np.int64)
+    found: np.ndarray = np.empty(3, np.int64)
     _look_at_record(np.frombuffer(record, np.uint8), np.frombuffer(name.encode(), np.uint8), tables, found)
     return tuple(found.tolist())
 
@@ -213,7 +213,7 @@ def _plain_jpeg_size(data, found):  # type: ignore[no-untyped-def]
 
 def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
     """As ``image_headers.plain_jpeg_size``."""
-    found: Any = np.empty(2, np.int64)
+    found: np.ndarray = np.empty(2, np.int64)
     _plain_jpeg_size(np.frombuffer(data, np.uint8), found)
     width, height = found.tolist()
     return (width, height) if width and height else None
@@ -315,11 +315,11 @@ def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
 
 
 def resize(
-    pixels: Any,
+    pixels: np.ndarray,
     place: Tuple[int, int, int, int],
     box: Tuple[float, float, float, float],
     mirrored: bool,
-    out: Any,
+    out: np.ndarray,
 ) -> None:
     """As Pillow's bilinear ``resize``, a box of an image of which only a part was decoded.
 

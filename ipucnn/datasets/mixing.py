@@ -7,11 +7,12 @@ micro-batches are computed as one, or where a run goes on.
 """
 
 from dataclasses import dataclass
-from typing import Any, Sequence, Tuple
+from typing import Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.aliases import Tensor
 from ipucnn.datasets.augmentation import below, draws
 from ipucnn.datasets.hashing import ERASE, MIX
 
@@ -46,8 +47,13 @@ class Mixing:
     erasing: float = 0.0
 
     def apply(
-        self, images: Any, labels: Any, seed: int, tickets: Tuple[Any, Any, Any], mean: Sequence[float]
-    ) -> Tuple[Any, Any]:
+        self,
+        images: Tensor,
+        labels: Tensor,
+        seed: int,
+        tickets: Tuple[Tensor, Tensor, Tensor],
+        mean: Sequence[float],
+    ) -> Tuple[Tensor, Tensor]:
         """Erases, then mixes.
 
         Args:
@@ -69,7 +75,7 @@ class Mixing:
             images, labels = self._mix(images, labels, random)
         return images, labels
 
-    def _erase(self, images: Any, random: Any, mean: Sequence[float]) -> Any:
+    def _erase(self, images: Tensor, random: Tensor, mean: Sequence[float]) -> Tensor:
         height, width = int(images.shape[1]), int(images.shape[2])
         areas = (AREA[0] + _MIDDLES * (AREA[1] - AREA[0])) * height * width
         aspects = np.exp(np.log(ASPECT[0]) + _MIDDLES * np.log(ASPECT[1] / ASPECT[0]))
@@ -93,7 +99,7 @@ class Mixing:
         inside &= ((columns >= left) & (columns < left + wide))[:, tf.newaxis, :]
         return tf.where(inside[..., tf.newaxis], tf.constant(np.asarray(mean, np.float32)), images)
 
-    def _mix(self, images: Any, labels: Any, random: Any) -> Tuple[Any, Any]:
+    def _mix(self, images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
         size = self.micro_batch_size
         height, width, channels = (int(n) for n in images.shape[1:])
         parts = tf.reshape(images, [-1, size, height, width, channels])
@@ -117,7 +123,7 @@ class Mixing:
         truth = truth * of + tf.reverse(truth, axis=[1]) * (1.0 - of)
         return tf.reshape(mixed, [-1, height, width, channels]), tf.reshape(truth, [-1, self.num_classes])
 
-    def _rectangles(self, random: Any, level: Any, height: int, width: int) -> Tuple[Any, Any]:
+    def _rectangles(self, random: Tensor, level: Tensor, height: int, width: int) -> Tuple[Tensor, Tensor]:
         """Which pixels are the other image's, bool [n, h, w], and the part of those that are not."""
         side = np.sqrt(1.0 - _quantiles(self.cutmix).astype(np.float64))
         edges = []

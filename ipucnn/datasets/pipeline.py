@@ -7,14 +7,15 @@ A run that was cut anywhere, or that changes how many micro-batches it fuses, se
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.aliases import Tensor
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.mixing import Mixing
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
@@ -110,7 +111,7 @@ def train_batches(
         augmentation = AUGMENTATIONS[info.augmentation if augment and not info.tiled else "none"]
         stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
 
-        def prepare(tickets: Any) -> Tuple[Any, ...]:
+        def prepare(tickets: Tensor) -> Tuple[Tensor, ...]:
             epochs, turns, indices = split_ticket(tickets, rounds)
             if info.tiled:
                 random = draws(seed, epochs, turns, indices, ELASTIC_DRAWS)
@@ -143,7 +144,7 @@ def train_batches(
         batch_bytes = _batch_bytes(batch_size, input_shape)
         group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
 
-        def prepare_group(tickets: Any) -> Tuple[Any, ...]:
+        def prepare_group(tickets: Tensor) -> Tuple[Tensor, ...]:
             return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in prepare(tickets))
 
         batches = order.batch(group * batch_size, drop_remainder=True)
@@ -155,7 +156,7 @@ def train_batches(
     else:
         all_labels = tf.constant(examples.labels)
 
-        def decode(tickets: Any) -> Tuple[Any, ...]:
+        def decode(tickets: Tensor) -> Tuple[Tensor, ...]:
             epochs, turns, indices = split_ticket(tickets, rounds)
             images = _decode_in_python(
                 examples, info, input_shape, (seed, epochs, turns) if augment else None, indices
@@ -164,14 +165,14 @@ def train_batches(
             rest = (_first_round(turns),) if weigh_padding else ()
             return (images, labels, *rest) if mixing is None else (images, labels, *rest, tickets)
 
-        def finish(images: Any, labels: Any, *rest: Any) -> Tuple[Any, ...]:
+        def finish(images: Tensor, labels: Tensor, *rest: Tensor) -> Tuple[Tensor, ...]:
             images = prepare_size(images, input_shape)
             if mixing is not None:
                 words, rest = split_ticket(rest[-1], rounds), rest[:-1]
                 images, labels = mixing.apply(images, labels, seed, words, pixel_mean(info, input_shape))
             return (prepare_range(images, input_shape, input_range, info), labels, *rest)
 
-        def join(*calls: Any) -> Tuple[Any, ...]:
+        def join(*calls: Tensor) -> Tuple[Tensor, ...]:
             return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
 
         if until == "read":
@@ -188,7 +189,7 @@ def train_batches(
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
 
-def _first_round(turns: Any) -> Any:
+def _first_round(turns: Tensor) -> Tensor:
     """float32: 1 in the first permutation of an epoch, 0 in those after."""
     return tf.cast(tf.equal(turns, 0), tf.float32)
 
@@ -222,12 +223,13 @@ def eval_batches(
     """
     _require_examples(examples, info)
     if info.tiled:
+        assert isinstance(examples, ArrayExamples)
         size = (input_shape[0], input_shape[1])
         parallel = parallel_calls(num_parallel)
         own_size = _part_size(batch_size, part)
         num_tiles, cut = evaluation_tiles(examples, own_size, size, output_shape or size, tile_step)
 
-        def prepare_tiles(numbers: Any) -> Tuple[Any, Any, Any]:
+        def prepare_tiles(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             images, labels, weights = cut(numbers)
             return prepare_range(images, input_shape, input_range, info), labels, weights
 
@@ -241,11 +243,11 @@ def eval_batches(
     rows = tf.data.Dataset.from_tensor_slices((indices, is_real))
     parallel = parallel_calls(num_parallel)
 
-    def masked(values: Any, real: Any) -> Any:
+    def masked(values: Tensor, real: Tensor) -> Tensor:
         keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
         return tf.where(keep, values, tf.zeros_like(values))
 
-    def finish(images: Any, labels: Any, real: Any) -> Tuple[Any, Any, Any]:
+    def finish(images: Tensor, labels: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
         labels = prepare_labels(labels, input_shape, output_shape)
         return masked(images, real), masked(labels, real), tf.cast(real, tf.float32)
@@ -254,21 +256,21 @@ def eval_batches(
     if isinstance(examples, ArrayExamples):
         stored_images = tf.constant(examples.images)
 
-        def prepare(row: Any, real: Any) -> Tuple[Any, Any, Any]:
+        def prepare(row: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             return finish(tf.gather(stored_images, row), tf.gather(stored_labels, row), real)
 
         batches = _map(rows, prepare, parallel)
     else:
         at_once = _files_at_once(batch_size)
 
-        def decode(row: Any, real: Any) -> Tuple[Any, Any, Any]:
+        def decode(row: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             return (
                 _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING)),
                 tf.gather(stored_labels, row),
                 real,
             )
 
-        def join(*calls: Any) -> Tuple[Any, Any, Any]:
+        def join(*calls: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             return finish(*(tf.reshape(some, [batch_size, *some.shape[2:]]) for some in calls))
 
         calls = tf.data.Dataset.from_tensor_slices(
@@ -285,11 +287,11 @@ def _part_size(batch_size: int, part: Tuple[int, int]) -> int:
     return -(-batch_size // part[0])
 
 
-def _eval_rows(count: int, batch_size: int, shard: Tuple[int, int], part: Tuple[int, int]) -> Any:
+def _eval_rows(count: int, batch_size: int, shard: Tuple[int, int], part: Tuple[int, int]) -> np.ndarray:
     """int64 [batches, samples]: the numbers of what an evaluation of ``count`` samples takes, see :func:`eval_batches`;
     ``count`` itself stands for none."""
     num_batches, size = -(-count // batch_size), _part_size(batch_size, part)
-    rows: Any = np.full((num_batches, size * part[0]), count, np.int64)
+    rows: np.ndarray = np.full((num_batches, size * part[0]), count, np.int64)
     rows[:, :batch_size] = np.minimum(np.arange(num_batches * batch_size), count).reshape(
         num_batches, batch_size
     )
@@ -316,10 +318,10 @@ def data_errors() -> Iterator[None]:
         raise DataError(found.group(1), found.group(2) or "check the files of the data set") from None
 
 
-def _read_in_python(examples: Any, index: Any) -> Any:
+def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
     """The bytes of one encoded image, as a string."""
 
-    def read(position: Any) -> Any:
+    def read(position: np.int64) -> bytes:
         try:
             return examples.encoded(int(position))
         except DataError as error:
@@ -329,13 +331,17 @@ def _read_in_python(examples: Any, index: Any) -> Any:
 
 
 def _decode_in_python(
-    examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, indices: Any
-) -> Any:
+    examples: ImageFiles,
+    info: DatasetInfo,
+    input_shape: InputShape,
+    random: Optional[Tuple[int, Tensor, Tensor]],
+    indices: Tensor,
+) -> Tensor:
     """uint8 [n, h, w, stored channels] of n encoded images, zeros where an index is ``NOTHING``; ``random`` is (seed,
     epochs, rounds) or None."""
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
 
-    def decode(positions: Any, epochs: Any, turns: Any) -> Any:
+    def decode(positions: Tensor, epochs: Tensor, turns: Tensor) -> Tensor:
         images = _aligned((len(positions), *size, channels))
         words = (word.astype(np.uint64) for word in (epochs, turns, positions))
         states = draw(random[0], AUGMENT, *words) if random is not None else positions
@@ -364,7 +370,7 @@ def _decode_in_python(
     return images
 
 
-def _read_ahead(examples: Any, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
+def _read_ahead(examples: ImageFiles, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
     """Each encoded image and what messages call it, both empty for ``NOTHING``.
 
     Some are read before the first is decoded: what reading needs is in the processor's cache then, from which decoding
@@ -383,9 +389,9 @@ def _read_ahead(examples: Any, positions: List[int]) -> Iterator[Tuple[bytes, st
     yield from read
 
 
-def _aligned(shape: Tuple[int, ...]) -> Any:
+def _aligned(shape: Tuple[int, ...]) -> np.ndarray:
     """uint8 at a place from which TensorFlow takes it over without a copy."""
-    buffer: Any = np.empty(int(np.prod(shape)) + _ALIGNED_BYTES, np.uint8)
+    buffer: np.ndarray = np.empty(int(np.prod(shape)) + _ALIGNED_BYTES, np.uint8)
     first = -buffer.ctypes.data % _ALIGNED_BYTES
     return buffer[first : first + int(np.prod(shape))].reshape(shape)
 
@@ -395,7 +401,7 @@ def _files_at_once(batch_size: int) -> int:
     return max(count for count in range(1, FILES_AT_ONCE + 1) if batch_size % count == 0)
 
 
-def _map(batches: tf.data.Dataset, function: Callable[..., Any], parallel: int) -> tf.data.Dataset:
+def _map(batches: tf.data.Dataset, function: Callable[..., Tensor], parallel: int) -> tf.data.Dataset:
     """Maps in order.  AutoGraph has nothing to convert here, and would wrap the errors raised on the way."""
     function = tf.autograph.experimental.do_not_convert(function)
     return batches.map(function, num_parallel_calls=parallel, deterministic=True)
@@ -453,7 +459,7 @@ def sample_order(
     first_turn, first_skip = start_epoch * rounds + start_sample // size, start_sample % size
     state = stream_state(seed, ORDER)
 
-    def one_round(turn: Any) -> tf.data.Dataset:
+    def one_round(turn: Tensor) -> tf.data.Dataset:
         indices = tf.range(size, dtype=tf.int64)
         if shuffle:
             epoch_state = chain(tf.constant(state, tf.int64), turn // rounds, shift_right)
@@ -468,7 +474,7 @@ def sample_order(
     return turns.flat_map(tf.autograph.experimental.do_not_convert(one_round))
 
 
-def split_ticket(tickets: Any, rounds: int) -> Tuple[Any, Any, Any]:
+def split_ticket(tickets: Tensor, rounds: int) -> Tuple[Tensor, Tensor, Tensor]:
     """(epoch, round, index) of what :func:`sample_order` yields."""
     turn = shift_right(tickets, 32)
     return turn // rounds, turn % rounds, tickets & (2**32 - 1)
@@ -477,17 +483,18 @@ def split_ticket(tickets: Any, rounds: int) -> Tuple[Any, Any, Any]:
 # Evaluation tiles as batches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
 
 
-def num_evaluation_samples(examples: Any, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
+def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
     """What is evaluated one by one: images, or the tiles that cover them, of which a network predicts ``output``."""
     if not info.tiled:
         return len(examples)
+    assert isinstance(examples, ArrayExamples)
     height, width = examples.images.shape[1:3]
     return len(examples) * len(tile_places((height, width), (output[0], output[1]), step))
 
 
 def evaluation_tiles(
-    examples: Any, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
-) -> Tuple[int, Callable[[Any], Tuple[Any, Any, Any]]]:
+    examples: ArrayExamples, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
+) -> Tuple[int, Callable[[Tensor], Tuple[Tensor, Tensor, Tensor]]]:
     """The tiles that cover all images, each pixel once.
 
     Args:
@@ -513,7 +520,7 @@ def evaluation_tiles(
     rows, columns = tf.constant(rows), tf.constant(columns)
     counts, sizes = tf.constant(places), tf.constant(sizes)
 
-    def cut(numbers: Any) -> Tuple[Any, Any, Any]:
+    def cut(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         is_real = numbers < num * len(places)
         tile = numbers % len(places)
         first = tf.where(is_real, numbers // len(places), 0) * (height * width)

@@ -5,11 +5,12 @@ scalar forms could round differently, so an image gives the same bytes in a batc
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.aliases import Tensor, TensorShape
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
 from ipucnn.errors import ConfigurationError
 
@@ -22,7 +23,7 @@ CAFFE_MEAN = (103.939, 116.779, 123.68)
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
 
 
-def convert_channels(images: Any, channels: int) -> Any:
+def convert_channels(images: Tensor, channels: int) -> Tensor:
     """float32 [b, h, w, c] to ``channels`` channels: grey is repeated, colour is weighted by LUMA."""
     present = images.shape[-1]
     if present == channels:
@@ -38,7 +39,7 @@ def convert_channels(images: Any, channels: int) -> Any:
     )
 
 
-def resize(images: Any, height: int, width: int) -> Any:
+def resize(images: Tensor, height: int, width: int) -> Tensor:
     """float32 [b, h, w, c] to [b, height, width, c]: bilinear, with antialiasing where a side shrinks."""
     if images.shape[1] == height and images.shape[2] == width:
         return images
@@ -46,14 +47,14 @@ def resize(images: Any, height: int, width: int) -> Any:
     return tf.image.resize(images, (height, width), method="bilinear", antialias=shrinks)
 
 
-def resize_masks(masks: Any, height: int, width: int) -> Any:
+def resize_masks(masks: Tensor, height: int, width: int) -> Tensor:
     """Integer [b, h, w] to [b, height, width] by nearest neighbour."""
     if masks.shape[1] == height and masks.shape[2] == width:
         return masks
     return tf.image.resize(masks[..., tf.newaxis], (height, width), method="nearest")[..., 0]
 
 
-def crop_centre(masks: Any, height: int, width: int) -> Any:
+def crop_centre(masks: Tensor, height: int, width: int) -> Tensor:
     """[b, h, w] to its centre [b, height, width]: what a network with unpadded convolutions predicts.
 
     Raises ConfigurationError where the crop is larger than the mask.
@@ -81,7 +82,7 @@ def pixel_mean(info: DatasetInfo, input_shape: Sequence[int]) -> Tuple[float, ..
     return _to_channels(info.mean, int(input_shape[2]))
 
 
-def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
+def normalise(images: Tensor, input_range: str, info: DatasetInfo) -> Tensor:
     """float32 [b, h, w, c] in 0..255 to the range the network was designed for.
 
     - "standard": minus the data set's mean, over its standard deviation, per channel;
@@ -115,7 +116,7 @@ def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
     return (images - _whole_image(mean, images.shape)) / _whole_image(std, images.shape)
 
 
-def standardise(images: Any) -> Any:
+def standardise(images: Tensor) -> Tensor:
     """Each of the images [b, h, w, c] minus the mean of all its values, over their deviation.
 
     The public application's CIFAR pixels (datasets/cifar10_dataset.py), but for images of one value, which become
@@ -144,7 +145,7 @@ class ChannelAffine:
     factors: Tuple[float, ...]
     per_image: bool = False
 
-    def apply(self, images: Any) -> Any:
+    def apply(self, images: Tensor) -> Tensor:
         """float32 [b, h, w, c] in 0..255 to the network's range: what the input pipeline does, in a network."""
         if self.per_image:
             return standardise(images)
@@ -170,24 +171,26 @@ def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> Channe
     return ChannelAffine(False, 1.0, mean, tuple(1.0 / value for value in std))
 
 
-def _whole_image(values: Sequence[float], shape: Any) -> np.ndarray:
+def _whole_image(values: Sequence[float], shape: TensorShape) -> np.ndarray:
     """float32 [h, w, c] of one value per channel: broadcasting over 3 channels takes 4 times as long."""
     return np.broadcast_to(np.float32(values), (shape[1], shape[2], shape[3])).copy()
 
 
-def prepare_size(images: Any, input_shape: Tuple[int, int, int]) -> Any:
+def prepare_size(images: Tensor, input_shape: Tuple[int, int, int]) -> Tensor:
     """uint8 [b, h, w, c] to float32 [b, input height, input width, c], still in 0..255."""
     return resize(tf.cast(images, tf.float32), input_shape[0], input_shape[1])
 
 
-def prepare_range(images: Any, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo) -> Any:
+def prepare_range(
+    images: Tensor, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo
+) -> Tensor:
     """What :func:`prepare_size` gave to float32 [b, *input_shape] in ``input_range``."""
     return normalise(convert_channels(images, input_shape[2]), input_range, info)
 
 
 def prepare_labels(
-    labels: Any, input_shape: Tuple[int, int, int], output_shape: Optional[Tuple[int, int]]
-) -> Any:
+    labels: Tensor, input_shape: Tuple[int, int, int], output_shape: Optional[Tuple[int, int]]
+) -> Tensor:
     """int32 [b] as they are; masks [b, h, w] resized with the image, then cropped to ``output_shape``."""
     if labels.shape.rank == 3:
         labels = resize_masks(labels, input_shape[0], input_shape[1])

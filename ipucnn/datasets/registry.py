@@ -510,10 +510,10 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
 
 
-def _of_package(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
+def _of_package(name: str, function: Callable[[], object]) -> Callable[[], object]:
     """A package's function, whose errors are told as those of a user's own file."""
 
-    def make() -> Any:
+    def make() -> object:
         try:
             return function()
         except UserError:

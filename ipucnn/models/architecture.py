@@ -17,7 +17,7 @@ import json
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.blueprint import Blueprint, Step, assemble
 from ipucnn.models.names import INPUT_NAME, snake_case
@@ -104,7 +104,7 @@ class Architecture(NamedTuple):
         return {"input_shape": list(self.input_shape), "layers": [list(layer) for layer in self.layers]}
 
 
-def from_data(data: Any, what: str) -> Architecture:
+def from_data(data: PlainValue, what: str) -> Architecture:
     """What :meth:`Architecture.to_data` gave, checked as if others had written it.
 
     Args:
@@ -165,7 +165,13 @@ class _Reader:
         return ConfigurationError(f"{self.name}: {what}", hint)
 
     def read(
-        self, kind: str, config: Any, model: Any, prefix: str, source: str, is_trained: bool
+        self,
+        kind: str,
+        config: PlainValue,
+        model: Optional[KerasModel],
+        prefix: str,
+        source: str,
+        is_trained: bool,
     ) -> Tuple[str, Any]:
         """Adds the layers of a model that reads ``source``.
 
@@ -199,7 +205,9 @@ class _Reader:
                     raise self.fail("a layer has no name or no settings", _FUNCTIONAL)
                 if what == "InputLayer":
                     if not chained and own != first:
-                        raise self.fail(f"'{shown_value(own)}' is an input besides the one", _FUNCTIONAL)
+                        raise self.fail(
+                            f"'{shown_value(own)}' is a second input, and a network has one", _FUNCTIONAL
+                        )
                     done[own] = source
                     shape = settings.get("batch_shape", settings.get("batch_input_shape", shape))
                     continue
@@ -230,7 +238,7 @@ class _Reader:
             raise self.fail(f"its output '{shown_value(output)}' is no layer of it", _FUNCTIONAL)
         return done[output], shape
 
-    def _end(self, config: Dict[str, Any], key: str, where: str) -> str:
+    def _end(self, config: Dict[str, PlainValue], key: str, where: str) -> str:
         """The one input or output."""
         found = list(dict.fromkeys(_references(config.get(key))))
         if len(found) != 1:
@@ -239,7 +247,7 @@ class _Reader:
             raise self.fail(f"{where} has {len(found)} {kind}s ({names}), and one is trained", _FUNCTIONAL)
         return found[0]
 
-    def _reads(self, entry: Dict[str, Any], name: str, kind: str) -> List[str]:
+    def _reads(self, entry: Dict[str, PlainValue], name: str, kind: str) -> List[str]:
         """What the one call of a layer reads."""
         nodes = entry.get("inbound_nodes") or []
         shown_name = shown_value(name)
@@ -262,7 +270,7 @@ class _Reader:
             )
         return tensors
 
-    def _numbered(self, entries: Sequence[Any]) -> Dict[str, str]:
+    def _numbered(self, entries: Sequence[PlainValue]) -> Dict[str, str]:
         """The names that a fresh process would give, for those that Keras counts."""
         counted: Dict[str, List[Tuple[int, str]]] = {}
         for entry in entries:
@@ -287,13 +295,13 @@ class _Reader:
 
     def _add(
         self,
-        entry: Dict[str, Any],
+        entry: Dict[str, PlainValue],
         kind: str,
-        config: Dict[str, Any],
+        config: Dict[str, PlainValue],
         name: str,
         reads: List[str],
         is_trained: bool,
-        model: Any,
+        model: Optional[KerasModel],
         own: str,
     ) -> None:
         shown_name = f"layer '{shown_value(name)}'"
@@ -338,8 +346,8 @@ class _Reader:
             )
         if kind not in PER_SAMPLE and kind not in _PREPROCESSING:
             raise self.fail(
-                f"{shown_name} is a {shown_value(kind)}, of which is not known that it computes each sample by itself "
-                "and remembers nothing",
+                f"{shown_name} is a {shown_value(kind)}, which may mix the samples of a batch, or keep "
+                "something from one batch to the next",
                 "use another layer, or a class of your own, whose micro-batches are computed one by one",
             )
         settings = (
@@ -350,21 +358,21 @@ class _Reader:
         self.layers.append(Layer(name, kind, settings, tuple(reads)))
 
 
-def _is_operation(entry: Mapping[str, Any]) -> bool:
+def _is_operation(entry: Mapping[str, PlainValue]) -> bool:
     """Whether an entry is a bare operation on tensors."""
     return entry.get("class_name") in ("TFOpLambda", "SlicingOpLambda") or ".ops" in str(
         entry.get("module") or ""
     )
 
 
-def _operation(entry: Mapping[str, Any]) -> str:
+def _operation(entry: Mapping[str, PlainValue]) -> str:
     """Its name."""
     if entry.get("class_name") == "TFOpLambda":
         return str(entry["config"].get("function")).rpartition(".")[2]
     return str(entry.get("class_name"))
 
 
-def _layer(model: Any, name: str) -> KerasLayer:
+def _layer(model: KerasModel, name: str) -> KerasLayer:
     return next(layer for layer in model.layers if layer.name == name)
 
 
@@ -384,7 +392,7 @@ def own_layers(model: KerasModel) -> Tuple[str, ...]:
     )
 
 
-def _references(value: Any) -> List[str]:
+def _references(value: PlainValue) -> List[str]:
     """Names in [name, call, tensor], or lists of them."""
     if isinstance(value, (list, tuple)) and len(value) == 3 and isinstance(value[0], str):
         return [value[0]]
@@ -393,7 +401,7 @@ def _references(value: Any) -> List[str]:
     return [name for item in value for name in _references(item)] if isinstance(value, (list, tuple)) else []
 
 
-def _arguments(node: Any) -> Tuple[List[str], List[str]]:
+def _arguments(node: PlainValue) -> Tuple[List[str], List[str]]:
     """The tensors that a call reads, and its further arguments as text."""
     if isinstance(node, dict):  # Keras 3
         arguments, named = list(node.get("args") or ()), dict(node.get("kwargs") or {})
@@ -427,7 +435,7 @@ def _arguments(node: Any) -> Tuple[List[str], List[str]]:
     return found, others
 
 
-def _keras_tensor(value: Any) -> Optional[str]:
+def _keras_tensor(value: object) -> Optional[str]:
     if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
         history = (value.get("config") or {}).get("keras_history")
         if isinstance(history, (list, tuple)) and len(history) == 3 and history[2] == 0:
@@ -435,7 +443,7 @@ def _keras_tensor(value: Any) -> Optional[str]:
     return None
 
 
-def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
+def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
     """Settings of a stock layer as numbers and words that are known.
 
     Raises:
@@ -460,7 +468,7 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
             if value is not None and kind not in _INITIALIZERS:
                 shown_kind = shown_value(kind or value)
                 raise ConfigurationError(
-                    f"{where} has {key} {shown_kind}, of which no seeded version is known",
+                    f"{where} has {key} {shown_kind}, which has no seeded version",
                     f"use one of {', '.join(_INITIALIZERS)}",
                 )
             own = (
@@ -490,15 +498,15 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
     return found
 
 
-def _plain(value: Any, where: str, key: str) -> Any:
+def _plain(value: object, where: str, key: str) -> Any:
     """Numbers, words, truth values, and lists of them."""
 
-    def of_numpy(number: Any) -> Any:
+    def of_numpy(number: object) -> Any:
         if getattr(number, "shape", None) == () and hasattr(number, "item"):
             return number.item()
         raise TypeError
 
-    def refuse(_: Any) -> None:
+    def refuse(_: object) -> None:
         # Keras takes a mapping in some of them, as in the value of Constant, for an object that it is to import.
         raise TypeError
 
@@ -512,7 +520,7 @@ def _plain(value: Any, where: str, key: str) -> Any:
     return plain
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: PlainValue) -> str:
     """The type of numbers of a layer, as Keras 2.6 and 3 write it."""
     while isinstance(value, dict):
         value = (value.get("config") or {}).get("name", value.get("class_name"))
@@ -520,7 +528,7 @@ def _type_name(value: Any) -> str:
 
 
 def read_architecture(
-    name: str, kind: str, config: Any, model: Any = None, renumbers: bool = False
+    name: str, kind: str, config: PlainValue, model: Optional[KerasModel] = None, renumbers: bool = False
 ) -> Tuple[Architecture, Own, Dict[str, KerasLayer]]:
     """The architecture of a functional or sequential model.
 
@@ -659,7 +667,7 @@ def blueprint_of(
     return blueprint, model
 
 
-def _accepted(kind: type, settings: Dict[str, Any], name: str, what: str) -> Dict[str, Any]:
+def _accepted(kind: type, settings: Dict[str, PlainValue], name: str, what: str) -> Dict[str, Any]:
     """Those of the settings that this Keras' layer takes; others must say nothing."""
     known = {"trainable", *inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
     for key, value in settings.items():

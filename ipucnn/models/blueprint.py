@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, Tensor
 
 
 @dataclass
@@ -89,13 +89,13 @@ class Blueprint:
         self.output = table[self.output]
 
 
-def _flatten(argument: Any) -> List[Any]:
+def _flatten(argument: PlainValue) -> List[PlainValue]:
     if isinstance(argument, (list, tuple)):
         return [leaf for item in argument for leaf in _flatten(item)]
     return [argument]
 
 
-def _read_node_keras3(node: Dict[str, Any]) -> List[Any]:
+def _read_node_keras3(node: PlainDict) -> List[Any]:
     """Leaves of a node of Keras 3: source layer names as ``("from", name)``, and constants."""
     leaves: List[Any] = []
     for leaf in _flatten([node.get("args", ()), list(node.get("kwargs", {}).values())]):
@@ -106,7 +106,7 @@ def _read_node_keras3(node: Dict[str, Any]) -> List[Any]:
     return leaves
 
 
-def _read_node_keras2(node: Any) -> List[Any]:
+def _read_node_keras2(node: PlainValue) -> List[Any]:
     """The same for Keras 2.6: ``[[name, node index, tensor index, kwargs], ...]``, or one such entry."""
     entries = node if isinstance(node[0], (list, tuple)) else [node]
     leaves: List[Any] = []

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasInitializer, KerasModel, Tensor, TensorShape
+from ipucnn.aliases import KerasConfig, KerasInitializer, KerasModel, Tensor, TensorShape
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError
@@ -35,7 +35,7 @@ _PREPROCESSING = ("Rescaling", "Normalization")
 _USUAL_GROUPS = 32
 
 
-def replace_layer(step: Step, layer_class: type, config: Dict[str, Any]) -> None:
+def replace_layer(step: Step, layer_class: type, config: KerasConfig) -> None:
     """Makes ``step`` a layer of another class, under the same name."""
     step.layer_class = layer_class
     step.kind = layer_class.__name__
@@ -280,7 +280,7 @@ def _truncated(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return values.reshape(shape)
 
 
-def draw(kind: str, config: Dict[str, Any], shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def draw(kind: str, config: KerasConfig, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
     """float32 numbers as the Keras initialiser ``kind`` with ``config`` distributes them.
 
     Raises:
@@ -322,10 +322,10 @@ class SeededInitializer(keras.initializers.Initializer):
         key: canonical name of the weight, such as "stem_conv/kernel".
     """
 
-    def __init__(self, kind: str, config: Dict[str, Any], seed: int, key: str) -> None:
+    def __init__(self, kind: str, config: KerasConfig, seed: int, key: str) -> None:
         self.kind, self.config, self.seed, self.key = kind, dict(config), int(seed), key
 
-    def __call__(self, shape: TensorShape, dtype: Any = None, **kwargs: Any) -> Tensor:
+    def __call__(self, shape: TensorShape, dtype: object = None, **kwargs: object) -> Tensor:
         values = draw(self.kind, self.config, [int(n) for n in shape], generator(self.seed, self.key))
         return tf.convert_to_tensor(values, dtype=dtype or "float32")
 

@@ -25,7 +25,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfVariable
+from ipucnn.aliases import HdfItem, KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import DataError, MissingError, UserError
@@ -160,7 +160,7 @@ def read_configuration(path: Path, hint: str) -> Any:
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
-def _read_layout(file: Any, path: Path) -> KerasFile:
+def _read_layout(file: HdfItem, path: Path) -> KerasFile:
     root = _child(file, "model_weights", path) if "model_weights" in file else file
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         found, in_order = _legacy_layers(root, path), True
@@ -174,7 +174,7 @@ def _read_layout(file: Any, path: Path) -> KerasFile:
     return KerasFile(layers, in_order)
 
 
-def _legacy_layers(root: Any, path: Path) -> List[FileLayer]:
+def _legacy_layers(root: HdfItem, path: Path) -> List[FileLayer]:
     layers = []
     for name in _names(root, "layer_names"):
         if _NO_WEIGHTS.fullmatch(name):
@@ -185,7 +185,7 @@ def _legacy_layers(root: Any, path: Path) -> List[FileLayer]:
     return layers
 
 
-def _names(group: Any, attribute: str) -> List[str]:
+def _names(group: HdfItem, attribute: str) -> List[str]:
     """A list of names in an attribute; Keras cuts long ones into ``<attribute>0``, ``<attribute>1``, ..."""
     if attribute in group.attrs:
         found = _attribute(group, attribute)
@@ -197,7 +197,7 @@ def _names(group: Any, attribute: str) -> List[str]:
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in found]
 
 
-def _attribute(group: Any, name: str) -> List[Any]:
+def _attribute(group: HdfItem, name: str) -> List[Any]:
     """The entries of an attribute, if they are as few as a network has layers.
 
     Raises:
@@ -215,7 +215,7 @@ def _attribute(group: Any, name: str) -> List[Any]:
     return list(group.attrs[name])
 
 
-def _counted_layers(container: Any, path: Path, seen: Set[Any]) -> List[FileLayer]:
+def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[FileLayer]:
     """The layers below a ``layers`` group of Keras 3, nested models flattened."""
     import h5py
 
@@ -249,7 +249,7 @@ def _count_of(key: str) -> Tuple[str, int]:
     return match.group(1), int(match.group(2) or 0)
 
 
-def _child(group: Any, name: str, path: Path) -> Any:
+def _child(group: HdfItem, name: str, path: Path) -> HdfItem:
     """An object inside the file itself; links could lead into any other file of this machine."""
     import h5py
 
@@ -260,7 +260,7 @@ def _child(group: Any, name: str, path: Path) -> Any:
     return group
 
 
-def _tensor(group: Any, name: str, path: Path) -> Any:
+def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
     import h5py
 
     tensor = _child(group, name, path)
@@ -277,7 +277,7 @@ def _tensor(group: Any, name: str, path: Path) -> Any:
     return tensor
 
 
-def _is_bounded(tensor: Any) -> bool:
+def _is_bounded(tensor: HdfItem) -> bool:
     """Whether a data set is read without a library that it names, and in chunks no larger than itself."""
     plist = tensor.id.get_create_plist()
     if any(plist.get_filter(i)[0] not in _FILTERS for i in range(plist.get_nfilters())):

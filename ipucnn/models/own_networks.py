@@ -21,7 +21,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 
 import numpy as np
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import file_size, read_bytes
 from ipucnn.models.architecture import (
@@ -146,7 +146,7 @@ class OwnNetwork:
             _check_own_layer(name, model.get_layer(layer))
         if model.losses:
             raise ConfigurationError(
-                f"{name}: layers of it add {counted(len(model.losses), 'loss')}, and training has its own",
+                f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
                 "drop them; --weight-decay and --l2-regularization hold for the whole network",
             )
         _exchange(blueprint, model, name)
@@ -166,7 +166,7 @@ class OwnNetwork:
             # Whatever this process trains next would have it, too.
             keras.mixed_precision.set_global_policy(before)
             raise ConfigurationError(
-                f"{name} is built while the type of all of Keras' layers is {policy}",
+                f"{name} sets the type of all of Keras' layers to {policy}",
                 "leave types out of the network: --precision 16.16 trains in 16 bits",
             )
         if not isinstance(model, keras.Model):
@@ -271,7 +271,7 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
     class Training(keras.layers.Layer):  # type: ignore[misc]
         """Layers inside of the user's one hear that it is training from whoever calls it, as they do in a run."""
 
-        def call(self, values: Any, training: Any = None) -> Tensor:
+        def call(self, values: Tensor, training: Optional[bool] = None) -> Tensor:
             return layer(values)
 
     def call(*values: Tensor) -> Tensor:
@@ -374,7 +374,7 @@ def of_entry_point(name: str) -> Optional[OwnNetwork]:
     if entry is None:
         return None
 
-    def make(*arguments: Any) -> Any:
+    def make(*arguments: object) -> Any:
         function = load_entry_point(entry)
         try:
             return function(*arguments)
@@ -408,7 +408,7 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
     return OwnNetwork(name, digest, architecture=architecture)
 
 
-def of_checkpoint(name: str, data: Any, what: str, command: str) -> OwnNetwork:
+def of_checkpoint(name: str, data: PlainValue, what: str, command: str) -> OwnNetwork:
     """The network that a checkpoint keeps; nothing that it names is read or run.
 
     Args:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
@@ -195,7 +196,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     return replace(_own_record(own_networks.of_keras_file(name, path)), file=path)
 
 
-def saved_network(name: str, data: Any, what: str, command: str) -> ModelRecord:
+def saved_network(name: str, data: PlainValue, what: str, command: str) -> ModelRecord:
     """The record of a network of one's own as a checkpoint has it; what it names is neither read nor run.
 
     Args:
@@ -222,7 +223,7 @@ def check_buildable(record: ModelRecord) -> None:
         record.own.check_buildable()
 
 
-def check_same_network(record: ModelRecord, meta: Mapping[str, Any], what: str) -> None:
+def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what: str) -> None:
     """Refuses a file of one's own that is no longer what a checkpoint was trained with.
 
     Args:
@@ -291,23 +292,13 @@ def _path_of(name: str) -> Optional[Path]:
         return None
 
 
-def _no_builder(*_: Any, **__: Any) -> Blueprint:
+def _no_builder(*_: object, **__: object) -> Blueprint:
     raise ConfigurationError("layer graphs are planned, not built", "name a network of `ipucnn models`")
 
 
-def list_models(pattern: str = "*", exclude: Iterable[str] = ()) -> List[ModelRecord]:
-    """The records whose names match a wildcard, in natural order.
-
-    Args:
-        pattern: shell wildcard (``*``, ``?``, ``[...]``) on the name.
-        exclude: wildcards of names to leave out.
-    """
-    unwanted = [_key(e) for e in exclude]
-    found = [
-        record
-        for key, record in _records().items()
-        if fnmatch.fnmatchcase(key, _key(pattern)) and not any(fnmatch.fnmatchcase(key, e) for e in unwanted)
-    ]
+def list_models(pattern: str = "*") -> List[ModelRecord]:
+    """The records whose names match a shell wildcard (``*``, ``?``, ``[...]``), in natural order."""
+    found = [record for key, record in _records().items() if fnmatch.fnmatchcase(key, _key(pattern))]
     return sorted(found, key=lambda record: natural_key(record.name))
 
 

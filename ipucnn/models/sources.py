@@ -18,7 +18,7 @@ import builtins
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import ipucnn
 
@@ -467,7 +467,7 @@ def _package() -> SourceTree:
     return SourceTree(Path(ipucnn.__file__).parent.parent)
 
 
-def code_digest(*functions: Callable[..., Any]) -> str:
+def code_digest(*functions: Callable[..., object]) -> str:
     """Digest of the sources that functions or classes of this package reach."""
     return _package().digest(
         # What has no name of its own can't be looked up, which makes everything count.

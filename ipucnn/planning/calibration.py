@@ -20,7 +20,7 @@ from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
 from ipucnn.hardware import SYSTEMS, Calibration, System
-from ipucnn.json_fields import Fields, is_count, is_mapping, is_number, is_text, wrong_field
+from ipucnn.json_fields import Fields, is_count, is_number, is_text, wrong_field
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
@@ -226,21 +226,21 @@ _FIELDS: Fields = {
 }
 
 
-def _are_factors(value: Any) -> bool:
+def _are_factors(value: object) -> bool:
     return (
-        is_mapping(value)
+        isinstance(value, dict)
         and set(value) == set(FACTORS)
         and all(is_number(factor) and _BOUNDS[0] <= factor <= _BOUNDS[1] for factor in value.values())
     )
 
 
-def read_profile(path: Path, what: str = "--system-profile") -> SystemProfile:
-    """The profile in a file; its measurements are not read.
+def read_profile(path: Path) -> SystemProfile:
+    """The profile in the file of ``--system-profile``; its measurements are not read.
 
     Raises:
         DataError: absent, damaged, or of another kind or version.
     """
-    hint = _HINT + shlex.quote(shown(path))
+    what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
     data: Dict[str, Any] = read_record(path, what, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from ipucnn import documents
+from ipucnn.aliases import PlainValue
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -47,7 +48,7 @@ def kept_options(config: RunConfig) -> Dict[str, Any]:
     }
 
 
-def layer_options(options: Mapping[str, Any]) -> Dict[str, Any]:
+def layer_options(options: Mapping[str, PlainValue]) -> Dict[str, Any]:
     """What of a plan's (or a run's, see ``kept_options``) options decides the network's layers, by YAML key."""
     found = {BY_NAME[name].key: options[name] for name in _OF_LAYERS if name in options}
     # Neither momentum nor epsilon makes another layer of a norm.
@@ -445,7 +446,7 @@ def _command_for(data: object) -> str:
 # --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: PlainValue) -> PlainValue:
     """A record as dictionaries, lists, numbers, text and None."""
     if is_dataclass(value):
         return {f.name: _to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
@@ -491,7 +492,7 @@ def _from_plain(kind: Type[Record], data: object, where: str) -> Record:
     return kind(**values)
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def _convert(hint: Any, value: PlainValue, where: str) -> Any:
     origin: Any = typing.get_origin(hint)
     arguments: List[Any] = list(typing.get_args(hint))
     if hint is Any:

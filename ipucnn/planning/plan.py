@@ -30,7 +30,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.request import ASSUMED_INPUT, PlanRequest, check_system
+from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
@@ -244,7 +244,7 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
             request.settings,
             request.system.title,
             request.with_stages,
-            next((sentence for sentence in request.assumed if sentence.startswith(ASSUMED_INPUT)), None),
+            request.assumed_input,
         )
         raise NothingFits(error, planner.graph.model, why)
     return found

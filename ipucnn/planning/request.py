@@ -66,6 +66,7 @@ class PlanRequest:
         space: of the search over configurations; None where the number of stages is given.
         row: of the answer of that search, from 1 on, which becomes the plan.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
+        assumed_input: that one of them which says the input; None where it was asked for.
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
@@ -91,6 +92,7 @@ class PlanRequest:
     space: Optional[SearchSpace] = None
     row: int = 1
     assumed: List[str] = field(default_factory=list)
+    assumed_input: Optional[str] = None
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
@@ -189,11 +191,12 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    graph = _graph_in_file(resolved, classes)
+    graph, assumed_input = _graph_in_file(resolved, classes), None
     if graph is not None:
         options = BuildOptions(graph.input_shape, graph.num_classes)
     else:
-        shape, num_classes = _input(resolved, classes, input_shape_for, assumed)
+        shape, num_classes, assumed_input = _input(resolved, classes, input_shape_for)
+        assumed += [assumed_input] if assumed_input is not None else []
         options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
     count = _num_stages(resolved, stages, splits)
@@ -217,6 +220,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        assumed_input=assumed_input,
         precisions=precisions,
         own_proportions=own_proportions,
         graph=graph,
@@ -248,8 +252,6 @@ def make_request(
     return request
 
 
-# How the sentence begins that says which input was taken for granted.
-ASSUMED_INPUT = "input"
 # What decides nothing but the weight updates and their batches.
 _OF_UPDATES = (
     "gradient_accumulation_count",
@@ -340,9 +342,12 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
 
 
 def _input(
-    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor, assumed: List[str]
-) -> Tuple[Tuple[int, int, int], int]:
-    """Shape of the network's input and number of classes; no data is looked at."""
+    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor
+) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
+    """Shape of the network's input, number of classes, and a sentence about the input where nobody asked for one.
+
+    No data is looked at.
+    """
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
     known = DATASETS.get(known_as(name) or "")
@@ -355,6 +360,7 @@ def _input(
         number = known.num_classes
     else:
         shape, number = None, None  # only --image-size and --classes can say
+    assumed: Optional[str] = None
     channels = record.input_shape[2] if shape is None else shape[2]
     if config.image_size is not None:
         shape = (*config.image_size, channels)
@@ -365,7 +371,7 @@ def _input(
         )
     else:
         whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
-        assumed.append(f"{ASSUMED_INPUT} {'x'.join(map(str, shape))}, {whose}")
+        assumed = f"input {'x'.join(map(str, shape))}, {whose}"
     if classes is not None:
         number = classes
     elif number is None:
@@ -373,7 +379,7 @@ def _input(
             f"--dataset {name}: planning looks at no files, and its classes aren't known without",
             "add --classes N",
         )
-    return shape, number
+    return shape, number, assumed
 
 
 def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:

@@ -6,8 +6,9 @@ of a run that ran out of memory ask the planner the same question about the same
 
 # ruff: noqa: RUF009 - _setting() returns a dataclasses.field
 from dataclasses import astuple, dataclass, field, fields, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.training.batching import next_power_of_two
@@ -74,7 +75,7 @@ def largest(proportions: Sequence[StageProportions]) -> Proportions:
 _DEFAULT = uniform(_DEFAULT_PROPORTION)
 
 
-def _setting(default: Any, name: str, *options: str, of_training: bool = False) -> Any:
+def _setting(default: object, name: str, *options: str, of_training: bool = False) -> Any:
     """A field of :class:`PlanSettings`.
 
     Args:
@@ -298,7 +299,7 @@ def _percent(share: float) -> float:
     return float(f"{100 * share:.12g}")
 
 
-def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, Any]) -> Dict[str, Any]:
+def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -> PlainDict:
     """The options of a run that make its program the one of these settings, whatever a preset says.
 
     Args:
@@ -309,7 +310,7 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, An
         Name -> value, for every option that decides a setting; those that neither the settings nor ``kept`` tell, and
         those that are as they are by default, are left out if a lower layer of the configuration cannot bring others.
     """
-    found: Dict[str, Any] = {}
+    found: PlainDict = {}
     for own in fields(PlanSettings):
         options: Tuple[str, ...] = own.metadata["options"]
         if own.metadata["of_training"] and not settings.training:
@@ -333,8 +334,8 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, An
     return {**found, **{name: value for name, value in kept.items() if name not in found}}
 
 
-def _proportion_values(proportions: Proportions, kept: Dict[str, Any]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"available_memory_proportion": list(percentages(proportions))}
+def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
+    found: PlainDict = {"available_memory_proportion": list(percentages(proportions))}
     if len(proportions) > 1:
         return found  # what is said of single stages goes before all else
     # One value is for both; the options of all convolutions and of all matrix products go before it.

@@ -5,9 +5,9 @@ A run's splits are given, or those of a plan, or the planner chooses them for it
 """
 
 import bisect
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -178,7 +178,7 @@ RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
 
 
 def settle_splits(
-    program: Program, model: "KerasModel", resolved: Resolved, saved: Optional[Dict[str, Any]]
+    program: Program, model: "KerasModel", resolved: Resolved, saved: Optional[PlainDict]
 ) -> Program:
     """A program with its splits filled in and checked against the built model.
 

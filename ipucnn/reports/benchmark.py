@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 
+from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.baseline import QUIET_SHARE
 from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
 from ipucnn.reports import units
@@ -250,7 +251,7 @@ def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
     return rows
 
 
-def _program_line(program: Dict[str, Any], execution: Optional[ExecutionFacts], mode: str) -> str:
+def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode: str) -> str:
     replicas = f" x {counted(program['num_replicas'], 'replica')}"
     if execution is None:
         line = f"{mode}, micro-batches of {program['micro_batch_size']}"

@@ -28,6 +28,7 @@ from typing import (
     cast,
 )
 
+from ipucnn.aliases import PlainValue
 from ipucnn.text import printable
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def note(message: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def plain_table(**details: Any) -> Table:
+def plain_table(**details: PlainValue) -> Table:
     """A table with a line below its head and nothing else; ``details`` are Rich's own."""
     from rich import box
     from rich.table import Table
@@ -151,7 +152,7 @@ def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Tex
     return text
 
 
-def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: Any) -> Table:
+def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: PlainValue) -> Table:
     """Names and what they stand for, a pair to a line."""
     from rich.text import Text
 
@@ -188,7 +189,7 @@ class ProgressBar:
             self._bar = None
             ProgressBar._shown = None
 
-    def _start(self, columns: Sequence[str], total: Optional[int], **fields: Any) -> None:
+    def _start(self, columns: Sequence[str], total: Optional[int], **fields: PlainValue) -> None:
         """Shows the bar in place of any other, if a person watches.
 
         Args:
@@ -218,7 +219,7 @@ class ProgressBar:
         self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
 
-    def _update(self, **details: Any) -> None:
+    def _update(self, **details: PlainValue) -> None:
         """What Rich's ``update`` takes, for the bar if there is one."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, **details)

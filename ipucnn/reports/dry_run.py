@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, List, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import PlainDict
 from ipucnn.reports.console import console, fact_table, note
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
@@ -23,7 +24,7 @@ _POINTS = 20_000
 _SEPARATE = 60
 
 
-def print_plan_of_run(report: Dict[str, Any], as_json: bool) -> None:
+def print_plan_of_run(report: PlainDict, as_json: bool) -> None:
     """What a run would do, on stdout.
 
     Args:
@@ -38,7 +39,7 @@ def print_plan_of_run(report: Dict[str, Any], as_json: bool) -> None:
     note("nothing was trained or written: --dry-run")
 
 
-def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
+def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
     data, rates = report["dataset"], report["learning_rate"]
     size = "x".join(map(str, report["input_shape"]))
     rows = [

@@ -10,10 +10,11 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import PlainDict
 from ipucnn.errors import MissingError
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table, titled
@@ -47,7 +48,7 @@ Row = Tuple[str, str, str]
 """Name of a figure, measured, and the same of calling every pixel one class."""
 
 
-def evaluation_json(result: Dict[str, Any]) -> str:
+def evaluation_json(result: PlainDict) -> str:
     """The result as indented JSON, the confusion matrix with one line per true class."""
     rows = ",\n".join("    " + json.dumps(row) for row in result["confusion_matrix"])
     parts = []
@@ -62,7 +63,7 @@ def evaluation_json(result: Dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-def print_export(record: Dict[str, Any]) -> None:
+def print_export(record: PlainDict) -> None:
     """What was exported, and how it was proved."""
     proof, files = record["proof"], record["files"]
     size = sum(file["bytes"] for file in files.values())
@@ -86,7 +87,7 @@ def print_export(record: Dict[str, Any]) -> None:
     console(sys.stdout).print(fact_table(rows))
 
 
-def print_evaluation(result: Dict[str, Any]) -> None:
+def print_evaluation(result: PlainDict) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)
     out.print(_figures(result))
@@ -98,7 +99,7 @@ def print_evaluation(result: Dict[str, Any]) -> None:
         out.print(matrix)
 
 
-def _figures(result: Dict[str, Any]) -> Group:
+def _figures(result: PlainDict) -> Group:
     measured, data = result["measured"], result["dataset"]
     segments = result["task"] == "segmentation"
     rows = [
@@ -117,7 +118,7 @@ def _figures(result: Dict[str, Any]) -> Group:
     return titled(f"{result['model']} on {data['name']} ({data['location']})", fact_table(rows))
 
 
-def _weights(result: Dict[str, Any]) -> Tuple[str, str]:
+def _weights(result: PlainDict) -> Tuple[str, str]:
     """What the weights are called, and where they come from."""
     updates = result["weight_updates"]
     if updates is None:
@@ -125,7 +126,7 @@ def _weights(result: Dict[str, Any]) -> Tuple[str, str]:
     return "checkpoint", f"{result['checkpoint']} ({counted(updates, 'weight update')})"
 
 
-def _samples_seen(seen: int, data: Dict[str, Any]) -> str:
+def _samples_seen(seen: int, data: PlainDict) -> str:
     text = f"{seen} of {data['size']}"
     stored = data["stored"]
     return text if stored == data["size"] else f"{text} (--limit-eval; the data set has {stored})"
@@ -135,7 +136,7 @@ def _percent(share: Optional[float]) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _classes(result: Dict[str, Any]) -> Group:
+def _classes(result: PlainDict) -> Group:
     """A row per class, or the classes of the lowest accuracy where there are many."""
     from rich.text import Text
 
@@ -166,7 +167,7 @@ def _classes(result: Dict[str, Any]) -> Group:
     return titled(title, table)
 
 
-def _most_often(result: Dict[str, Any], true: int) -> str:
+def _most_often(result: PlainDict, true: int) -> str:
     """The class that samples of ``true`` are most often mistaken for."""
     row = result["confusion_matrix"][true]
     wrong = [(count, -i) for i, count in enumerate(row) if i != true and count]
@@ -176,7 +177,7 @@ def _most_often(result: Dict[str, Any], true: int) -> str:
     return f"{result['classes'][-negative]['name']} ({count})"
 
 
-def _confusion_matrix(result: Dict[str, Any]) -> Optional[Group]:
+def _confusion_matrix(result: PlainDict) -> Optional[Group]:
     """The whole matrix as a table, rows true and columns predicted; None for very many classes."""
     from rich.text import Text
 
@@ -206,7 +207,7 @@ def _width(table: Group, out: Console) -> int:
     return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
-def _worst_pairs(result: Dict[str, Any]) -> Optional[Group]:
+def _worst_pairs(result: PlainDict) -> Optional[Group]:
     """The pairs of classes that are confused most often; None if none is."""
     from rich.text import Text
 
@@ -237,14 +238,14 @@ def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
     return sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:WORST]
 
 
-def print_mask_evaluation(result: Dict[str, Any]) -> None:
+def print_mask_evaluation(result: PlainDict) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)
     out.print(_mask_figures(result))
     out.print(_worst_images(result))
 
 
-def _mask_figures(result: Dict[str, Any]) -> Group:
+def _mask_figures(result: PlainDict) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -261,7 +262,7 @@ def _mask_figures(result: Dict[str, Any]) -> Group:
     return Group(title, table, fact_table(_mask_facts(result)))
 
 
-def _pixel_rows(result: Dict[str, Any], names: List[str]) -> List[Row]:
+def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
     found = result["segmentation"]
     trivial = found["baseline"]
     rows = [("pixel accuracy", f"{result['measured']['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
@@ -271,7 +272,7 @@ def _pixel_rows(result: Dict[str, Any], names: List[str]) -> List[Row]:
     return rows
 
 
-def _score_rows(found: Dict[str, Any]) -> List[Row]:
+def _score_rows(found: PlainDict) -> List[Row]:
     scores, trivial = found["scores"], found["baseline"]["scores"] or {}
     rows = []
     for key, title in (("rand", "V^Rand"), ("info", "V^Info")):
@@ -285,7 +286,7 @@ def _score_rows(found: Dict[str, Any]) -> List[Row]:
     return rows
 
 
-def _mask_facts(result: Dict[str, Any]) -> List[Tuple[str, str]]:
+def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
     measured, data = result["measured"], result["dataset"]
     seen = _samples_seen(measured["samples"], data)
     tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
@@ -308,7 +309,7 @@ def _share(value: Optional[float]) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _worst_images(result: Dict[str, Any]) -> Group:
+def _worst_images(result: PlainDict) -> Group:
     """The images with the lowest mean Dice."""
     from rich.text import Text
 
@@ -412,7 +413,7 @@ def check_can_plot() -> None:
         )
 
 
-def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
+def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     """Draws the figure.
 
     Args:
@@ -446,7 +447,7 @@ def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
         figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
 
 
-def _confusion(axis: Axes, figure: Figure, result: Dict[str, Any]) -> None:
+def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
     """Rows are true classes; colour is the share of the true class."""
     counts = result["confusion_matrix"]
     names = [row["name"] for row in result["classes"]]
@@ -474,7 +475,7 @@ def _confusion(axis: Axes, figure: Figure, result: Dict[str, Any]) -> None:
                     axis.text(j, i, str(count), ha="center", va="center", color=colour, size=8)
 
 
-def _reliability(axis: Axes, result: Dict[str, Any]) -> None:
+def _reliability(axis: Axes, result: PlainDict) -> None:
     """Accuracy against confidence per bin (Guo et al. 2017, figure 1); above each bar stands how many it holds."""
     bins = [row for row in result["calibration"] if row["count"]]
     width = 1 / len(result["calibration"])

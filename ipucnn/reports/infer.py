@@ -7,10 +7,11 @@ import json
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, TextIO
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, TextIO
 
 import numpy as np
 
+from ipucnn.aliases import PlainValue
 from ipucnn.reports.console import console, plain_table
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.text import counted
@@ -23,14 +24,14 @@ TABLE_IMAGES = 1000
 """Images of one table; more make several, so that memory does not grow with their number."""
 
 
-def print_predictions(results: Iterable[Dict[str, Any]], with_truth: bool) -> None:
+def print_predictions(results: Iterable[Dict[str, PlainValue]], with_truth: bool) -> None:
     """The predictions on stdout, one row per image and class."""
     rows = iter(results)
     for first in rows:
         _print_table(chain([first], islice(rows, TABLE_IMAGES - 1)), with_truth)
 
 
-def _print_table(results: Iterator[Dict[str, Any]], with_truth: bool) -> None:
+def _print_table(results: Iterator[Dict[str, PlainValue]], with_truth: bool) -> None:
     from rich.text import Text
 
     table = plain_table()
@@ -51,7 +52,7 @@ def _print_table(results: Iterator[Dict[str, Any]], with_truth: bool) -> None:
 
 
 def write_results(
-    results: Iterable[Dict[str, Any]], form: str, handle: TextIO, top: int, with_truth: bool
+    results: Iterable[Dict[str, PlainValue]], form: str, handle: TextIO, top: int, with_truth: bool
 ) -> None:
     """Writes results one by one.
 
@@ -83,7 +84,7 @@ def _columns(top: int, with_truth: bool) -> List[str]:
     return columns
 
 
-def _csv_row(result: Dict[str, Any]) -> List[str]:
+def _csv_row(result: Dict[str, PlainValue]) -> List[str]:
     row = [result["image"]]
     if "truth" in result:
         row.append(result["truth"])
@@ -93,7 +94,7 @@ def _csv_row(result: Dict[str, Any]) -> List[str]:
 
 
 def save_results(
-    results: Iterable[Dict[str, Any]], ending: str, top: int, with_truth: bool, into: Path
+    results: Iterable[Dict[str, PlainValue]], ending: str, top: int, with_truth: bool, into: Path
 ) -> None:
     """Writes results into the file ``into`` in the format of an ending, for example ``.csv``."""
     with open(into, "w", encoding="utf-8", newline="") as handle:

@@ -503,11 +503,11 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
         out.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     return "[" + ", ".join(map(_plain, value)) + "]" if isinstance(value, list) else str(value)
 
 

@@ -96,7 +96,7 @@ def page_environment() -> Environment:
 
     from ipucnn.reports.plan_figures import clean
 
-    def finalize(value: Any) -> Any:
+    def finalize(value: object) -> Any:
         return clean(value) if isinstance(value, str) else value
 
     environment = Environment(

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
@@ -40,7 +41,7 @@ MOST_CLASSES = 100
 _LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
 
 
-def print_runs(rows: List[Dict[str, Any]]) -> None:
+def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
     """Runs as a table on stdout, with as many columns as there is room for beside whole names of folders."""
     from rich.measure import Measurement
 
@@ -64,7 +65,7 @@ def print_runs(rows: List[Dict[str, Any]]) -> None:
     out.print(table)
 
 
-def _cells(row: Dict[str, Any]) -> Dict[str, str]:
+def _cells(row: Dict[str, PlainValue]) -> Dict[str, str]:
     total = row["num_weight_updates"]
     return {
         "run": row["run"],
@@ -100,7 +101,7 @@ def _age(seconds: float) -> str:
 # --- the differences
 
 
-def print_diff(found: Dict[str, Any]) -> None:
+def print_diff(found: Dict[str, PlainValue]) -> None:
     """The differences of two runs as tables on stdout, and in the last line what they come to."""
     from rich.text import Text
 
@@ -119,7 +120,7 @@ def print_diff(found: Dict[str, Any]) -> None:
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[Any]]) -> Table:
+def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[PlainValue]]) -> Table:
     table = plain_table(title=title)
     table.add_column("")
     for run in runs:
@@ -129,7 +130,7 @@ def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[Any]]) -> Tabl
     return table
 
 
-def _value(value: Any) -> str:
+def _value(value: PlainValue) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -137,7 +138,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else shown_value(json.dumps(value))
 
 
-def _conclusions(found: Dict[str, Any]) -> List[str]:
+def _conclusions(found: Dict[str, PlainValue]) -> List[str]:
     history = found["history"]
     if history is not None:
         after, until = history["after"], history["weight_updates"]
@@ -163,7 +164,7 @@ def _conclusions(found: Dict[str, Any]) -> List[str]:
     return lines
 
 
-def _as_far(found: Dict[str, Any]) -> str:
+def _as_far(found: Dict[str, PlainValue]) -> str:
     """Of two runs in which no difference was found, and that are not known to be equal."""
     if not found["compared"]:
         return "not comparable"
@@ -179,7 +180,7 @@ def _as_far(found: Dict[str, Any]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _told_apart(*values: Any) -> List[Any]:
+def _told_apart(*values: Sequence[PlainValue]) -> List[Any]:
     """Two values with as few digits as tell them apart, at least four."""
     if all(isinstance(value, float) for value in values):
         for digits in range(4, 17):
@@ -290,7 +291,7 @@ class Facts(NamedTuple):
     policy: str
 
 
-def write_page(folder: Path, evaluation: Optional[Dict[str, Any]] = None) -> None:
+def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None) -> None:
     """Writes the page of a run into its folder; see :func:`run_page`."""
     write_text(folder / PAGE, run_page(read_run(folder), evaluation))
 
@@ -304,7 +305,7 @@ def write_page_of(run: TrainingRun) -> None:
     write_page(folder)
 
 
-def run_page(run: RunRecord, evaluation: Optional[Dict[str, Any]] = None) -> str:
+def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:
     """The page of a run that ended.
 
     Args:
@@ -317,7 +318,7 @@ def run_page(run: RunRecord, evaluation: Optional[Dict[str, Any]] = None) -> str
     return str(environment.get_template(TEMPLATE).render())
 
 
-def _facts(run: RunRecord, evaluation: Optional[Dict[str, Any]]) -> Facts:
+def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts:
     report = run.report or {}
     measured, compiled = report.get("measured", {}), report.get("compilation", {})
     best, validations = run.best(), run.rows("validation")
@@ -403,12 +404,12 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
     return draw.svg(key.replace("_", "-"), title, about, _HEIGHT, marks, _WIDTH)
 
 
-def _evaluated(evaluation: Dict[str, Any]) -> str:
+def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
     samples, data = evaluation["measured"]["samples"], evaluation["dataset"]["name"]
     return printable(f"{counted(samples, 'sample')} of {data}, checkpoint {evaluation['checkpoint']}")
 
 
-def _confusion(evaluation: Dict[str, Any]) -> Optional[Markup]:
+def _confusion(evaluation: Dict[str, PlainValue]) -> Optional[Markup]:
     """The confusion matrix as a table, each cell shaded by its share of the true class; None for too many classes."""
     from ipucnn.reports import plan_figures as draw
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from ipucnn.aliases import PlainDict
 from ipucnn.text import counted, to_ascii
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ContactSheet:
     def __init__(self, run: str = "", only_mistakes: bool = False) -> None:
         self._run, self._only_mistakes = run, only_mistakes
         self._wanted: Set[int] = set()
-        self._tiles: List[Tuple[Dict[str, Any], PilImage]] = []
+        self._tiles: List[Tuple[PlainDict, PilImage]] = []
         self._given = self._known = self._right = 0
 
     def expect(self, total: int) -> None:
@@ -68,7 +69,7 @@ class ContactSheet:
         """Whether the image at a position is one of those shown."""
         return position in self._wanted
 
-    def add(self, position: int, result: Dict[str, Any], pixels: np.ndarray) -> None:
+    def add(self, position: int, result: PlainDict, pixels: np.ndarray) -> None:
         """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
         self._given += 1
         if "truth" in result:
@@ -129,13 +130,13 @@ class ContactSheet:
         return heads
 
 
-def _frame(result: Dict[str, Any]) -> Colour:
+def _frame(result: PlainDict) -> Colour:
     if "truth" in result:
         return GREEN if result["correct"] else RED
     return RED if result.get("problems") else GREY
 
 
-def _caption(result: Dict[str, Any]) -> List[Tuple[str, Colour]]:
+def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
     """The predicted label and its probability, or the label, the file's name, and in red what is wrong."""
     last = result["image"].rpartition("/")[2]
     name = last if "." in last else result["image"]

@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
+from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
 from ipucnn.python_files import is_python_name
@@ -343,7 +344,7 @@ def _introduce(run: TrainingRun) -> None:
 
 
 def report_rows(
-    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+    report: PlainDict, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
@@ -429,7 +430,7 @@ def report_rows(
     return rows
 
 
-def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, str]]:
+def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
     """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
@@ -452,7 +453,7 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 
 
 def print_report(
-    report: Dict[str, Any],
+    report: PlainDict,
     folder: str,
     neighbours: Optional[float],
     size_bytes: Optional[int] = None,
@@ -476,7 +477,7 @@ def print_report(
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
     lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
-        lines[0] += "   (after: pip install tensorboard)"
+        lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
         lines.insert(0, f"evaluate it: {words}")
@@ -484,7 +485,7 @@ def print_report(
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def print_compiled(report: Dict[str, Any]) -> None:
+def print_compiled(report: PlainDict) -> None:
     """What ``--compile-only`` did, on stdout."""
     from rich.text import Text
 
@@ -500,7 +501,7 @@ def print_compiled(report: Dict[str, Any]) -> None:
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def _compile_time(compiled: Dict[str, Any]) -> str:
+def _compile_time(compiled: PlainDict) -> str:
     """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
@@ -518,7 +519,7 @@ def _titles(class_names: Sequence[str]) -> Dict[str, str]:
     return {key: title.format(background=background, foreground=foreground) for key, title, _ in _FIGURES}
 
 
-def fold_line(row: Dict[str, Any], num_folds: int, class_names: Sequence[str]) -> str:
+def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str:
     """One finished fold, for stderr."""
     titles = _titles(class_names)
     figures = ", ".join(
@@ -529,7 +530,7 @@ def fold_line(row: Dict[str, Any], num_folds: int, class_names: Sequence[str]) -
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
 
 
-def print_folds(report: Dict[str, Any], folder: str, class_names: Sequence[str]) -> None:
+def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> None:
     """The folds as a table on stdout.
 
     Args:

@@ -188,6 +188,7 @@ class LabelSheet:
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
             self._tiles.add(position, result, sample.image)
             return
+        assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
         problems = f" ({', '.join(sample.problems)})" if sample.problems else ""
         caption = f"{sample.name}: {sample.label}{problems}"

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfVariable
+from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError, did_you_mean
@@ -58,7 +58,7 @@ def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     }
 
 
-def is_whole(meta: Mapping[str, Any]) -> bool:
+def is_whole(meta: Mapping[str, PlainValue]) -> bool:
     """Whether a run can go on from a checkpoint; the best one has weights alone, to save space."""
     return {"position", "run"} <= set(meta)
 
@@ -180,7 +180,7 @@ def written_names(program: Program, first: int, last: int) -> List[str]:
     return names
 
 
-def trained_facts(meta: Mapping[str, Any], model: str, num_classes: int, path: Path) -> DatasetInfo:
+def trained_facts(meta: Mapping[str, PlainValue], model: str, num_classes: int, path: Path) -> DatasetInfo:
     """The facts of a training set that a checkpoint, or an export made of one, has; not how many images there are."""
     return DatasetInfo(
         name=meta["dataset"],

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record, read_record_if_whole
 from ipucnn.errors import DataError, UserError
@@ -64,10 +65,10 @@ class RunRecord:
     path: Path
     config: RunConfig
     program: Mapping[str, Any]
-    history: List[Dict[str, Any]]
-    timings: List[Dict[str, Any]]
-    report: Optional[Dict[str, Any]]
-    processes: List[Dict[str, Any]]
+    history: List[PlainDict]
+    timings: List[PlainDict]
+    report: Optional[PlainDict]
+    processes: List[PlainDict]
     is_locked: bool
     unreadable: int = 0
 
@@ -96,7 +97,7 @@ class RunRecord:
         """Of the process that wrote last."""
         return self.processes[-1] if self.processes else {}
 
-    def rows(self, event: str) -> List[Dict[str, Any]]:
+    def rows(self, event: str) -> List[PlainDict]:
         """The rows of one kind of event."""
         return [row for row in self.history if row["event"] == event]
 
@@ -148,7 +149,7 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
-def _is_row(row: Dict[str, Any]) -> bool:
+def _is_row(row: PlainDict) -> bool:
     return is_text(row.get("event")) and is_count(row.get("weight_updates"))
 
 
@@ -157,7 +158,7 @@ def _lines(path: Path) -> List[str]:
     return read_text(path, MAX_RECORD_BYTES).split("\n") if is_file(path) else []
 
 
-def _object(line: str) -> Dict[str, Any]:
+def _object(line: str) -> PlainDict:
     """The JSON object of a line; an empty one where it holds none."""
     try:
         value = load_record(line)
@@ -216,7 +217,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _runs_in(path, depth - 1)
 
 
-def summary(run: RunRecord) -> Dict[str, Any]:
+def summary(run: RunRecord) -> PlainDict:
     """A run in a line: ``run``, ``model``, ``dataset``, ``state``, ``figure`` and ``value`` (of its best validation, or
     None), ``weight_updates`` of ``num_weight_updates``, ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
     """
@@ -241,7 +242,7 @@ def summary(run: RunRecord) -> Dict[str, Any]:
     }
 
 
-def _seconds_of(started: Any) -> Optional[float]:
+def _seconds_of(started: object) -> Optional[float]:
     """A time as ``environment.json`` has it, in seconds since 1970; None for anything else."""
     try:
         return float(calendar.timegm(time.strptime(str(started)[:19], "%Y-%m-%dT%H:%M:%S")))
@@ -262,13 +263,13 @@ def _size(folder: Path) -> int:
     return total
 
 
-def sort_runs(rows: List[Dict[str, Any]], by: str) -> List[Dict[str, Any]]:
+def sort_runs(rows: List[PlainDict], by: str) -> List[PlainDict]:
     """Rows of :func:`summary` in one of the orders ``SORTS``: names as they are, the youngest, the most, first."""
     if by == "name":
         return rows
     key = {"age": "age_s", "accuracy": "value", "time": "time_s", "size": "size_bytes"}[by]
 
-    def order(row: Dict[str, Any]) -> Tuple[bool, float]:
+    def order(row: PlainDict) -> Tuple[bool, float]:
         value = row[key]
         return value is None, 0.0 if value is None else value if by == "age" else -value
 
@@ -278,7 +279,7 @@ def sort_runs(rows: List[Dict[str, Any]], by: str) -> List[Dict[str, Any]]:
 # --- two runs
 
 
-def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
+def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     """In what two runs differ.
 
     Returns:
@@ -329,12 +330,12 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value as JSON has it."""
     return json.loads(json.dumps(value, default=str))
 
 
-def _differing(pairs: Mapping[str, List[Any]]) -> Dict[str, List[Any]]:
+def _differing(pairs: Mapping[str, List[PlainValue]]) -> Dict[str, List[Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -360,9 +361,7 @@ def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
     return printable(meta["dataset"]) if meta else run.config.dataset, digest if is_text(digest) else None
 
 
-def first_difference(
-    first: List[Dict[str, Any]], second: List[Dict[str, Any]]
-) -> Tuple[Optional[Dict[str, Any]], int]:
+def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[Optional[PlainDict], int]:
     """Where two histories part.
 
     Rows are compared that both have: of the same event, at the same weight update.  A row of an execution is about all

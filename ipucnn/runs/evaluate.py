@@ -1,4 +1,4 @@
-"""Evaluation: every sample of a data set exactly once, of a segmentation network every pixel of whole images.
+"""Evaluation: takes every sample of a data set exactly once; for segmentation, every pixel of whole images.
 
 Classes are predicted on batches of one fixed shape.  Masks are judged image by image: their pixels, the scores of
 the ISBI 2012 challenge where the truth is membranes, and a baseline that knows nothing but the commonest class.
@@ -8,11 +8,11 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import Tensor
+from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.planning.search.smallest_change import prediction_would_fit
@@ -44,7 +44,7 @@ class JudgedImage:
         class_names: of all classes.
     """
 
-    row: Dict[str, Any]
+    row: PlainDict
     image: np.ndarray
     truth: np.ndarray
     predicted: np.ndarray
@@ -93,7 +93,7 @@ def evaluate_run(
     say: Callable[[str], None] = lambda line: None,
     on_batch: Optional[OnBatch] = None,
     on_image: Callable[[JudgedImage], None] = lambda image: None,
-) -> Dict[str, Any]:
+) -> PlainDict:
     """Evaluates a run's weights, or others, on an evaluation set.
 
     Args:
@@ -216,7 +216,7 @@ def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
     return tuple(map(printable, names if len(names) == info.num_classes else info.class_names))
 
 
-def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float) -> Dict[str, Any]:
+def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float) -> PlainDict:
     info = trained.source.info
     return {
         **trained.summary,
@@ -279,7 +279,7 @@ class MaskEvaluation:
         judges = network.is_writer and has_membranes(self._info.class_names)
         self._scores = SegmentScores() if judges else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
-        self.rows: List[Dict[str, Any]] = []
+        self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
     def run(
@@ -302,7 +302,7 @@ class MaskEvaluation:
         before = self._totals.confusion.copy()
         predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
         figures = class_figures(self._totals.confusion - before)
-        row: Dict[str, Any] = {
+        row: PlainDict = {
             "image": self._examples.names[number]
             if self._examples.names
             else f"{self._info.name}/eval/{number}",
@@ -318,7 +318,7 @@ class MaskEvaluation:
         self.rows.append(row)
         return JudgedImage(row, image, truth, predicted, self._info.class_names)
 
-    def report(self) -> Dict[str, Any]:
+    def report(self) -> PlainDict:
         """``dice`` and ``iou`` of each class, ``scores`` of the challenge (None without membranes), ``baseline``: what
         calling every pixel the most frequent class scores, a row for each image, and how long the network (once it
         was built) and the challenge's scores took.
@@ -351,7 +351,7 @@ def has_membranes(class_names: Sequence[str]) -> bool:
     return tuple(class_names) == ("membrane", "cell")
 
 
-def class_figures(confusion: np.ndarray) -> Dict[str, Any]:
+def class_figures(confusion: np.ndarray) -> PlainDict:
     """``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
 
     Of a class that is neither there nor predicted both are None.
@@ -369,6 +369,6 @@ def class_figures(confusion: np.ndarray) -> Dict[str, Any]:
     }
 
 
-def mean_dice(row: Dict[str, Any]) -> float:
+def mean_dice(row: PlainDict) -> float:
     """What images are ranked by, from worst to best: the mean Dice of the classes."""
     return float(np.mean([value for value in row["dice"] if value is not None]))

@@ -14,11 +14,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfFunction
+from ipucnn.aliases import KerasModel, OnnxGraph, PlainDict, PlainValue, Tensor, TfFunction
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
@@ -124,7 +124,7 @@ class Samples:
 
 def export_run(
     request: ExportRequest, verbose: bool = False, say: Callable[[str], None] = lambda line: None
-) -> Dict[str, Any]:
+) -> PlainDict:
     """Exports a network, and proves what was written.
 
     Args:
@@ -163,7 +163,7 @@ def export_run(
     labels = list(map(printable, trained.names()))
     session.prepare_evaluation(model, None)
     samples = _samples(request, trained, session)
-    record: Dict[str, Any] = {"folder": str(output)}
+    record: PlainDict = {"folder": str(output)}
 
     def write(folder: Path) -> None:
         run: Optional[RunBatch] = None
@@ -406,7 +406,7 @@ def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:
     spec = tf.TensorSpec(shape, _input_type(request), name=INPUT_NAME)
 
     @tf.function(input_signature=[spec])
-    def serve(images: Any) -> Dict[str, Any]:
+    def serve(images: Tensor) -> PlainDict:
         return {request.output_name: stock(images, training=False)}
 
     return serve
@@ -451,7 +451,7 @@ def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path
     return folder / "model.onnx"
 
 
-def _rename(graph: Any, old: str, new: str) -> None:
+def _rename(graph: OnnxGraph, old: str, new: str) -> None:
     """Gives a tensor of an ONNX graph another name."""
     for port in (*graph.input, *graph.output):
         port.name = new if port.name == old else port.name
@@ -462,7 +462,7 @@ def _rename(graph: Any, old: str, new: str) -> None:
                     names[position] = new
 
 
-def _halve(graph: Any) -> None:
+def _halve(graph: OnnxGraph) -> None:
     """Stores the large weights of an ONNX graph in 16 bits; an operation brings each back to 32 where it is used."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -535,7 +535,7 @@ def _converting(request: ExportRequest, verbose: bool) -> Iterator[None]:
         ) from error
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: PlainValue) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -544,7 +544,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _describe(
     request: ExportRequest, trained: TrainedSetup, labels: List[str], folder: Path, where: Path
-) -> Dict[str, Any]:
+) -> PlainDict:
     """What ``export.json`` says but for the proof; writes ``labels.json`` and ``input.json``."""
     from ipucnn.runs.provenance import environment
 
@@ -580,7 +580,7 @@ def _trained_on(trained: TrainedSetup, request: ExportRequest) -> Optional[str]:
     return "ImageNet" if (request.named.weights or "").lower() == IMAGENET else None
 
 
-def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[Dict[str, Any]]:
+def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[PlainDict]:
     """What the run found of these weights when it validated them; None where it did not, or that is not known."""
     run = _run_folder(trained, request)
     if run is None or not is_file(run.path / CONFIG):
@@ -590,7 +590,7 @@ def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[Dict[str
     return {name: value for name, value in rows[-1].items() if name != "event"} if rows else None
 
 
-def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, Any]:
+def _describe_input(request: ExportRequest, trained: TrainedSetup) -> PlainDict:
     """How an image becomes what the network takes, so that it can be done elsewhere."""
     from ipucnn.datasets.preprocessing import channel_affine
 
@@ -603,7 +603,7 @@ def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, 
         if info.tiled
         else f"resized to {height}x{width}: bilinear, with antialiasing where a side shrinks",
     ]
-    formula: Optional[Dict[str, Any]] = None
+    formula: Optional[PlainDict] = None
     if not request.raw_uint8 and affine.per_image:
         steps.append(
             "each image minus the mean of all its values, over their deviation; zeros where that is 0"
@@ -628,9 +628,9 @@ def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, 
     }
 
 
-def _digests(folder: Path, where: Path) -> Dict[str, Dict[str, Any]]:
+def _digests(folder: Path, where: Path) -> Dict[str, PlainDict]:
     """Size and SHA-256 of each file of the network, by its path below the folder."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: Dict[str, PlainDict] = {}
     pending = [where]
     while pending:
         path = pending.pop(0)
@@ -644,12 +644,12 @@ def _digests(folder: Path, where: Path) -> Dict[str, Dict[str, Any]]:
 
 def _prove(
     request: ExportRequest,
-    record: Dict[str, Any],
+    record: PlainDict,
     samples: Samples,
     folder: Path,
     labels: List[str],
     run: Optional[RunBatch] = None,
-) -> Dict[str, Any]:
+) -> PlainDict:
     """Runs the samples through what was written, in its own runtime and without this package.
 
     A program for an IPU is run by what the SDK gave for it, in this process: its SavedModel needs the SDK's operations,
@@ -712,7 +712,7 @@ def _hint(request: ExportRequest, is_rounding: bool = False) -> str:
     return f"export it in another format, for example --format {other}"
 
 
-def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:
+def _run_proof(job: PlainDict, samples: Samples) -> PlainDict:
     """What ``runtimes.py`` finds, run as a script of its own."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with tempfile.TemporaryDirectory() as aside:
@@ -728,7 +728,7 @@ def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:
         )
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     try:
-        findings: Dict[str, Any] = json.loads(lines[-1])
+        findings: PlainDict = json.loads(lines[-1])
     except (ValueError, IndexError):
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = said[-1][:300] if said else f"it ended with code {done.returncode}"
@@ -736,7 +736,7 @@ def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:
     return findings
 
 
-def _card(record: Dict[str, Any]) -> str:
+def _card(record: PlainDict) -> str:
     """A page about the network, in Markdown."""
     proof, environment = record["proof"], record["environment"]
     shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])

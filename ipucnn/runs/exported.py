@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 import numpy as np
 
 from ipucnn import json_fields
-from ipucnn.aliases import KerasModel, Tensor
+from ipucnn.aliases import KerasModel, PlainValue, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record
@@ -198,7 +198,7 @@ def _read_record(folder: Path) -> Dict[str, Any]:
     return found
 
 
-def _check_files(path: Path, files: Mapping[str, Any]) -> None:
+def _check_files(path: Path, files: Mapping[str, PlainValue]) -> None:
     """Refuses a network whose files are others than were proved, or more."""
     pending, there = [path], {}
     while pending:
@@ -219,7 +219,7 @@ def _check_files(path: Path, files: Mapping[str, Any]) -> None:
             )
 
 
-def _problem(record: Any) -> str:
+def _problem(record: PlainValue) -> str:
     """What is wrong with an ``export.json``, in words; "" if nothing is."""
     if not isinstance(record, dict):
         return "is no mapping"
@@ -277,7 +277,7 @@ class RuntimeSession(Session):
         assert self._loaded is not None
         return self._loaded.runtime
 
-    def take_preprocessing(self, affine: Any) -> bool:
+    def take_preprocessing(self, affine: object) -> bool:
         """Images come as the description of the input has them."""
         return False
 

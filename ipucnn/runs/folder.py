@@ -8,11 +8,12 @@ import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 
 from ipucnn import json_fields
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
@@ -56,7 +57,7 @@ _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
 
-def _is_validation(value: Any) -> bool:
+def _is_validation(value: PlainValue) -> bool:
     """Whether figures are those of a validation, as the end report shows them."""
     if not json_fields.metrics(value):
         return False
@@ -66,7 +67,7 @@ def _is_validation(value: Any) -> bool:
     return all(is_number(value.get(name)) or isinstance(value.get(name), float) for name in needed)
 
 
-def _is_compilation(value: Any) -> bool:
+def _is_compilation(value: PlainValue) -> bool:
     """Whether a mapping says what was compiled, on IPUs or on the host, as the end report shows it."""
     device = value.get("device") if isinstance(value, dict) else None
     if not isinstance(device, dict) or not is_text(device.get("kind")):
@@ -294,13 +295,13 @@ class RunFolder:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
-    def _processes(self) -> List[Dict[str, Any]]:
+    def _processes(self) -> List[PlainDict]:
         """Those that noted themselves, without who was killed before it said more than that it writes."""
         found = read_record_if_whole(self.path / ENVIRONMENT)
         known = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
         return [entry for entry in known if set(entry) != {"writer"}]
 
-    def _claim(self, before: Sequence[Dict[str, Any]]) -> None:
+    def _claim(self, before: Sequence[PlainDict]) -> None:
         """Notes that this process writes the run, before it changes what another one may still add to."""
         self._token = secrets.token_hex(8)
         write_text(self.path / ENVIRONMENT, json.dumps([*before, {"writer": self._token}], indent=2) + "\n")
@@ -327,7 +328,7 @@ class RunFolder:
         self.check_writer()
         append_text(self.path / name, line)
 
-    def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
+    def add_environment(self, facts: PlainDict) -> List[PlainDict]:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
         self.check_writer()
         self._token = self._token or secrets.token_hex(8)
@@ -335,7 +336,7 @@ class RunFolder:
         write_text(self.path / ENVIRONMENT, json.dumps(processes, indent=2) + "\n")
         return processes
 
-    def read_report(self) -> Optional[Dict[str, Any]]:
+    def read_report(self) -> Optional[PlainDict]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         report = read_record_if_whole(self.path / REPORT)
         if not isinstance(report, dict) or json_fields.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
@@ -356,7 +357,7 @@ class RunFolder:
         with contextlib.suppress(OSError):
             _remove_empty((self.checkpoints,))
 
-    def write_report(self, report: Dict[str, Any]) -> None:
+    def write_report(self, report: PlainDict) -> None:
         """Writes ``report.json``."""
         self.check_writer()
         write_text(self.path / REPORT, json.dumps(report, indent=2) + "\n")
@@ -384,7 +385,7 @@ class RunFolder:
             config = replace(config, keep_checkpoints=None)
         return config
 
-    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
         from ipucnn.training.checkpoints import save_checkpoint
 
@@ -426,17 +427,17 @@ class SilentFolder(RunFolder):
     def append(self, name: str, line: str) -> None:
         """Writes nothing."""
 
-    def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
+    def add_environment(self, facts: PlainDict) -> List[PlainDict]:
         """Notes nothing; this process alone is known."""
         return [facts]
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes nothing."""
 
-    def write_report(self, report: Dict[str, Any]) -> None:
+    def write_report(self, report: PlainDict) -> None:
         """Writes nothing."""
 
-    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
         """Writes nothing; where the first worker writes it."""
         return self.checkpoints / name
 

@@ -12,9 +12,10 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from ipucnn import json_fields
+from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
@@ -80,7 +81,7 @@ class FoldStarted:
 class FoldFinished:
     """A fold is done: its row of ``folds.json``."""
 
-    row: Dict[str, Any]
+    row: PlainDict
 
 
 class CrossValidation:
@@ -105,7 +106,7 @@ class CrossValidation:
         if self._instances.count > 1 and resolved.config.run_dir is None:
             who = "instances of poprun" if self._instances.is_distributed else "workers"
             raise ConfigurationError(
-                f"--kfold in {self._instances.count} {who} needs a folder that all of them mean",
+                f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
@@ -201,7 +202,7 @@ class CrossValidation:
             yield FoldFinished(self._rows[fold])
             _forget_graphs()
 
-    def report(self) -> Dict[str, Any]:
+    def report(self) -> PlainDict:
         """What ``folds.json`` holds: the finished folds, and mean and deviation of their last validations.
 
         The deviation is the sample's (divided by n - 1); None for one fold.
@@ -326,7 +327,7 @@ class CrossValidation:
         resolved = replace(self.resolved, config=own, typed=typed)
         return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
 
-    def _row(self, fold: int, run: TrainingRun) -> Dict[str, Any]:
+    def _row(self, fold: int, run: TrainingRun) -> PlainDict:
         report = run.final_report
         return {
             "fold": fold,
@@ -340,7 +341,7 @@ class CrossValidation:
             "train_s": _train_s(run),
         }
 
-    def _read_former(self) -> Dict[str, Any]:
+    def _read_former(self) -> PlainDict:
         """What ``folds.json`` says of the same cross-validation; empty if there is none to go on with."""
         config = self.resolved.config
         if config.overwrite and len(self.folds) > 1:
@@ -351,11 +352,11 @@ class CrossValidation:
         return former if former["kfold"] == self.num_folds else {}
 
     @staticmethod
-    def _rows_of(former: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
+    def _rows_of(former: PlainDict) -> Dict[int, PlainDict]:
         """The folds finished before."""
         return {row["fold"]: row for row in former.get("folds", ())}
 
-    def _check_same_data(self, former: Dict[str, Any]) -> None:
+    def _check_same_data(self, former: PlainDict) -> None:
         """Refuses to go on with, or to join, folds of another data set.
 
         What ``folds.json`` does not say, the checkpoints of the folds do.
@@ -373,10 +374,10 @@ class CrossValidation:
             same = all(self._is_of_this_data(fold) for fold in others)
         if not same:
             location = self._first.info.location
-            verb = "goes on with" if config.resume else "joins"
+            verb = "go on with" if config.resume else "join"
             raise ConfigurationError(
-                f"{location} is not the data set of the folds in {self.root} (images or labels differ), so it "
-                f"{verb} none of them",
+                f"the folds in {self.root} are of other data than {location} (images or labels differ), so this run "
+                f"cannot {verb} them",
                 "give their data with --dataset-path, or another --run-dir",
             )
 

@@ -9,8 +9,9 @@ import shlex
 import stat
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import List, Optional
 
+from ipucnn.aliases import PlainDict
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name, operation_threads
@@ -105,7 +106,7 @@ def _line(path: Path) -> str:
     return read_bytes(path, _HEAD_BYTES).decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 
-def sources() -> Dict[str, Any]:
+def sources() -> PlainDict:
     """What tells ipucnn's own sources: their revision (None where they are installed) and a SHA-256 over them.
 
     The hash is over the names and contents of all ``.py`` files of the package, so that two runs of a modified
@@ -130,7 +131,7 @@ def _sha256_of(package: Path) -> str:
     return digest.hexdigest()
 
 
-def environment() -> Dict[str, Any]:
+def environment() -> PlainDict:
     """Versions and machine, for ``environment.json`` and ``report.json`` (imports TensorFlow)."""
     import numpy as np
     import tensorflow as tf
@@ -162,10 +163,10 @@ def _program(path: str) -> str:
     return own.parent.name if own.name == "__main__.py" else own.name
 
 
-def changes(before: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
+def changes(before: PlainDict, now: PlainDict) -> List[str]:
     """What of the environment differs that can change the bytes of a continued run, readable."""
 
-    def facts(process: Dict[str, Any]) -> Dict[str, Any]:
+    def facts(process: PlainDict) -> PlainDict:
         noted = process.get("variables")
         variables = noted if isinstance(noted, dict) else {}
         found = {name: process.get(name) for name in DECIDES_BYTES}

@@ -8,10 +8,11 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
+from ipucnn.aliases import PlainDict
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.datasets.base import DatasetInfo
@@ -192,9 +193,9 @@ class Recorder:
         # When the first slice of weight updates was done, with which everything is compiled that training takes.
         self._compiled_at: Optional[float] = None
         self._time_to_train_s: Optional[float] = None
-        self._environment: Dict[str, Any] = {}
-        self._processes: List[Dict[str, Any]] = []
-        self.report: Dict[str, Any] = {}
+        self._environment: PlainDict = {}
+        self._processes: List[PlainDict] = []
+        self.report: PlainDict = {}
 
     def __enter__(self) -> "Recorder":
         folder, config = self._folder.path, self._config
@@ -345,7 +346,7 @@ class Recorder:
         self._plot(event.weight_updates, points)
         yield event
 
-    def _record(self, computed: Dict[str, Any], measured: Dict[str, Any]) -> None:
+    def _record(self, computed: PlainDict, measured: PlainDict) -> None:
         """One row of history: what was computed, and beside it how long that took."""
         line = json.dumps(computed) + "\n"
         self._state.history.append(line)
@@ -569,7 +570,7 @@ class Recorder:
             ]
         )
 
-    def _make_report(self) -> Dict[str, Any]:
+    def _make_report(self) -> PlainDict:
         """``report.json``: what the run came to, and what its figures are of.
 
         Throughput and times are of this process: of a run that was continued, of its last part.
@@ -624,7 +625,7 @@ class Recorder:
         """Whether weight updates are left."""
         return self._session.state.weight_updates < self._training.program.num_weight_updates
 
-    def _target(self) -> Optional[Dict[str, Any]]:
+    def _target(self) -> Optional[PlainDict]:
         """Whether the accuracy that was asked for was reached, and how long that took; None if none was.
 
         Time to train counts from the end of what compiles, the first weight update (on IPUs: execution) of the process,
@@ -696,11 +697,13 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
     pixels = (height or 1) * (width or 1)
     count, rest = divmod(weight, pixels) if info.tiled else (weight, 0)
     if rest or count != int(count):
-        raise RuntimeError(f"the validation's weights add up to {weight:g}, which are no whole images")
+        raise RuntimeError(
+            f"the validation's weights add up to {weight:g}, which is no whole number of images"
+        )
     return int(count)
 
 
-def _validated_pixels(setup: Setup) -> Optional[Dict[str, Any]]:
+def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
     """``inner`` of ``of`` (height, width): where an unpadded network sees each image once, and predicts its centre.
 
     None where all pixels are judged, or there are none.

@@ -272,7 +272,7 @@ class _Without:
     def __init__(self, package: str) -> None:
         self._package = package
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] == self._package:
             raise ImportError(f"{name} is kept from being imported here")
 

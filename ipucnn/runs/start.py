@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved, resolve_resumed
 from ipucnn.datasets.base import DatasetInfo
@@ -46,6 +47,8 @@ from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
+RUNS = Path("runs")
+"""Where runs are whose folder nobody names."""
 ELSEWHERE = "choose another --run-dir"
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD, WANDB)
 
@@ -62,42 +65,40 @@ def is_cross_validation(resolved: Resolved) -> bool:
     )
 
 
-def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
+def _numbered(model: str, dataset: str, number: int) -> Path:
     base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
-    return root / (base if number == 1 else f"{base}-{number}")
+    return RUNS / (base if number == 1 else f"{base}-{number}")
 
 
-def _taken(model: str, dataset: str, root: Path) -> Iterator[Path]:
+def _taken(model: str, dataset: str) -> Iterator[Path]:
     """The default folders from the first on, up to the first that is not there."""
     for number in itertools.count(1):
-        path = _numbered(model, dataset, root, number)
+        path = _numbered(model, dataset, number)
         if not exists(path, "run folder") and not is_link(path, "run folder"):
             return
         yield path
 
 
-def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
+def default_run_dir(model: str, dataset: str) -> Path:
     """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that is taken.
 
     What a process left that was killed before its run began is not taken.
     """
     free = 1
-    for path in _taken(model, dataset, root):
+    for path in _taken(model, dataset):
         if is_unfinished(path) and not _is_in_use(path):
             return path
         free += 1
-    return _numbered(model, dataset, root, free)
+    return _numbered(model, dataset, free)
 
 
-def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
+def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
     """The folder of the latest run that has begun under a default name, None if there is none."""
-    begun = [p for p in _taken(model, dataset, root) if is_folder(p, "run folder") and not is_unfinished(p)]
+    begun = [p for p in _taken(model, dataset) if is_folder(p, "run folder") and not is_unfinished(p)]
     return begun[-1] if begun else None
 
 
-def claim_default(
-    model: str, dataset: str, root: Path = Path("runs"), checkpoint_dir: Optional[str] = None
-) -> "RunFolder":
+def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> "RunFolder":
     """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
 
     Of several processes that ask at once, each has a folder of its own.
@@ -105,9 +106,9 @@ def claim_default(
     Raises:
         DataError: it cannot be made.
     """
-    make_folder(root, "run folder", ELSEWHERE)
+    make_folder(RUNS, "run folder", ELSEWHERE)
     while True:
-        path = default_run_dir(model, dataset, root)
+        path = default_run_dir(model, dataset)
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -222,7 +223,7 @@ def _is_ours(name: str) -> bool:
 
 
 def differences(
-    meta: Mapping[str, Any], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+    meta: Mapping[str, PlainValue], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> List[str]:
     """In what a checkpoint's run differs from the one that is to continue it, one text each.
 

@@ -12,8 +12,9 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping, Optional, Sequence
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import absolute, append_text, exists, make_folder, make_new_file, remove_file
@@ -172,9 +173,7 @@ class MlperfLog:
         remove_file(path)
         self._path, self._check = path, check
 
-    def _write(
-        self, kind: str, key: str, value: object, seconds: Optional[float], facts: Dict[str, Any]
-    ) -> None:
+    def _write(self, kind: str, key: str, value: object, seconds: Optional[float], facts: PlainDict) -> None:
         caller = sys._getframe(2)
         file = f"ipucnn/runs/{Path(caller.f_code.co_filename).name}"
         now = time.time() if seconds is None else seconds
@@ -189,15 +188,15 @@ class MlperfLog:
         self._check()
         append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
 
-    def event(self, key: str, value: object, **facts: Any) -> None:
+    def event(self, key: str, value: object, **facts: PlainValue) -> None:
         """Something that holds, or happened now."""
         self._write("POINT_IN_TIME", key, value, None, facts)
 
-    def start(self, key: str, seconds: Optional[float] = None, **facts: Any) -> None:
+    def start(self, key: str, seconds: Optional[float] = None, **facts: PlainValue) -> None:
         """Something begins: now, or at a time in seconds since 1970."""
         self._write("INTERVAL_START", key, None, seconds, facts)
 
-    def end(self, key: str, **facts: Any) -> None:
+    def end(self, key: str, **facts: PlainValue) -> None:
         """Something ends now."""
         self._write("INTERVAL_END", key, None, None, facts)
 

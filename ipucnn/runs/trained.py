@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, PlainValue
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
@@ -118,7 +118,7 @@ class TrainedSetup(Setup):
         import_tensorflow(verbose)
         return self.runtime()
 
-    def join(self, **asked: Any) -> Optional[Cluster]:
+    def join(self, **asked: object) -> Optional[Cluster]:
         """The other workers, who wait for this one; None if it is alone.
 
         Call it before :meth:`session`, and before anything else imports TensorFlow.
@@ -273,7 +273,7 @@ def _here(command: str, resolved: Resolved) -> Resolved:
     return replace(resolved, config=config)
 
 
-def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: str) -> None:
+def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, hint: str) -> None:
     for name in names:
         if name in flags:
             raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
@@ -339,7 +339,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     )
 
 
-def _data_of_run(config: RunConfig, flags: Mapping[str, Any], run: Path) -> str:
+def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
     """What to type where a run's data set is not found because the run was trained in another folder than this one.
 
     Returns:
@@ -425,7 +425,7 @@ def _check_classes(setup: Setup, num_classes: int, what: str, hint: str) -> None
         raise DataError(f"{what}, data set {info.name} has {info.num_classes}", hint)
 
 
-def _refuse_data(flags: Mapping[str, Any]) -> None:
+def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
     _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
 
 

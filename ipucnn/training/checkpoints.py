@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Container, Dict, Iterator, Mapping, Tuple
 import numpy as np
 
 from ipucnn import json_fields
+from ipucnn.aliases import KerasVariable, PlainValue
 from ipucnn.config import bounds
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError
@@ -67,15 +68,15 @@ class Checkpoint:
         return digest_of(arrays, self.meta)
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: PlainValue) -> bool:
     return list_of(is_count)(value) and len(value) == 3 and all(value)
 
 
-def _is_image_shape(value: Any) -> bool:
+def _is_image_shape(value: PlainValue) -> bool:
     return list_of(optional(is_count))(value) and len(value) == 3 and is_count(value[2])
 
 
-def _is_history(value: Any) -> bool:
+def _is_history(value: object) -> bool:
     """Whether a text is lines of JSON objects, the rows of ``metrics.jsonl``."""
     if not isinstance(value, str) or (value and not value.endswith("\n")):
         return False
@@ -85,7 +86,7 @@ def _is_history(value: Any) -> bool:
         return False
 
 
-def _is_program(value: Any) -> bool:
+def _is_program(value: object) -> bool:
     counts = ("weight_updates_per_epoch", "fused_micro_batches")
     return isinstance(value, dict) and all(is_count(value[name]) for name in counts if name in value)
 
@@ -131,7 +132,7 @@ META: json_fields.Fields = {
 _NEEDED = ("model", "num_classes", "input_shape", "weight_updates", "seed")
 
 
-def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
+def digest_of(arrays: Mapping[str, np.ndarray], header: Mapping[str, PlainValue]) -> str:
     """SHA-256 over the facts, their own checksum left out, and over all arrays."""
     digest = hashlib.sha256()
     facts = {key: value for key, value in header.items() if key != "sha256"}
@@ -146,7 +147,10 @@ def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
 
 
 def save_checkpoint(
-    path: Path, weights: Mapping[str, Any], slots: Mapping[str, Any], meta: Mapping[str, Any]
+    path: Path,
+    weights: Mapping[str, np.ndarray],
+    slots: Mapping[str, np.ndarray],
+    meta: Mapping[str, PlainValue],
 ) -> None:
     """Writes a checkpoint to ``path`` (not atomic: see ``ipucnn.filesystem.write_atomically``).
 
@@ -341,7 +345,7 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
 
 
 def assign_weights(
-    variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Container[str] = ()
+    variables: Mapping[str, KerasVariable], checkpoint: Checkpoint, *, what: str, skip: Container[str] = ()
 ) -> None:
     """Copies a checkpoint's weights into variables of the same names and shapes.
 

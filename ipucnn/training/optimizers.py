@@ -11,7 +11,7 @@ state are rounded to 16 bits.
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.aliases import Tensor, TfVariable
+from ipucnn.aliases import PlainValue, Tensor, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 
@@ -70,7 +70,7 @@ class OptimizerSettings:
 
 def make_settings(
     name: str,
-    params: Mapping[str, Any],
+    params: Mapping[str, PlainValue],
     *,
     global_batch_size: int,
     weight_decay: float = 0.0,

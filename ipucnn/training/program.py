@@ -8,8 +8,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
+from ipucnn.aliases import PlainDict
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
@@ -134,7 +135,7 @@ class Program:
             )
         return self.with_fused(fused)
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> PlainDict:
         """Plain values, ready for JSON."""
         return asdict(self)
 
@@ -143,9 +144,9 @@ class Program:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, values: Dict[str, Any]) -> "Program":
+    def from_dict(cls, values: PlainDict) -> "Program":
         """The inverse of :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
-        fields: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        fields: PlainDict = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**fields)
 
 

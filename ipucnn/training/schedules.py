@@ -4,10 +4,11 @@
 global batch size (linear scaling, Goyal et al. 2017, arXiv:1706.02677).  ``--learning-rate`` is absolute.
 """
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping, Optional, Sequence
 
 import numpy as np
 
+from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, did_you_mean
 
 Schedule = Callable[[np.ndarray], np.ndarray]
@@ -33,7 +34,7 @@ def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
     )
 
 
-def _check_keys(what: str, params: Mapping[str, Any], required: Sequence[str]) -> None:
+def _check_keys(what: str, params: Mapping[str, PlainValue], required: Sequence[str]) -> None:
     missing = [key for key in required if key not in params]
     unknown = [key for key in params if key not in required]
     if missing or unknown:
@@ -42,7 +43,7 @@ def _check_keys(what: str, params: Mapping[str, Any], required: Sequence[str]) -
         raise ConfigurationError(f"{what} {found}", hint or f"its keys are {', '.join(required)}")
 
 
-def _number(what: str, key: str, value: Any, minimum: Optional[float] = None) -> float:
+def _number(what: str, key: str, value: object, minimum: Optional[float] = None) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigurationError(f"{key} of {what} is '{value}', not a number", f"give {key} a number")
     if minimum is not None and value < minimum:
@@ -52,13 +53,13 @@ def _number(what: str, key: str, value: Any, minimum: Optional[float] = None) ->
 
 def make_schedule(
     name: str,
-    params: Mapping[str, Any],
+    params: Mapping[str, PlainValue],
     *,
     global_batch_size: int,
     weight_updates_per_epoch: int,
     num_epochs: int,
     learning_rate: Optional[float] = None,
-    warmup: Optional[Mapping[str, Any]] = None,
+    warmup: Optional[Mapping[str, PlainValue]] = None,
     staircase: bool = False,
 ) -> Schedule:
     """The learning rate as a function of the number of weight updates done.
@@ -122,7 +123,7 @@ def make_schedule(
 
 
 def _base_schedule(
-    name: str, what: str, values: Dict[str, Any], scale: float, weight_updates_per_epoch: int
+    name: str, what: str, values: Dict[str, PlainValue], scale: float, weight_updates_per_epoch: int
 ) -> Schedule:
     if name == "stepped":
         if not isinstance(values["boundaries"], list) or not isinstance(values["values"], list):

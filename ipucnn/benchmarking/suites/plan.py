@@ -12,6 +12,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.settings import INFERENCE, KERAS, BenchmarkSettings, make_settings
 from ipucnn.benchmarking.suites.file import FIT, RowSpec, Suite
 from ipucnn.config.options import BY_KEY, SPECS
@@ -20,6 +21,7 @@ from ipucnn.config.resolve import Resolved, convert_flags
 from ipucnn.datasets.base import DataSource
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.models.registry import nearest_legal_sizes
+from ipucnn.text import size_text
 
 # Flags that are about the suite, not about its rows.
 _OF_SUITE = ("run_dir", "overwrite", "model_name")
@@ -114,7 +116,7 @@ def plan_suite(
     request: RunRequest,
     *,
     mode: Optional[str] = None,
-    measuring: Optional[Mapping[str, Any]] = None,
+    measuring: Optional[Mapping[str, PlainValue]] = None,
     only: Sequence[str] = (),
     seed: Optional[int] = None,
 ) -> SuitePlan:
@@ -167,7 +169,7 @@ def plan_suite(
     return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
 
 
-def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[str]:
+def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, PlainValue]) -> List[str]:
     """Says which options that were typed have no effect on the rows of mode fit.
 
     Raises:
@@ -201,7 +203,7 @@ def _row(
     model: str,
     request: RunRequest,
     mode: Optional[str],
-    measuring: Mapping[str, Any],
+    measuring: Mapping[str, PlainValue],
     seed: int,
 ) -> PlannedRow:
     choices = [c for c in spec.for_each if c.key == "mode" or BY_KEY[c.key].name not in request.flags]
@@ -336,7 +338,6 @@ def _check_fits(micro_batch_size: int, shape: Tuple[int, int, int]) -> None:
             f"{micro_batch_size} image{'s' if micro_batch_size > 1 else ''} of {height}x{width}x{channels}"
         )
         raise InfeasibleError(
-            f"a micro-batch of {images} takes {needed_bytes / 2**30:.4g} GiB, and the machine has "
-            f"{memory_bytes / 2**30:.4g} GiB",
+            f"a micro-batch of {images} takes {size_text(needed_bytes)}, and the machine has {size_text(memory_bytes)}",
             "lower --image-size or --micro-batch-size",
         )

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Hashable, List, Mapping, Optional, Tuple
 
 from msgspec import structs
 
+from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.records import Row, RowPrediction, SuiteResult, Totals, from_plain
 from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.documents import read_record
@@ -50,7 +51,7 @@ def pending_row(row: PlannedRow) -> Row:
 
 
 def finished_row(
-    row: PlannedRow, answer: Mapping[str, Any], wall_s: float, epoch_images: Optional[int] = None
+    row: PlannedRow, answer: Mapping[str, PlainValue], wall_s: float, epoch_images: Optional[int] = None
 ) -> Row:
     """A row that has run, from the answer of its process.
 
@@ -176,7 +177,7 @@ def option_text(row: Row, key: str) -> str:
     return _plain(BY_KEY[key].yaml_value(BY_KEY[key].default)) if key in BY_KEY else "default"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{key}={_plain(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.measure import Report
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
 from ipucnn.benchmarking.suites.file import FIT
@@ -131,7 +132,7 @@ class SuiteRun:
         folder: Path,
         *,
         resume: bool,
-        options: Dict[str, Any],
+        options: Dict[str, PlainValue],
         takes_default: bool = False,
     ) -> None:
         self.plan, self.folder = plan, folder
@@ -245,11 +246,11 @@ def _named(row: str, update: Report) -> Report:
     return lambda phase, done, of, figures: update(f"{row}: {phase}", done, of, figures)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return json.loads(json.dumps(value, sort_keys=True, default=str))
 
 
-def _difference(saved: Any, asked: Any) -> Optional[str]:
+def _difference(saved: PlainValue, asked: PlainValue) -> Optional[str]:
     """The first thing in which two plans differ, in words; None if they do not."""
     if saved == asked:
         return None
@@ -268,14 +269,14 @@ def _difference(saved: Any, asked: Any) -> Optional[str]:
     return "the order of rows, or the images of an epoch"
 
 
-def _rows_of(plan: Any) -> Dict[str, Any]:
+def _rows_of(plan: PlainValue) -> Dict[str, Any]:
     """The rows of a plan by their names; those of a file may be damaged, and are then none."""
     rows = plan.get("rows") if isinstance(plan, dict) else None
     named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return {row["id"]: row for row in named if isinstance(row.get("id"), str)}
 
 
-def _leaves(row: Any, path: str = "") -> List[Tuple[str, Any]]:
+def _leaves(row: PlainValue, path: str = "") -> List[Tuple[str, Any]]:
     if not isinstance(row, dict):
         return [(path, row)]
     return [leaf for key, value in row.items() for leaf in _leaves(value, key)]
@@ -416,7 +417,7 @@ def main() -> None:
     row, verbose = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
 
-    def send(message: Dict[str, Any]) -> None:
+    def send(message: Dict[str, PlainValue]) -> None:
         results.write(json.dumps(message, allow_nan=False) + "\n")
         results.flush()
 

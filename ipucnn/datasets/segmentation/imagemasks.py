@@ -6,7 +6,7 @@ masks mean, where these are not the classes' numbers.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Set, Tuple
+from typing import Dict, Iterable, List, Set, Tuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return found
 
 
-def read_image(path: Path, max_pixels: int) -> Any:
+def read_image(path: Path, max_pixels: int) -> np.ndarray:
     """uint8 [h, w] of grey and [h, w, 3] of colour.  As ``infer`` reads images; several pages are refused."""
     origin = f"image {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
@@ -68,7 +68,7 @@ def read_image(path: Path, max_pixels: int) -> Any:
     return pixels
 
 
-def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Any:
+def read_mask(path: Path, max_pixels: int, colours: bool = False) -> np.ndarray:
     """Integers [h, w], or uint8 [h, w, 3] of a colour mask, as they are stored; see ``masks.mask_pixels``."""
     origin = f"mask {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, "masks are grey PNG or TIFF") as image:
@@ -76,7 +76,7 @@ def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Any:
         return mask_pixels(image, origin, colours)
 
 
-def find_classes(folder: Path, masks: Iterable[Tuple[Path, Any]]) -> MaskClasses:
+def find_classes(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> MaskClasses:
     """What the values of a set's masks mean: what its table says, or else what all masks have together.
 
     Args:
@@ -115,7 +115,7 @@ def _pairs(folder: Path) -> Tuple[List[str], Dict[str, Path], Dict[str, Path], L
 def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> ArrayExamples:
     """The images of a folder with their masks, named as in it: ``images/one.tif``."""
     names, images, masks, _ = _pairs(folder)
-    pairs: List[Tuple[Any, Any]] = []
+    pairs: List[Tuple[np.ndarray, np.ndarray]] = []
     for name in names:
         image = read_image(images[name], max_pixels)
         pixels = read_mask(masks[name], max_pixels, classes.colours)
@@ -141,7 +141,7 @@ def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> ArrayExam
     return ArrayExamples(stacked, np.stack([mask for _, mask in pairs]), files)
 
 
-def _check_alike(image: Any, path: Path, first: Any, first_path: Path) -> None:
+def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: Path) -> None:
     if image.shape[:2] != first.shape[:2]:
         sizes = ["x".join(map(str, a.shape[:2])) for a in (image, first)]
         raise DataError(

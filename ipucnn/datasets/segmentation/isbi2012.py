@@ -6,10 +6,11 @@ Segmentation of neuronal structures in EM stacks challenge, Arganda-Carreras et 
 
 import contextlib
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import PillowImage
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
@@ -18,7 +19,7 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
 from ipucnn.text import printable
 
-IMAGES, LABELS, TEST = "train-volume", "train-labels", "test-volume"
+IMAGES, LABELS = "train-volume", "train-labels"
 CLASS_NAMES = ("membrane", "cell")
 SHARE_HELD_OUT = 5
 """One in so many slices, the last ones, is kept for evaluation: 6 of 30, the fifth of five folds."""
@@ -86,7 +87,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
 HINT = "save it as an 8-bit grey multi-page TIFF"
 
 
-def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
+def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
     """uint8 [slices, h, w] of a multi-page TIFF; a page of one bit becomes 0 and 255.
 
     Args:
@@ -102,14 +103,14 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
         origin = printable(str(path))
         # What is stored here, and as much again for the parts that training and evaluation get.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
-        slices: Any = np.empty((count, height, width), np.uint8)
+        slices: np.ndarray = np.empty((count, height, width), np.uint8)
         for page in range(count):
             slices[page] = read_page(volume, page, page_name(path, page, count), (height, width), max_pixels)
     return slices
 
 
 @contextlib.contextmanager
-def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[Any, int]]:
+def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]]:
     """A multi-page TIFF, for :func:`read_page`, and the number of its pages.
 
     Raises:
@@ -133,7 +134,9 @@ def page_name(path: Path, page: int, count: int) -> str:
     return f"{printable(str(path))}, page {page + 1} of {count}"
 
 
-def read_page(volume: Any, page: int, origin: str, size: Optional[Tuple[int, int]], max_pixels: int) -> Any:
+def read_page(
+    volume: PillowImage, page: int, origin: str, size: Optional[Tuple[int, int]], max_pixels: int
+) -> np.ndarray:
     """uint8 [h, w] of one page, 0 and 255 where it has one bit.
 
     Args:

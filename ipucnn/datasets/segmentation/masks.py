@@ -5,10 +5,11 @@ has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` says which value, or w
 """
 
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import PillowImage
 from ipucnn.datasets.images import stretched
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file, read_bytes
@@ -40,7 +41,7 @@ class MaskClasses(NamedTuple):
     colours: bool = False
     any_other: bool = False
 
-    def of(self, mask: Any, origin: str) -> Any:
+    def of(self, mask: np.ndarray, origin: str) -> np.ndarray:
         """Classes uint8 [h, w] of a mask [h, w], or [h, w, 3] of colours.
 
         Raises:
@@ -70,7 +71,7 @@ class MaskClasses(NamedTuple):
 BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
 
 
-def codes(mask: Any, colours: bool, origin: str) -> Any:
+def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
     """Integers [h, w] of a mask: grey values, or colours as one number.  A colour mask whose pixels are all grey is one
     of grey values.
 
@@ -181,7 +182,7 @@ def _listed(values: Sequence[int]) -> str:
     return f"{len(values)} different values ({shown})"
 
 
-def to_classes(masks: Any, origin: str) -> Any:
+def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
     """uint8 masks [n, h, w] of 0 and one other value (255, or 1) to classes 0 and 1.
 
     Raises:
@@ -196,13 +197,13 @@ def to_classes(masks: Any, origin: str) -> Any:
     return (masks != 0).astype(np.uint8)
 
 
-def mask_values(masks: Any) -> Tuple[int, ...]:
+def mask_values(masks: np.ndarray) -> Tuple[int, ...]:
     """The values there are, ascending, of integers from 0 to 65535."""
     counts = np.bincount(masks.reshape(-1), minlength=256)
     return tuple(int(value) for value in np.nonzero(counts)[0])
 
 
-def mask_pixels(page: Any, origin: str, colours: bool = False) -> Any:
+def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.ndarray:
     """[h, w] integers, or uint8 [h, w, 3] of colours, of a mask that Pillow has loaded.
 
     Args:
@@ -251,7 +252,7 @@ def pixels_of(mode: str) -> str:
     return "32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
 
 
-def picture_pixels(page: Any, origin: str) -> Any:
+def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
     """uint8 [h, w] of a grey Pillow image and [h, w, 3] of a colour one, which it loads.
 
     Bits and palettes of greys are grey; other palettes are colour; an alpha channel that hides nothing is dropped.
@@ -278,7 +279,7 @@ def picture_pixels(page: Any, origin: str) -> Any:
     raise DataError(f"{origin} has {pixels_of(page.mode)}", IMAGE_HINT)
 
 
-def _opaque(page: Any, origin: str) -> Any:
+def _opaque(page: PillowImage, origin: str) -> np.ndarray:
     """A Pillow image without its alpha channel.  Raises DataError where that hides anything."""
     lowest, _ = page.getchannel("A").getextrema()
     if lowest < 255:
@@ -286,9 +287,9 @@ def _opaque(page: Any, origin: str) -> Any:
     return page.convert(page.mode[:-1])
 
 
-def _has_grey_palette(page: Any) -> bool:
+def _has_grey_palette(page: PillowImage) -> bool:
     """Whether a palette is one of greys, as ImageJ writes for a look-up table of greys."""
     if page.mode != "P":
         return False
-    colours: Any = np.reshape(page.getpalette("RGB"), (-1, 3))
+    colours: np.ndarray = np.reshape(page.getpalette("RGB"), (-1, 3))
     return bool((colours == colours[:, :1]).all())

@@ -5,7 +5,7 @@ border is the membrane (class 0, 20 to 25 % of the pixels), the inside the cell 
 2012 challenge.  Dark organelles, uneven light, blur and noise keep plain thresholding from solving it.
 """
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -72,8 +72,8 @@ def draw_tissue(height: int, width: int, random: np.random.RandomState) -> Tuple
     from scipy.ndimage import gaussian_filter
 
     shape = (height, width)
-    rows: Any
-    columns: Any
+    rows: np.ndarray
+    columns: np.ndarray
     rows, columns = np.meshgrid(
         np.arange(height, dtype=np.float32), np.arange(width, dtype=np.float32), indexing="ij"
     )

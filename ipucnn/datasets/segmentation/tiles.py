@@ -5,7 +5,7 @@ image; what a network sees beyond the image's border is mirrored (Ronneberger et
 TensorFlow.
 """
 
-from typing import Any, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import numpy as np
 
@@ -14,12 +14,12 @@ IGNORED = -1
 """The label of pixels that count nowhere: beyond an image's border, or counted in another tile."""
 
 
-def mirror(indices: Any, size: int) -> Any:
+def mirror(indices: np.ndarray, size: int) -> np.ndarray:
     """Indices of any size, below 0 too, to those in 0 .. size - 1 that a mirror at the border pixels shows."""
     if size == 1:
         return indices * 0
     period = 2 * (size - 1)
-    inside = indices % period
+    inside: np.ndarray = indices % period
     return np.minimum(inside, period - inside)
 
 
@@ -45,7 +45,7 @@ def tile_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int
     ]
 
 
-def counted(image_size: Size, output: Size, step: int = 1) -> Any:
+def counted(image_size: Size, output: Size, step: int = 1) -> np.ndarray:
     """bool [tiles, output height, output width]: every pixel of the image is true in exactly one tile.
 
     Where tiles overlap the first one counts; pixels beyond the image never do.
@@ -62,7 +62,7 @@ def counted(image_size: Size, output: Size, step: int = 1) -> Any:
     return np.stack([row[:, np.newaxis] & column for row in sides[0] for column in sides[1]])
 
 
-def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[Any, Any]:
+def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.ndarray, np.ndarray]:
     """int64 rows [tiles, input height] and columns [tiles, input width] of the image that each tile shows.
 
     Args:
@@ -76,7 +76,7 @@ def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[Any
     return sides[0], sides[1]
 
 
-def stitch(tiles: Sequence[Any], image_size: Size, step: int = 1) -> Any:
+def stitch(tiles: Sequence[np.ndarray], image_size: Size, step: int = 1) -> np.ndarray:
     """[h, w, ...] from what a network predicted for each tile [output height, output width, ...], in order."""
     output = tiles[0].shape[:2]
     whole = np.zeros((*image_size, *tiles[0].shape[2:]), tiles[0].dtype)

@@ -6,11 +6,12 @@ elementwise or a gather: a tile is the same in a batch of any size.
 """
 
 from statistics import NormalDist
-from typing import Any, Tuple
+from typing import Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.aliases import Tensor, TensorShape
 from ipucnn.datasets.augmentation import below, shift_right
 
 ELASTIC_SIGMA = 10.0 / 512
@@ -33,7 +34,7 @@ _QUANTILES = np.float32([NormalDist().inv_cdf((i + 0.5) / _NUM_QUANTILES) for i 
 _ZOOMS = np.float32([(1 + MAX_ZOOM) ** (i / 512 - 1) for i in range(1025)])
 
 
-def _signed(random: Any) -> Any:
+def _signed(random: Tensor) -> Tensor:
     """Hashes to float32 in [-1, 1), exact."""
     return tf.cast(shift_right(random, 8), tf.float32) * (2.0**-23) - 1.0
 
@@ -44,7 +45,7 @@ def bicubic_weights(size: int, grid: int) -> np.ndarray:
     Cubic convolution (Keys 1981, a = -1/2) with the outer nodes repeated beyond the edge; the first node lies
     on the first pixel, the last on the last.
     """
-    weights: Any = np.zeros((size, grid))
+    weights: np.ndarray = np.zeros((size, grid))
     places = np.linspace(0, grid - 1, size)
     for node in range(-2, grid + 2):
         distance = np.abs(places - node)
@@ -55,7 +56,7 @@ def bicubic_weights(size: int, grid: int) -> np.ndarray:
     return np.float32(weights)
 
 
-def _displacements(random: Any, size: Tuple[int, int]) -> Any:
+def _displacements(random: Tensor, size: Tuple[int, int]) -> Tensor:
     """float32 [b, *size]: Gaussian values on a coarse grid, bicubic in between, in pixels."""
     nodes = tf.gather(_QUANTILES, below(random, _NUM_QUANTILES)) * np.float32(ELASTIC_SIGMA * max(size))
     down, along = (bicubic_weights(n, ELASTIC_GRID) for n in size)
@@ -68,7 +69,7 @@ def _displacements(random: Any, size: Tuple[int, int]) -> Any:
     return total
 
 
-def _mirror(indices: Any, size: int) -> Any:
+def _mirror(indices: Tensor, size: int) -> Tensor:
     """int32 indices of any size to those in 0 .. size - 1 that a mirror at the border pixels shows."""
     if size == 1:
         return tf.zeros_like(indices)
@@ -76,21 +77,21 @@ def _mirror(indices: Any, size: int) -> Any:
     return tf.minimum(inside, 2 * (size - 1) - inside)
 
 
-def _flat(rows: Any, columns: Any, which: Any, shape: Any) -> Any:
+def _flat(rows: Tensor, columns: Tensor, which: Tensor, shape: TensorShape) -> Tensor:
     """int64 indices of pixels in images [n, h, w] laid end to end, mirrored at the borders; rows int32 [b, y, x]."""
     height, width = shape[1], shape[2]
     pixel = tf.cast(_mirror(rows, height) * width + _mirror(columns, width), tf.int64)
     return pixel + which[:, tf.newaxis, tf.newaxis] * (height * width)
 
 
-def _sample(images: Any, which: Any, rows: Any, columns: Any) -> Any:
+def _sample(images: Tensor, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """float32 [b, y, x, c]: bilinear between the four pixels around each place; rows float32 [b, y, x]."""
     flat = tf.reshape(images, [-1, images.shape[-1]])
     top, left = tf.floor(rows), tf.floor(columns)
     down, right = (rows - top)[..., tf.newaxis], (columns - left)[..., tf.newaxis]
     top, left = tf.cast(top, tf.int32), tf.cast(left, tf.int32)
 
-    def pixels(i: int, j: int) -> Any:
+    def pixels(i: int, j: int) -> Tensor:
         return tf.cast(tf.gather(flat, _flat(top + i, left + j, which, images.shape)), tf.float32)
 
     upper = pixels(0, 0) * (1 - right) + pixels(0, 1) * right
@@ -98,7 +99,7 @@ def _sample(images: Any, which: Any, rows: Any, columns: Any) -> Any:
     return upper * (1 - down) + lower * down
 
 
-def _starts(random: Any, size: int, tile: int) -> Any:
+def _starts(random: Tensor, size: int, tile: int) -> Tensor:
     """int64 [b]: where a tile of ``tile`` pixels begins, anywhere in ``size``; in the middle if it is larger."""
     if tile >= size:
         return tf.fill(tf.shape(random), tf.constant(-((tile - size) // 2), tf.int64))
@@ -106,14 +107,14 @@ def _starts(random: Any, size: int, tile: int) -> Any:
 
 
 def training_tiles(
-    images: Any,
-    masks: Any,
-    which: Any,
-    random: Any,
+    images: Tensor,
+    masks: Tensor,
+    which: Tensor,
+    random: Tensor,
     size: Tuple[int, int],
     output: Tuple[int, int],
     elastic: bool,
-) -> Tuple[Any, Any]:
+) -> Tuple[Tensor, Tensor]:
     """Tiles at random places: float32 images [b, *size, c] in 0..255, and uint8 masks [b, *output].
 
     Args:
@@ -150,7 +151,7 @@ def training_tiles(
     return _shaped(tiles, found, images, size, output)
 
 
-def _bent_places(random: Any, starts: Any, size: Tuple[int, int]) -> Tuple[Any, Any]:
+def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor]:
     """float32 (rows, columns) [b, *size]: where in the image each pixel of a tile is taken from."""
     angle = below(random[:, 0], _NUM_ANGLES)
     zoom = tf.gather(_ZOOMS, below(random[:, 1], len(_ZOOMS)))
@@ -160,7 +161,7 @@ def _bent_places(random: Any, starts: Any, size: Tuple[int, int]) -> Tuple[Any, 
     y = (tf.range(size[0], dtype=tf.float32) - centres[0])[:, tf.newaxis]
     x = (tf.range(size[1], dtype=tf.float32) - centres[1])[tf.newaxis, :]
 
-    def wide(values: Any) -> Any:
+    def wide(values: Tensor) -> Tensor:
         return values[:, tf.newaxis, tf.newaxis]
 
     bend_y, bend_x = (
@@ -173,8 +174,8 @@ def _bent_places(random: Any, starts: Any, size: Tuple[int, int]) -> Tuple[Any, 
 
 
 def _shaped(
-    tiles: Any, masks: Any, images: Any, size: Tuple[int, int], output: Tuple[int, int]
-) -> Tuple[Any, Any]:
+    tiles: Tensor, masks: Tensor, images: Tensor, size: Tuple[int, int], output: Tuple[int, int]
+) -> Tuple[Tensor, Tensor]:
     tiles.set_shape([None, *size, images.shape[-1]])
     masks.set_shape([None, *output])
     return tiles, masks

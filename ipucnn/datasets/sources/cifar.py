@@ -5,11 +5,12 @@ version is unpickled by :mod:`ipucnn.datasets.sources.unpickle`, which runs noth
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn import json_fields
+from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.sources.unpickle import safe_unpickle
@@ -66,7 +67,7 @@ def find_layout(name: str, folder: Path) -> Optional[Layout]:
     return None
 
 
-def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[Any, Any]:
+def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
     """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError.
 
     Without ``num_classes`` labels are given as they are, whatever classes there are.
@@ -87,7 +88,7 @@ def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple
     return _checked(path, data, _whole_numbers(path, label_key, labels), num_classes)
 
 
-def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
+def _whole_numbers(path: Path, label_key: str, labels: object) -> np.ndarray:
     """int64 [n] of a list or an array of whole numbers.  Raises DataError: none is rounded, or taken for one."""
     if isinstance(labels, np.ndarray):
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -109,7 +110,9 @@ def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
     return np.array(labels, np.int64)
 
 
-def read_binary(path: Path, num_label_bytes: int, num_classes: Optional[int]) -> Tuple[Any, Any]:
+def read_binary(
+    path: Path, num_label_bytes: int, num_classes: Optional[int]
+) -> Tuple[np.ndarray, np.ndarray]:
     """uint8 [n, 32, 32, 3] and int32 [n] of one file of the binary version.  Raises DataError.
 
     A record is the label (the last of ``num_label_bytes``: CIFAR-100 has a coarse one before it), then the
@@ -119,12 +122,14 @@ def read_binary(path: Path, num_label_bytes: int, num_classes: Optional[int]) ->
     record = num_label_bytes + PIXELS
     if len(raw) % record:
         raise DataError(f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN)
-    records: Any = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    labels = records[:, num_label_bytes - 1].astype(np.int64)
+    records: np.ndarray = np.frombuffer(raw, np.uint8).reshape(-1, record)
+    labels: np.ndarray = records[:, num_label_bytes - 1].astype(np.int64)
     return _checked(path, records[:, num_label_bytes:], labels, num_classes)
 
 
-def _checked(path: Path, planes: Any, labels: Any, num_classes: Optional[int]) -> Tuple[Any, Any]:
+def _checked(
+    path: Path, planes: np.ndarray, labels: np.ndarray, num_classes: Optional[int]
+) -> Tuple[np.ndarray, np.ndarray]:
     if len(planes) != len(labels):
         raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN)
     if len(planes) == 0:
@@ -136,7 +141,9 @@ def _checked(path: Path, planes: Any, labels: Any, num_classes: Optional[int]) -
     return images, labels.astype(np.int32)
 
 
-def read_batch(name: str, layout: Layout, path: Path, num_classes: Optional[int]) -> Tuple[Any, Any]:
+def read_batch(
+    name: str, layout: Layout, path: Path, num_classes: Optional[int]
+) -> Tuple[np.ndarray, np.ndarray]:
     """Images and labels of one file of either version, as :func:`read_pickle` gives them.  Raises DataError."""
     if layout.binary:
         return read_binary(path, 1 if name == "cifar10" else 2, num_classes)
@@ -150,7 +157,7 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
     if not is_file(path):
         return known
     if layout.binary:
-        names: Any = read_file(str(path)).decode("latin1").split()
+        names: PlainValue = read_file(str(path)).decode("latin1").split()
     else:
         content = safe_unpickle(read_file(str(path)), str(path))
         key = "label_names" if name == "cifar10" else "fine_label_names"
@@ -174,7 +181,7 @@ def open_cifar(name: str, folder: Path) -> DataSource:
     if layout is None:
         raise DataError(f"{folder} has no {name} files", hint)
 
-    def read(file_name: str) -> Tuple[Any, Any]:
+    def read(file_name: str) -> Tuple[np.ndarray, np.ndarray]:
         return read_batch(name, layout, folder / file_name, NUM_CLASSES[name])
 
     present: List[str] = [n for n in layout.train if is_file(folder / n)]

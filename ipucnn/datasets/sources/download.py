@@ -164,7 +164,7 @@ def _not_fetched(url: str, error: Exception) -> MissingError:
     )
 
 
-def _download_bounded(url: str, output_file: Any, _: Any) -> None:
+def _download_bounded(url: str, output_file: str, _: object) -> None:
     """Pooch's downloader: streams an address into a file, which ends where it is longer than any should be.
 
     Redirections are followed to https addresses only.

@@ -4,11 +4,11 @@ The test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin
 """
 
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, limit_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, Examples, array_source, limit_source
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, InfeasibleError, MissingError
 
@@ -83,7 +83,7 @@ def open_random(
         )
     except DataError as error:  # nothing is wrong with files
         raise InfeasibleError(error.message, error.hint) from None
-    images: Any = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
+    images: np.ndarray = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
     if task == "segmentation":
         labels = random.randint(0, num_classes, (total, height, width)).astype(np.uint8)
@@ -113,9 +113,9 @@ def open_blank(
     source = open_random(1, 1, channels, num_classes, task)
     source = limit_source(source, limit_train, limit_eval, 0)
 
-    def blank(examples: Any) -> ArrayExamples:
+    def blank(examples: Examples) -> ArrayExamples:
         number = len(examples)
-        zero: Any = np.zeros((), np.uint8)
+        zero: np.ndarray = np.zeros((), np.uint8)
         labels = examples.labels
         if task == "segmentation":
             labels = np.broadcast_to(zero, (number, height, width))

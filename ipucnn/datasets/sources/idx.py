@@ -8,7 +8,7 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import BinaryIO, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -73,14 +73,16 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
         file.seek(0)
         if not is_packed and path.suffix == ".gz":
             raise DataError(f"{name} is not a gzip file", AGAIN)
-        stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        stream = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
             return _read_idx(stream, name, num_dimensions, None if is_packed else file_size(path))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"cannot read {name}: {error}", AGAIN) from error
 
 
-def _read_idx(stream: Any, name: str, num_dimensions: int, num_there: Optional[int]) -> np.ndarray:
+def _read_idx(
+    stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, num_there: Optional[int]
+) -> np.ndarray:
     """``num_there`` is how long the stream is, where that is known."""
     header_bytes = 4 + 4 * num_dimensions
     header = stream.read(header_bytes)
@@ -109,10 +111,10 @@ def _read_idx(stream: Any, name: str, num_dimensions: int, num_there: Optional[i
             AGAIN,
         )
     check_memory(size, f"{name} of {shown} bytes")
-    data: Any = np.empty(size, np.uint8)
+    data: np.ndarray = np.empty(size, np.uint8)
     view, filled = memoryview(data), 0
     while filled < size:
-        count = stream.readinto(view[filled : filled + _PIECE_BYTES])
+        count = stream.readinto(view[filled : filled + _PIECE_BYTES])  # type: ignore[union-attr]
         if not count:
             raise DataError(
                 f"{name} is truncated: {header_bytes + filled} bytes where its header ({shown}) says "

@@ -6,7 +6,7 @@ It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each 
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def _draw(path: str) -> bytes:
     return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
-def _few(names: List[str], counts: Any) -> List[str]:
+def _few(names: List[str], counts: np.ndarray) -> List[str]:
     """What to tell the user of classes with few training images, and of numbers that differ much."""
     there = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
     (least, rarest), (most, commonest) = min(there), max(there)

@@ -13,10 +13,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import Numbers
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, RecordExamples
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError, UserError
@@ -49,6 +50,7 @@ _SHARD = re.compile(rf"({TRAIN}|{VALIDATION})-(\d{{5}})-of-(\d{{5}})")
 _INDEX_VERSION = 1
 _MOST_INDEX_BYTES = 4 * 2**30
 _COLUMNS = {"shards": np.int32, "numbers": np.int32, "places": np.int64, "labels": np.int32}
+_Columns = Dict[str, np.ndarray]
 
 
 def shard_name(subset: str, number: int, count: int) -> str:
@@ -139,7 +141,7 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
     return label - 1
 
 
-def _index_shard(path: Path, num_classes: int) -> Any:
+def _index_shard(path: Path, num_classes: int) -> np.ndarray:
     """int64 [3, n]: number, place and class of each record of a file."""
     found = [
         (number, at, label_of(read, length, place_of(path, number, at), num_classes))
@@ -148,7 +150,7 @@ def _index_shard(path: Path, num_classes: int) -> Any:
     return np.array(found, np.int64).reshape(-1, 3).T
 
 
-def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> Dict[str, Any]:
+def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> _Columns:
     """The columns of :class:`RecordExamples` of one subset; several files are read at a time."""
     with ThreadPoolExecutor(num_cores()) as pool:
         futures = [pool.submit(_index_shard, path, num_classes) for path in shards]
@@ -161,14 +163,14 @@ def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -
             for future in futures:
                 future.cancel()
     numbers, places, labels = np.concatenate(parts, axis=1)
-    owners: Any = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
+    owners: np.ndarray = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
     columns = {"shards": owners, "numbers": numbers, "places": places, "labels": labels}
     return {name: columns[name].astype(kind) for name, kind in _COLUMNS.items()}
 
 
 def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Path:
     """The file of the index: another one as soon as a file's name, size or time of change is another."""
-    described: List[Any] = [_INDEX_VERSION, num_classes, str(real(folder))]
+    described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
         with asking(path):
             status = os.stat(path)
@@ -177,7 +179,9 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
     return cache_folder("records") / f"{key[:32]}.npz"
 
 
-def _read_cached(path: Path, shards: Dict[str, List[Path]], num_classes: int) -> Any:
+def _read_cached(
+    path: Path, shards: Dict[str, List[Path]], num_classes: int
+) -> Optional[Dict[str, Dict[str, np.ndarray]]]:
     """The columns of both subsets; None if there is no such file, or it is not what was written."""
     try:
         digest, _, packed = read_bytes(path, _MOST_INDEX_BYTES).partition(b"\n")
@@ -198,12 +202,13 @@ def _read_cached(path: Path, shards: Dict[str, List[Path]], num_classes: int) ->
     return found
 
 
-def _write_cached(path: Path, found: Dict[str, Dict[str, Any]]) -> None:
+def _write_cached(path: Path, found: Dict[str, _Columns]) -> None:
     """Keeps an index whole or not at all; a folder that can't be written means that none is kept."""
     packed = io.BytesIO()
-    np.savez(
-        packed, **{f"{subset}.{name}": column for subset in found for name, column in found[subset].items()}
-    )
+    columns: Dict[str, Numbers] = {
+        f"{subset}.{name}": column for subset in found for name, column in found[subset].items()
+    }
+    np.savez(packed, **columns)
     data = packed.getvalue()
     with contextlib.suppress(UserError):
         make_folder(path.parent)

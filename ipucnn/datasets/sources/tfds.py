@@ -5,10 +5,12 @@ where all images have one size, else as the encoded bytes.  A set too large for 
 """
 
 from pathlib import Path
-from typing import Any, List, Tuple
+from types import ModuleType
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
+from ipucnn.aliases import TfDataset, TfdsBuilder
 from ipucnn.datasets.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -21,6 +23,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.errors import DataError, MissingError
 from ipucnn.filesystem import shown
+from ipucnn.text import size_text
 
 MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
@@ -34,7 +37,7 @@ AUGMENTATION = {
 }
 
 
-def _import_tfds() -> Any:
+def _import_tfds() -> ModuleType:
     try:
         import tensorflow_datasets
 
@@ -49,7 +52,7 @@ def _import_tfds() -> Any:
     return tensorflow_datasets
 
 
-def refuse_foreign_features(connector: Any) -> None:
+def refuse_foreign_features(connector: Type[Any]) -> None:
     """Keeps TFDS from importing what a data set's ``features.json`` names, unless it is of TFDS itself.
 
     A prepared set is data of anybody; TFDS imports the module of each class that is named in it.
@@ -61,7 +64,7 @@ def refuse_foreign_features(connector: Any) -> None:
     if getattr(find, "refuses_foreign", False):
         return
 
-    def cls_from_name(cls: Any, python_class_name: str) -> Any:
+    def cls_from_name(cls: type, python_class_name: str) -> Type[Any]:
         if not python_class_name.startswith("tensorflow_datasets.core.features."):
             raise DataError(
                 f"the data set's features.json names {shown(python_class_name)}, which is no feature of TFDS",
@@ -90,7 +93,7 @@ def prepare(name: str, data_dir: Path) -> Path:
     return Path(str(getattr(builder, "data_path", None) or builder.data_dir))
 
 
-def _features(builder: Any, tfds: Any, name: str) -> Tuple[str, str]:
+def _features(builder: TfdsBuilder, tfds: ModuleType, name: str) -> Tuple[str, str]:
     """The names of the image and the class in an example."""
     features = dict(builder.info.features.items())
     images = [key for key, f in features.items() if isinstance(f, tfds.features.Image)]
@@ -105,7 +108,7 @@ def _features(builder: Any, tfds: Any, name: str) -> Tuple[str, str]:
     return images[0], labels[0]
 
 
-def open_builder(name: str, folder: Path) -> Tuple[Any, str, str]:
+def open_builder(name: str, folder: Path) -> Tuple[TfdsBuilder, str, str]:
     """TFDS's builder of a prepared version, and the names of the image and the class in its examples.
 
     Raises:
@@ -131,7 +134,7 @@ def _cannot_read(name: str, folder: Path, error: Exception) -> DataError:
     return DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again")
 
 
-def _splits(builder: Any, name: str) -> Tuple[str, str, List[str]]:
+def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, List[str]]:
     """The train and evaluation parts, and a warning where the set has no part for evaluation."""
     available = builder.info.splits
     if "train" not in available:
@@ -166,7 +169,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
         if needed > MAX_BYTES:
             raise DataError(
-                f"data set {name} needs {needed / 2**30:.0f} GiB of memory, over {MAX_BYTES // 2**30}",
+                f"data set {name} needs {size_text(needed)} of memory, and at most {size_text(MAX_BYTES)} are taken",
                 "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR",
             )
         read = _read_arrays if one_size else _read_encoded
@@ -211,13 +214,17 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     )
 
 
-def _as_dataset(builder: Any, tfds: Any, split: str, decoders: Any) -> Any:
+def _as_dataset(
+    builder: TfdsBuilder, tfds: ModuleType, split: str, decoders: Optional[Dict[str, object]]
+) -> TfDataset:
     # One file after the other: the stored order, the same on every machine.
     config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     return builder.as_dataset(split=split, shuffle_files=False, read_config=config, decoders=decoders)
 
 
-def _read_arrays(builder: Any, tfds: Any, split: str, image: str, label: str, name: str) -> Examples:
+def _read_arrays(
+    builder: TfdsBuilder, tfds: ModuleType, split: str, image: str, label: str, name: str
+) -> Examples:
     images, labels = [], []
     dataset = _as_dataset(builder, tfds, split, None).map(lambda e: (e[image], e[label]))
     for image_batch, label_batch in dataset.batch(READ_BATCH).as_numpy_iterator():
@@ -228,7 +235,9 @@ def _read_arrays(builder: Any, tfds: Any, split: str, image: str, label: str, na
     return ArrayExamples(stacked, np.concatenate(labels or [np.zeros(0)]).astype(np.int32))
 
 
-def _read_encoded(builder: Any, tfds: Any, split: str, image: str, label: str, name: str) -> Examples:
+def _read_encoded(
+    builder: TfdsBuilder, tfds: ModuleType, split: str, image: str, label: str, name: str
+) -> Examples:
     decoders = {image: tfds.decode.SkipDecoding()}
     dataset = _as_dataset(builder, tfds, split, decoders).map(lambda e: (e[image], e[label]))
     pairs = list(dataset.as_numpy_iterator())

@@ -12,7 +12,7 @@ import functools
 import os
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -39,31 +39,33 @@ Read = Callable[[int, int], bytes]
 
 
 @functools.lru_cache(maxsize=None)
-def _tables() -> Tuple[List[int], Any]:
+def _tables() -> Tuple[List[int], np.ndarray]:
     """The effect of one byte on the checksum, as a list, and of two bytes, as an array: uint32 [65536]."""
-    table: Any = np.arange(256, dtype=np.uint32)
+    table: np.ndarray = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
-    words: Any = np.arange(65536, dtype=np.uint32)
+    words: np.ndarray = np.arange(65536, dtype=np.uint32)
     for _ in range(2):
         words = table[words & 255] ^ (words >> 8)
     return table.tolist(), words
 
 
 @functools.lru_cache(maxsize=None)
-def _zeros(level: int) -> Any:
+def _zeros(level: int) -> np.ndarray:
     """The effect of 64 * 2**level zero bytes on each byte of the checksum: uint32 [4, 256]."""
     if level:
         half = _zeros(level - 1)
         return _pass_zeros(half, half)
     words = _tables()[1]
-    states: Any = np.arange(256, dtype=np.uint32)[np.newaxis] << np.array([[0], [8], [16], [24]], np.uint32)
+    states: np.ndarray = np.arange(256, dtype=np.uint32)[np.newaxis] << np.array(
+        [[0], [8], [16], [24]], np.uint32
+    )
     for _ in range(_ROW_BYTES // 2):
         states = words[states & 65535] ^ (states >> 16)
     return states
 
 
-def _pass_zeros(effect: Any, states: Any) -> Any:
+def _pass_zeros(effect: np.ndarray, states: np.ndarray) -> np.ndarray:
     return (
         effect[0][states & 255]
         ^ effect[1][states >> 8 & 255]
@@ -85,11 +87,11 @@ def crc32c(data: bytes) -> int:
             state = steps[(state ^ byte) & 255] ^ (state >> 8)
         return state ^ 0xFFFFFFFF
     num_rows = -(-len(data) // _ROW_BYTES)
-    rows: Any = np.zeros(num_rows * _ROW_BYTES, np.uint8)
+    rows: np.ndarray = np.zeros(num_rows * _ROW_BYTES, np.uint8)
     first = len(rows) - len(data)
     rows[first:] = np.frombuffer(data, np.uint8)
     rows[first : first + 4] ^= 255
-    sums: Any = np.zeros(num_rows, np.uint32)
+    sums: np.ndarray = np.zeros(num_rows, np.uint32)
     for column in np.ascontiguousarray(rows.view("<u2").reshape(num_rows, _ROW_BYTES // 2).T):
         sums = words[(sums ^ column) & 65535] ^ (sums >> 16)
     level = 0
@@ -102,9 +104,9 @@ def crc32c(data: bytes) -> int:
 
 
 @functools.lru_cache(maxsize=None)
-def _eight_tables() -> Any:
+def _eight_tables() -> np.ndarray:
     """uint32 [8, 256]: the effect of a byte with 0 to 7 zero bytes after it."""
-    tables: Any = np.empty((8, 256), np.uint32)
+    tables: np.ndarray = np.empty((8, 256), np.uint32)
     tables[0] = _tables()[0]
     for k in range(1, 8):
         tables[k] = tables[0][tables[k - 1] & 255] ^ tables[k - 1] >> 8

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import PlainValue
 from ipucnn.errors import DataError
 
 _ALLOWED_OPCODES = (
@@ -65,7 +66,7 @@ class _Array:
         self.budget = budget
         self.array: Any = None
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: PlainValue) -> None:
         _, shape, dtype, fortran, raw = state
         if not isinstance(dtype, _Dtype) or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError("an array with an unexpected state")
@@ -74,17 +75,17 @@ class _Array:
             raw = raw.encode("latin1")
         if not isinstance(raw, bytes):
             raise ValueError("an array without bytes")
-        array: Any = np.frombuffer(raw, dtype.resolved())
+        array: np.ndarray = np.frombuffer(raw, dtype.resolved())
         self.array = array.reshape(tuple(shape), order="F" if fortran else "C")
 
 
 class _Dtype:
     """Stands for numpy.dtype: booleans and plain numbers only."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
+    def __init__(self, code: object, *_: object) -> None:
         self.code, self.order = str(code)[:20] if isinstance(code, str) else "?", "|"
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: PlainValue) -> None:
         order = state[1]
         self.order = order if isinstance(order, str) and len(order) == 1 else "?"
 
@@ -112,12 +113,12 @@ class _Names:
             ("__builtin__", "bytes"): self.empty_bytes,
         }
 
-    def reconstruct(self, kind: Any, *_: Any) -> _Array:
+    def reconstruct(self, kind: object, *_: object) -> _Array:
         if kind is not _Array:
             raise ValueError("an array of an unexpected type")
         return _Array(self._budget)
 
-    def from_buffer(self, raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    def from_buffer(self, raw: object, dtype: object, shape: object, order: object) -> _Array:
         # How protocol 5 writes arrays.
         rebuilt = _Array(self._budget)
         if isinstance(raw, bytearray):
@@ -126,7 +127,7 @@ class _Names:
         rebuilt.__setstate__((1, shape, dtype, order == "F", raw))
         return rebuilt
 
-    def encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+    def encode(self, text: object, encoding: object = "latin1") -> bytes:
         # How Python 3 writes bytes in protocol 2.
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
             raise ValueError("a string with an unexpected encoding")
@@ -142,10 +143,10 @@ class _Names:
 _PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
 
-def _counted(method: Callable[[Any], None]) -> Callable[[Any], None]:
+def _counted(method: Callable[["_Unpickler"], None]) -> Callable[["_Unpickler"], None]:
     """The method of an opcode, which counts against :data:`MAX_OPCODES` whenever it is called."""
 
-    def load(unpickler: Any) -> None:
+    def load(unpickler: "_Unpickler") -> None:
         unpickler.num_opcodes += 1
         if unpickler.num_opcodes > MAX_OPCODES:
             raise ValueError("a structure of too many parts")
@@ -205,7 +206,7 @@ class _Unpickler(_PythonUnpickler):
     def load_get(self) -> None:
         self.append(self.memo[self.memo_index()])
 
-    def set_items(self, mapping: Any, items: Any) -> None:
+    def set_items(self, mapping: object, items: List[object]) -> None:
         # Other keys can be chosen so that a dictionary takes hours; hashes of texts cannot be foreseen.
         if not isinstance(mapping, dict) or len(items) % 2 or len(mapping) + len(items) // 2 > MAX_KEYS:
             raise ValueError("a dictionary of another shape than CIFAR's")
@@ -249,14 +250,14 @@ class _Unpickler(_PythonUnpickler):
     # The library's loop asks for the method of each opcode: here each is counted first.
     dispatch = {opcode: _counted(method) for opcode, method in dispatch.items()}
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         try:
             return self.names.by_name[module, name]
         except KeyError:
             raise ValueError(f"a reference to {module[:80]}.{name[:80]}, which could run code") from None
 
 
-def safe_unpickle(data: bytes, origin: str) -> Any:
+def safe_unpickle(data: bytes, origin: str) -> PlainValue:
     """The plain data (dicts, lists, tuples, strings, bytes, numbers, NumPy arrays) of a pickle.
 
     Python 2 strings become ``str`` through latin-1.
@@ -284,7 +285,7 @@ def safe_unpickle(data: bytes, origin: str) -> Any:
         ) from None
 
 
-def _plain(value: Any, depth: int, left: List[int]) -> Any:
+def _plain(value: object, depth: int, left: List[int]) -> PlainValue:
     """Replaces the stand-ins by arrays.  Raises ValueError for what is left of them.
 
     Args:

@@ -5,7 +5,7 @@ import gzip
 import zlib
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def walk_idx(survey: Survey, name: str, folder: Path) -> None:
             sizes[subset] = _promised(image_path) or sizes[subset]
     survey.expect(sizes)
     for subset in sizes:
-        arrays: Dict[str, Any] = {}
+        arrays: Dict[str, np.ndarray] = {}
         for kind, dimensions in (("images", 3), ("labels", 1)):
             path = paths[subset, kind]
             if path is not None:
@@ -128,7 +128,7 @@ def _promised(path: Path) -> int:
     with contextlib.suppress(DataError, EOFError, zlib.error), open_regular(path) as file:
         is_packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        stream = gzip.GzipFile(fileobj=file) if is_packed else file
         count = int.from_bytes(stream.read(8)[4:], "big")
         return count if count <= _MOST_PROMISED else 0
     return 0

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -170,7 +170,7 @@ class Look(NamedTuple):
     format: str
     frames: int
     size: Tuple[int, int]
-    pixels: Any
+    pixels: Optional[np.ndarray]
 
 
 _MODES = {
@@ -313,7 +313,7 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
     def subset_of(page: int) -> str:
         return TRAIN if page < first_eval else EVAL
 
-    masks: List[Tuple[Tuple[int, ...], Any]] = []
+    masks: List[Tuple[Tuple[int, ...], Optional[np.ndarray]]] = []
     if label_path is not None:
         # Of the labels a bit per pixel is kept; pages of both volumes at once could wait for each other's memory.
         masks = [_packed(mask) for mask in _pages(survey, label_path, subset_of, is_mask=True)]
@@ -355,11 +355,13 @@ def _count_pages(survey: Survey, path: Optional[Path]) -> int:
     return 0
 
 
-def _packed(mask: Any) -> Tuple[Tuple[int, ...], Any]:
+def _packed(mask: Optional[np.ndarray]) -> Tuple[Tuple[int, ...], Optional[np.ndarray]]:
     return ((), None) if mask is None else (mask.shape, np.packbits(mask != 0))
 
 
-def _pages(survey: Survey, path: Path, subset_of: Callable[[int], str], is_mask: bool) -> Iterator[Any]:
+def _pages(
+    survey: Survey, path: Path, subset_of: Callable[[int], str], is_mask: bool
+) -> Iterator[Optional[np.ndarray]]:
     """uint8 [h, w] of each page of a volume, None for one that cannot be read; what is wrong is noted."""
     other: Optional[int] = None
     with survey.noting(None, path.name, path), open_volume(path, survey.max_pixels) as (volume, count):
@@ -376,7 +378,9 @@ def _pages(survey: Survey, path: Path, subset_of: Callable[[int], str], is_mask:
             yield pixels
 
 
-def _check_mask(survey: Survey, subset: str, name: str, mask: Any, other: Optional[int]) -> Optional[int]:
+def _check_mask(
+    survey: Survey, subset: str, name: str, mask: np.ndarray, other: Optional[int]
+) -> Optional[int]:
     """Notes a mask of other values than 0 and ``other``; gives the value that later masks must have."""
     values = [value for value in mask_values(mask) if value]
     if other is None and len(values) == 1:
@@ -456,7 +460,7 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
 def _mask_classes(survey: Survey, folder: Path, paths: List[Path]) -> MaskClasses:
     """What the masks' values mean; where they do not belong together, two classes, of which each mask is judged."""
 
-    def readable() -> Iterator[Tuple[Path, Any]]:
+    def readable() -> Iterator[Tuple[Path, np.ndarray]]:
         for path in paths:
             with contextlib.suppress(DataError):  # noted when it is its turn
                 yield path, imagemasks.read_mask(path, survey.max_pixels)

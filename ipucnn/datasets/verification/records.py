@@ -5,7 +5,7 @@ TensorFlow's own reader ends at the first damaged record, so the records are tak
 
 import functools
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources import tfds as reader
@@ -101,12 +101,18 @@ def walk_records(survey: Survey, folder: Path) -> None:
     survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
 
 
+_Shape = Tuple[Optional[int], Optional[int], int]
 _Parse = Callable[[bytes], Tuple[bytes, int, str, str]]
 """Image and class of a record; or the code and text of what is wrong with it."""
 
 
 def _walk_files(
-    survey: Survey, subset: str, paths: List[Path], lengths: List[int], parse: _Parse, shape: Tuple[Any, ...]
+    survey: Survey,
+    subset: str,
+    paths: List[Path],
+    lengths: List[int],
+    parse: _Parse,
+    shape: _Shape,
 ) -> None:
     # Where numbers begin: (number, file, record).  Of files without records the next one's begin is the right one.
     begins = [(sum(lengths[:k]), path, 0) for k, path in enumerate(paths)]
@@ -162,7 +168,7 @@ class _Item(NamedTuple):
     is_end: bool = False
 
 
-def _walk_shard(survey: Survey, subset: str, shard: _Shard, parse: _Parse, shape: Tuple[Any, ...]) -> int:
+def _walk_shard(survey: Survey, subset: str, shard: _Shard, parse: _Parse, shape: _Shape) -> int:
     """Hands the records of a shard to the survey; how many there are."""
     num_records = 0
 
@@ -191,7 +197,7 @@ def _walk_shard(survey: Survey, subset: str, shard: _Shard, parse: _Parse, shape
             None if item.code else look_at(item.image, "image", item.is_wanted, survey.max_pixels, channels)
         )
 
-    channels = int(shape[-1])
+    channels = shape[2]
     with open_regular(shard.path) as file:
         for item, result in in_order(look, items(file, file_size(shard.path))):
             name = f"{printable(shard.path.name)}, record {item.record}"

@@ -4,9 +4,11 @@ import hashlib
 import math
 from array import array
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+
+from ipucnn.aliases import Numbers
 
 DIGEST_BYTES = 16
 
@@ -22,12 +24,12 @@ class Measured(NamedTuple):
     """
 
     digests: bytes
-    histogram: Any
-    means: Any
-    constant: Any
+    histogram: np.ndarray
+    means: np.ndarray
+    constant: np.ndarray
 
 
-def measure(images: Any) -> Measured:
+def measure(images: np.ndarray) -> Measured:
     """Measures images of one size: uint8 [n, h, w, c]."""
     from PIL import Image
 
@@ -41,7 +43,7 @@ def measure(images: Any) -> Measured:
         # Pillow counts many times faster than NumPy.
         stacked = images.reshape(num * height, width, channels)
         picture = Image.fromarray(stacked[..., 0] if channels == 1 else stacked)
-        histogram: Any = np.array(picture.histogram(), np.int64).reshape(channels, 256)
+        histogram: np.ndarray = np.array(picture.histogram(), np.int64).reshape(channels, 256)
     else:
         histogram = np.stack(
             [np.bincount(images[..., c].reshape(-1), minlength=256) for c in range(channels)]
@@ -69,8 +71,8 @@ class Sample(NamedTuple):
     name: str
     label: str
     problems: Tuple[str, ...]
-    image: Any
-    mask: Any = None
+    image: np.ndarray
+    mask: Optional[np.ndarray] = None
     num_classes: int = 0
 
 
@@ -107,25 +109,27 @@ class SubsetSurvey:
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_stored = 0
-        self.chosen: Any = None
+        self.chosen: Optional[np.ndarray] = None
         self.name_of: Callable[[int], str] = lambda index: f"sample {index}"
-        self.class_counts: Any = np.zeros(0, np.int64)
+        self.class_counts: Numbers = np.zeros(0, np.int64)
         self.class_unit = "samples"
         self.checked = 0
         self.numbers = array("q")
         self.labels = array("q")
         self.digests = bytearray()
-        self.histogram: Any = None
+        self.histogram: Optional[np.ndarray] = None
         self.smallest: Optional[Tuple[int, int]] = None
         self.largest: Optional[Tuple[int, int]] = None
-        self._sums: Any = 0.0
-        self._squares: Any = 0.0
+        self._sums: Numbers = 0.0
+        self._squares: Numbers = 0.0
 
     def is_chosen(self, number: int) -> bool:
         """Whether a sample is to be looked at."""
         return self.chosen is None or (number < len(self.chosen) and bool(self.chosen[number]))
 
-    def record(self, numbers: Sequence[int], labels: Sequence[int], measured: Measured, size: Any) -> None:
+    def record(
+        self, numbers: Sequence[int], labels: Sequence[int], measured: Measured, size: Tuple[int, int]
+    ) -> None:
         """Takes what is kept of some samples of one size (height, width)."""
         self.numbers.extend(int(number) for number in numbers)
         self.labels.extend(int(label) for label in labels)
@@ -144,7 +148,7 @@ class SubsetSurvey:
             if self.largest is None or area > self.largest[0] * self.largest[1]:
                 self.largest = size
 
-    def count_classes(self, counts: Any) -> None:
+    def count_classes(self, counts: np.ndarray) -> None:
         """Adds samples or pixels per class: int [at most as many as classes]."""
         if len(counts) > len(self.class_counts):
             self.class_counts = np.pad(self.class_counts, (0, len(counts) - len(self.class_counts)))

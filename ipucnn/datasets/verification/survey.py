@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
+from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
@@ -129,7 +130,7 @@ class Verification:
     def num_warnings(self) -> int:
         return len(self.findings) - self.num_errors
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> PlainDict:
         """Plain data for JSON; docs/datasets.md describes the keys."""
         return {
             "schema_version": SCHEMA_VERSION,
@@ -376,9 +377,9 @@ class Survey:
         number: int,
         label: int,
         measured: Measured,
-        image: Any,
-        problems: Sequence[str] = (),
-        size: Optional[Tuple[int, int]] = None,
+        image: Optional[np.ndarray],
+        problems: Sequence[str],
+        size: Tuple[int, int],
     ) -> None:
         """Takes one sample that a class is known of.
 
@@ -389,11 +390,11 @@ class Survey:
             measured: of its pixels.
             image: uint8 [h, w, c]; None if :meth:`wants` said no.
             problems: codes that were found about it already.
-            size: (height, width), where the image is not given.
+            size: (height, width).
         """
-        self._take(subset, [number], [label], measured, size or image.shape[:2], lambda _: image, problems)
+        self._take(subset, [number], [label], measured, size, lambda _: image, problems)
 
-    def add_arrays(self, subset: str, images: Any, labels: Any, first: int = 0) -> None:
+    def add_arrays(self, subset: str, images: np.ndarray, labels: np.ndarray, first: int = 0) -> None:
         """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``."""
         into = self.subsets[subset]
         for start in range(0, len(images), BATCH):
@@ -416,8 +417,8 @@ class Survey:
         numbers: Sequence[int],
         labels: Sequence[int],
         measured: Measured,
-        size: Any,
-        image_of: Callable[[int], Any],
+        size: Tuple[int, int],
+        image_of: Callable[[int], Optional[np.ndarray]],
         problems: Sequence[str] = (),
     ) -> None:
         """Takes samples of one size, and checks each label and image by itself."""
@@ -446,19 +447,19 @@ class Survey:
                 own.append("small-image")
             if self._watcher.wants(self._done + k):
                 name = self.class_names[label] if 0 <= label < num_classes else f"label {label}"
-                self._watcher.on_sample(
-                    self._done + k, Sample(into.name_of(number), name, tuple(own), image_of(k))
-                )
+                image = image_of(k)
+                assert image is not None
+                self._watcher.on_sample(self._done + k, Sample(into.name_of(number), name, tuple(own), image))
         into.checked += len(numbers)
         self._advance(len(numbers))
 
-    def add_mask(self, subset: str, number: int, image: Any, mask: Any) -> None:
+    def add_mask(self, subset: str, number: int, image: np.ndarray, mask: np.ndarray) -> None:
         """Takes one sample with a mask: uint8 [h, w, c] and uint8 [h, w] of classes."""
         into, num_classes = self.subsets[subset], len(self.class_names)
         into.class_unit = "pixels"
         measured = measure(image[np.newaxis])
         into.record([number], [zlib.crc32(np.ascontiguousarray(mask).data)], measured, image.shape[:2])
-        counts: Any = np.bincount(mask.reshape(-1), minlength=num_classes)
+        counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
         into.count_classes(counts[:num_classes])
         problems, name = [], into.name_of(number)
         if counts[num_classes:].any():
@@ -526,7 +527,7 @@ class Survey:
         std: Tuple[float, ...] = ()
         if subset.histogram is not None:
             mean, std = moments(subset.histogram)
-        counts = subset.class_counts if len(subset.numbers) else []
+        counts: Numbers = subset.class_counts if len(subset.numbers) else []
         return SubsetFacts(
             subset.name,
             subset.num_stored,
@@ -558,7 +559,7 @@ class Survey:
             )
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
-        counts: Any = subset.class_counts[: len(self.class_names)]
+        counts: Numbers = subset.class_counts[: len(self.class_names)]
         # Of a part that a limit chose, a class may be absent, or rare, by chance.
         if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
@@ -583,7 +584,7 @@ class Survey:
         if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
             self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
         if train.class_unit == "pixels":
-            counts = (
+            counts: Numbers = (
                 train.class_counts + self.subsets[EVAL].class_counts
                 if len(self.subsets[EVAL].class_counts) == len(train.class_counts)
                 else train.class_counts
@@ -595,10 +596,12 @@ class Survey:
         """Samples that are pixel for pixel the same: in one subset, in both, and with different labels."""
         train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
         num_train = len(train.numbers)
-        digests: Any = np.frombuffer(bytes(train.digests + evaluation.digests), np.uint64).reshape(-1, 2)
+        digests: np.ndarray = np.frombuffer(bytes(train.digests + evaluation.digests), np.uint64).reshape(
+            -1, 2
+        )
         if len(digests) < 2:
             return
-        labels: Any = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
+        labels: np.ndarray = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
         order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in their order
         ordered = digests[order]
         same = (ordered[1:] == ordered[:-1]).all(axis=1)
@@ -619,7 +622,7 @@ class Survey:
                 shown = self._same([group[0], other], with_subset=is_both, with_label=True)
                 self.find("conflict", subset, shown, len(group))
 
-    def _same(self, members: Any, with_subset: bool = False, with_label: bool = False) -> str:
+    def _same(self, members: Sequence[int], with_subset: bool = False, with_label: bool = False) -> str:
         """Two samples of a group as an example names them, and how many more there are."""
         texts = []
         num_train = len(self.subsets[TRAIN].numbers)
@@ -640,21 +643,21 @@ class Survey:
         measured = [self.subsets[name] for name in self.known.measured_on]
         histograms = [subset.histogram for subset in measured if subset.histogram is not None]
         if self.known.mean and histograms and len({len(h) for h in histograms}) == 1:
-            self._compare_with_known(measured, sum(histograms))
+            self._compare_with_known(measured, np.sum(histograms, axis=0))
+        both = [s.histogram for s in (train, evaluation) if s.histogram is not None]
         if (
-            train.histogram is not None
-            and evaluation.histogram is not None
-            and len(train.histogram) == len(evaluation.histogram)
+            len(both) == 2
+            and len(both[0]) == len(both[1])
             and min(len(train.numbers), len(evaluation.numbers)) >= 10
         ):
-            means = [np.array(moments(subset.histogram)[0]) for subset in (train, evaluation)]
+            means = [np.array(moments(histogram)[0]) for histogram in both]
             apart = float(np.abs(means[0] - means[1]).max())
             # Photographs and slices differ a lot: a tenth of the range is more than any honest split shows.
             if apart > 25.5 and apart > 6 * math.hypot(train.standard_error(), evaluation.standard_error()):
                 shown = " and ".join(_numbers(mean) for mean in means)
                 self.find("shift", None, f"mean of train and eval: {shown} of 255")
 
-    def _compare_with_known(self, measured: Sequence[SubsetSurvey], histogram: Any) -> None:
+    def _compare_with_known(self, measured: Sequence[SubsetSurvey], histogram: np.ndarray) -> None:
         mean, std = moments(histogram)
         num = sum(len(subset.numbers) for subset in measured)
         expected = sum(self.known.counts.get(subset.name, 0) for subset in measured)

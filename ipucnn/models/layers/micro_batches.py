@@ -95,7 +95,7 @@ class Dropout(keras.layers.Layer):
     """
 
     def __init__(
-        self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: Any
+        self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
@@ -261,7 +261,7 @@ def _normalise(
         factor = inverse * gamma
         y = tf.reshape(grouped * wide(factor) + wide(beta - mean * factor), tf.shape(x))
 
-        def gradient(dy: Tensor, *_: Any) -> Any:
+        def gradient(dy: Tensor, *_: object) -> Any:
             dy = tf.reshape(dy, shape)
             centred = grouped - wide(mean)
             sum_dy = total(dy)
@@ -304,7 +304,7 @@ class BatchNormalization(keras.layers.Layer):
         scale: bool = True,
         axis: int = -1,
         moves_once: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         if not 0 <= momentum <= 1:
@@ -407,7 +407,7 @@ class GroupNormalization(keras.layers.Layer):
         ValueError: if the number of channels is not a multiple of ``groups``.
     """
 
-    def __init__(self, groups: int = 32, epsilon: float = 1e-5, **kwargs: Any) -> None:
+    def __init__(self, groups: int = 32, epsilon: float = 1e-5, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.groups = int(groups)
         self.epsilon = float(epsilon)

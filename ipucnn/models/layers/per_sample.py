@@ -120,7 +120,7 @@ class SubsamplePad(keras.layers.Layer):
         channels: channels of the output, at least those of the input.
     """
 
-    def __init__(self, channels: int, **kwargs: Any) -> None:
+    def __init__(self, channels: int, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.channels = int(channels)
 

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.graphs.layer_graph import OTHER, Layer, LayerGraph
 from ipucnn.planning.graphs.stock_layers import (
@@ -48,7 +49,7 @@ class LayerFacts:
     num_trainable: int
 
 
-def graph_of(model: Any, name: str) -> LayerGraph:
+def graph_of(model: KerasModel, name: str) -> LayerGraph:
     """The layer graph of a built Keras functional model with one input and one output.
 
     A layer of a class that the planner has no model of becomes an ``OTHER``.
@@ -148,7 +149,7 @@ def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
     return ordered
 
 
-def calls_of(entries: List[Dict[str, Any]]) -> Calls:
+def calls_of(entries: List[PlainDict]) -> Calls:
     """Every call of every layer with the calls it reads, in the model's order as far as it is topological.
 
     Raises:
@@ -176,7 +177,7 @@ def calls_of(entries: List[Dict[str, Any]]) -> Calls:
     return ordered
 
 
-def tensors_of(node: Any) -> List[Tuple[Call, Any]]:
+def tensors_of(node: PlainValue) -> List[Tuple[Call, Any]]:
     """The call that each tensor comes from that a node reads, and its shape with the batch where Keras recorded it."""
     if isinstance(node, dict):
         # Keras 3: tensors anywhere among the arguments, with their history.
@@ -195,7 +196,7 @@ def tensors_of(node: Any) -> List[Tuple[Call, Any]]:
     return []
 
 
-def _sample_shape(layer: Any, call: int) -> Shape:
+def _sample_shape(layer: KerasLayer, call: int) -> Shape:
     """Output shape of one sample."""
     node = layer._inbound_nodes[call]
     outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
@@ -210,11 +211,11 @@ def _sample_shape(layer: Any, call: int) -> Shape:
     return tuple(int(n) for n in shape)
 
 
-def _size(shape: Sequence[Any]) -> int:
+def _size(shape: TensorShape) -> int:
     return math.prod(int(n) for n in shape)
 
 
-def _shared_weights(model: Any) -> List[Tuple[str, str]]:
+def _shared_weights(model: KerasModel) -> List[Tuple[str, str]]:
     """Pairs of different layers that hold the same weight."""
     holder: Dict[int, str] = {}
     pairs = []
@@ -307,7 +308,7 @@ def _kept(facts: LayerFacts, op_class: str, name: str, inputs: List[str]) -> Tup
     return tuple(dict.fromkeys(kept))
 
 
-def _separable(facts: LayerFacts, name: str, common: Dict[str, Any]) -> List[Layer]:
+def _separable(facts: LayerFacts, name: str, common: KerasConfig) -> List[Layer]:
     """The depthwise half under the layer's own name, and the pointwise half behind it."""
     depthwise, pointwise = facts.weights[:2]
     height, width, channels = common["output_shape"]

@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Collection, Dict, List, Optional, Set, Tuple
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.text import shown_value
@@ -330,7 +331,7 @@ def _first_repeated(names: List[str]) -> str:
     return next(name for i, name in enumerate(names) if name in names[:i])
 
 
-def _get(data: Dict[str, Any], key: str, kind: type, where: str) -> Any:
+def _get(data: PlainDict, key: str, kind: type, where: str) -> Any:
     value = data.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         problem = f"lacks '{key}'" if key not in data else f"has {key} = {value!r}"
@@ -338,21 +339,21 @@ def _get(data: Dict[str, Any], key: str, kind: type, where: str) -> Any:
     return value
 
 
-def _integers(value: Any, where: str, length: int = 0) -> Tuple[int, ...]:
+def _integers(value: PlainValue, where: str, length: int = 0) -> Tuple[int, ...]:
     good = isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
     if not good or (length and len(value) != length):
         raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} whole numbers", _HINT)
     return tuple(value)
 
 
-def _names(value: Any, where: str, length: int = 0) -> Tuple[str, ...]:
+def _names(value: PlainValue, where: str, length: int = 0) -> Tuple[str, ...]:
     good = isinstance(value, list) and all(isinstance(name, str) for name in value)
     if not good or (length and len(value) != length):
         raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} layer names", _HINT)
     return tuple(value)
 
 
-def _read_layer(entry: Any, i: int) -> Layer:
+def _read_layer(entry: PlainValue, i: int) -> Layer:
     where = f"layer graph: layer {i}"
     if not isinstance(entry, dict):
         raise DataError(f"{where} is {entry!r}, wanted an object", _HINT)

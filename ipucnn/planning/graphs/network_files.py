@@ -10,6 +10,7 @@ input or output, and Lambda layers, which are code.  Models within models are ta
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.documents import MAX_RECORD_BYTES
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import read_text, shown
@@ -73,7 +74,7 @@ class _Entry(NamedTuple):
     """A layer as the file has it: its class, where that is from, its configuration, and whether it is trained."""
 
     kind: str
-    settings: Dict[str, Any]
+    settings: PlainDict
     is_trained: bool
 
 
@@ -86,7 +87,7 @@ class _Network:
         saved: what its configuration holds.
     """
 
-    def __init__(self, path: Path, name: str, saved: Any) -> None:
+    def __init__(self, path: Path, name: str, saved: PlainValue) -> None:
         self.path, self.name = path, name
         self._entries: Dict[str, _Entry] = {}
         self._calls: Calls = []
@@ -106,7 +107,9 @@ class _Network:
 
     # --- models within models
 
-    def _expand(self, model: Any, prefix: str, source: Optional[Call], number: int, is_trained: bool) -> Call:
+    def _expand(
+        self, model: PlainValue, prefix: str, source: Optional[Call], number: int, is_trained: bool
+    ) -> Call:
         """Adds the calls of a model's layers for one call of the model, and returns the call that is its output.
 
         Args:
@@ -125,14 +128,14 @@ class _Network:
         (first,), (last,) = (
             self._ends(config, entries, key, prefix) for key in ("input_layers", "output_layers")
         )
-        by_name: Dict[str, Any] = {}
+        by_name: PlainDict = {}
         for entry in entries:
             own = _text(entry, "name", _mapping(_mapping(entry, self.name).get("config"), self.name))
             if by_name.setdefault(own, entry) is not entry:
                 raise DataError(f"{self.name} has two layers '{shown_value(own)}'", "rename one of them")
             entry.setdefault("name", own)
             if not isinstance(entry.setdefault("inbound_nodes", []), list):
-                raise BadLayer(f"layer '{shown_value(own)}' is called by no list of calls")
+                raise BadLayer(f"layer '{shown_value(own)}' has no list of its calls")
         nodes = {own: max(1, len(entry["inbound_nodes"])) for own, entry in by_name.items()}
         done: Dict[Call, Call] = {}
         for (own, call), reads in calls_of(entries):
@@ -156,7 +159,7 @@ class _Network:
             raise DataError(f"{self.name}: its output '{shown_value(last[0])}' is no layer of it", HINT)
         return done[last]
 
-    def _add(self, entry: Any, name: str, number: int, sources: List[Call], is_trained: bool) -> Call:
+    def _add(self, entry: PlainValue, name: str, number: int, sources: List[Call], is_trained: bool) -> Call:
         kind, config = _text(entry, "class_name"), _mapping(entry["config"], name)
         if kind == "Lambda":
             raise DataError(
@@ -177,7 +180,7 @@ class _Network:
             raise DataError(f"{self.name} has more than {MAX_LAYERS:,} layers", "plan a smaller part of it")
         return name, number
 
-    def _sequence(self, config: Dict[str, Any], layers: List[Any]) -> List[Any]:
+    def _sequence(self, config: PlainDict, layers: List[PlainValue]) -> List[Any]:
         """The layers of a sequential model as those of a functional one."""
         chain = [dict(_mapping(layer, self.name)) for layer in layers]
         if chain[0].get("class_name") != "InputLayer":
@@ -197,7 +200,7 @@ class _Network:
             before = own
         return chain
 
-    def _ends(self, config: Dict[str, Any], entries: List[Any], key: str, prefix: str) -> List[Call]:
+    def _ends(self, config: PlainDict, entries: List[PlainValue], key: str, prefix: str) -> List[Call]:
         """The one input or output."""
         if key not in config:  # a sequential model
             entry = entries[0 if key == "input_layers" else -1]
@@ -211,7 +214,7 @@ class _Network:
             )
         return found
 
-    def _record(self, entry: Any, call: int, prefix: str, done: Dict[Call, Call]) -> None:
+    def _record(self, entry: PlainValue, call: int, prefix: str, done: Dict[Call, Call]) -> None:
         """Notes the shapes that the file gives for what a call reads."""
         nodes = entry["inbound_nodes"]
         for tensor, shape in tensors_of(nodes[call]) if call < len(nodes) else ():
@@ -273,7 +276,7 @@ def _product(shape: Shape) -> int:
     return size
 
 
-def _mapping(value: Any, where: str) -> Dict[str, Any]:
+def _mapping(value: PlainValue, where: str) -> PlainDict:
     if not isinstance(value, dict):
         raise DataError(
             f"{shown_value(where)} holds {shown_value(repr(value))[:60]} where a layer should be", HINT
@@ -281,14 +284,14 @@ def _mapping(value: Any, where: str) -> Dict[str, Any]:
     return value
 
 
-def _text(data: Dict[str, Any], key: str, other: Optional[Dict[str, Any]] = None) -> str:
+def _text(data: PlainDict, key: str, other: Optional[PlainDict] = None) -> str:
     value = data.get(key) or (other or {}).get(key)
     if not isinstance(value, str):
         raise BadLayer(f"a layer has {key} = {shown_value(repr(value))[:60]}, wanted text")
     return value
 
 
-def _references(value: Any) -> List[Call]:
+def _references(value: PlainValue) -> List[Call]:
     """[name, call, tensor] or lists of them."""
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
         if not isinstance(value[1], int):
@@ -301,7 +304,7 @@ def _references(value: Any) -> List[Call]:
     return [reference for item in value for reference in _references(item)]
 
 
-def _input_shape(config: Dict[str, Any]) -> Shape:
+def _input_shape(config: PlainDict) -> Shape:
     shape = config.get("batch_shape", config.get("batch_input_shape"))
     if not isinstance(shape, list) or len(shape) != 4:
         raise BadLayer(

@@ -6,7 +6,9 @@ channels last.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ipucnn.aliases import PlainValue
 
 Shape = Tuple[int, ...]
 Config = Mapping[str, Any]
@@ -80,7 +82,7 @@ def activation_of(config: Config) -> str:
     return str(value).lower() if value else "linear"
 
 
-def pair(value: Any) -> Tuple[int, int]:
+def pair(value: PlainValue) -> Tuple[int, int]:
     """Height and width of what is given as one number or two."""
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
@@ -168,7 +170,7 @@ def _convolution(kind: str, config: Config, inputs: Sequence[Shape]) -> Arithmet
         filters, given = _whole(config, "filters"), config.get("output_padding")
         more = None if given is None else _wholes(config, "output_padding", 2, 0)
         sides = [
-            _transposed(side, reach[i], strides[i], padding, more and more[i])
+            _transposed(side, reach[i], strides[i], padding, None if more is None else more[i])
             for i, side in enumerate((height, width))
         ]
         return Arithmetic([(*kernel, filters, channels), *_bias(config, filters)], [], (*sides, filters))
@@ -190,7 +192,7 @@ def _convolution(kind: str, config: Config, inputs: Sequence[Shape]) -> Arithmet
     return Arithmetic([depthwise, pointwise, *_bias(config, filters)], [], (*sides, filters))
 
 
-def _transposed(side: int, reach: int, stride: int, padding: object, more: Any) -> int:
+def _transposed(side: int, reach: int, stride: int, padding: object, more: Optional[int]) -> int:
     """A side of a transposed convolution's output, as Keras' ``compute_conv_transpose_output_shape`` has it."""
     if padding == "valid":
         return (side - 1) * stride + reach + (max(reach, stride) - reach if more is None else more)

@@ -54,7 +54,6 @@ def smallest_change(
     system: System,
     *,
     overuse: Optional[float] = None,
-    max_ipus: Optional[int] = None,
     only: Optional[Collection[str]] = None,
 ) -> Optional[Change]:
     """The first change, from small to large, after which the program is predicted to fit.
@@ -66,15 +65,13 @@ def smallest_change(
     Args:
         settings, splits: of the program that did not fit.
         overuse: memory needed over memory there is, as the compiler said; None where it did not say.
-        max_ipus: that the changed program may take; without, as many as the system has.
         only: the flags that the command takes and acts on, if they are not all.
     """
     planner = Planner(graph, system)
     before = max(memory.fill for memory in program_memory(graph, splits, settings, system.ipu))
     # The compiler has just shown how far off the model is for this network: what fits must be as much smaller.
     allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
-    most = system.num_ipus if max_ipus is None else max_ipus
-    for flags, changed, own_splits in _changes(settings, tuple(splits), most):
+    for flags, changed, own_splits in _changes(settings, tuple(splits), system.num_ipus):
         if only is not None and any(word.startswith("--") and word not in only for word in flags):
             continue
         found = _try(planner, changed, own_splits, allowed)

@@ -11,11 +11,12 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn import filesystem
+from ipucnn.aliases import PlainDict
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
@@ -32,6 +33,7 @@ from ipucnn.filesystem import (
     write_output,
 )
 from ipucnn.runs.images.inputs import is_volume_name
+from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
@@ -56,7 +58,7 @@ class Spool:
             self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
         self._length = 0
 
-    def append(self, row: Dict[str, Any]) -> None:
+    def append(self, row: PlainDict) -> None:
         """Adds a JSON-able row."""
         with in_temporary_folder():
             self._file.write(json.dumps(row) + "\n")
@@ -65,7 +67,7 @@ class Spool:
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Dict[str, Any]]:
+    def __iter__(self) -> Iterator[PlainDict]:
         with in_temporary_folder():
             self._file.flush()
             self._file.seek(0)
@@ -118,7 +120,7 @@ def format_of(path: Path, extensions: Sequence[str]) -> str:
     return suffix if suffix in extensions else extensions[0]
 
 
-def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[object]]) -> None:
     """Writes a table, UTF-8, to what a path leads to.  Raises DataError where the file system refuses."""
 
     def write(temporary: Path) -> None:
@@ -278,7 +280,7 @@ def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
     num_bytes = 4 * sum(height * width for height, width in sizes)
     if num_bytes > TIFF_BYTES:
         raise DataError(
-            f"image {name}: its probabilities would take {num_bytes / 2**30:.1f} GiB, and a TIFF holds 4",
+            f"image {name}: its probabilities would take {size_text(num_bytes)}, and a TIFF holds 4 GiB",
             "cut the volume into several",
         )
 

@@ -172,7 +172,7 @@ class TiledNetwork:
         return self._cluster.rank == 0
 
     @contextlib.contextmanager
-    def together(self, **asked: Any) -> Iterator[None]:
+    def together(self, **asked: object) -> Iterator[None]:
         """Around :meth:`each`: the workers meet, if there are several, and part after it, or end together.
 
         Args:

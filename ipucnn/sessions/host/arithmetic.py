@@ -127,7 +127,7 @@ def stochastic(x: Tensor, keys: Tensor, overflow_to_nan: bool = False) -> Tensor
     return _finish(x, magnitude, rounded, overflow_to_nan)
 
 
-def _compiled(function: Callable[..., Tensor], *values: Any, overflow_to_nan: bool) -> Tensor:
+def _compiled(function: Callable[..., Tensor], *values: Tensor, overflow_to_nan: bool) -> Tensor:
     """One of the two, compiled by XLA."""
     key = (function.__name__, overflow_to_nan)
     if key not in _COMPILED:

@@ -12,6 +12,7 @@ sent back.  TensorFlow is imported inside of functions.
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import ipaddress
@@ -31,7 +32,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from ipucnn import __version__, interrupts
-from ipucnn.aliases import Tensor
+from ipucnn.aliases import PlainValue, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
@@ -68,7 +69,7 @@ def facts_of_machine() -> Dict[str, Any]:
     return facts
 
 
-def _refuse_differences(everyone: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_differences(everyone: Sequence[Mapping[str, PlainValue]]) -> None:
     """Refuses workers that would not train the same network; all of them come to the same verdict.
 
     Raises:
@@ -84,7 +85,7 @@ def _refuse_differences(everyone: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def _byte_differences(everyone: Sequence[Mapping[str, Any]]) -> List[str]:
+def _byte_differences(everyone: Sequence[Mapping[str, PlainValue]]) -> List[str]:
     """What differs that can change the last digits, one line each."""
     return [
         f"worker {rank} has {name} {shown_value(other['machine'].get(name))}, and worker 0 has {shown_value(value)}"
@@ -112,7 +113,7 @@ class _Link:
         self._lock = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, value: Any) -> None:
+    def send(self, value: object) -> None:
         """Sends a value; raises OSError where nobody is there to take it."""
         self.send_bytes(json.dumps(value).encode())
 
@@ -199,8 +200,8 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             if time.monotonic() > until:
                 missing = [str(r) for r in range(1, workers.count) if r not in links]
                 raise WorkersError(
-                    f"of {workers.count} workers number {', '.join(missing)} did not come to {workers.addresses[0]} "
-                    f"in time{problem}",
+                    f"worker{'s' * (len(missing) > 1)} {', '.join(missing)} of {workers.count} did not connect to "
+                    f"{workers.addresses[0]} in time{problem}",
                     "start them with the same command, or raise --start-timeout",
                 )
             try:
@@ -266,7 +267,7 @@ def _connect(workers: Workers, until: float) -> _Link:
         interrupts.check()
         if time.monotonic() > until:
             raise WorkersError(
-                f"worker 0 was not at {workers.addresses[0]} in time",
+                f"worker 0 could not be reached at {workers.addresses[0]} in time",
                 "start it with the same command, or raise --start-timeout",
             )
         try:
@@ -283,13 +284,14 @@ def _connect(workers: Workers, until: float) -> _Link:
             answer = link.receive(_MAX_GREETING_BYTES)
             if "problem" in answer:
                 raise ConfigurationError(
-                    f"worker 0 at {workers.addresses[0]} sent worker {workers.index} away: "
+                    f"worker 0 at {workers.addresses[0]} refused worker {workers.index}: "
                     f"{printable(str(answer['problem']))}",
                     "start all workers of a run with the same command and the same secret",
                 )
             if not hmac.compare_digest(str(answer["proof"]), _proof(own, 0, workers.count)):
                 raise ConfigurationError(
-                    f"who listens at {workers.addresses[0]} does not know this run's secret ({SECRET_VARIABLE})",
+                    f"the program that listens at {workers.addresses[0]} does not know this run's secret "
+                    f"({SECRET_VARIABLE})",
                     "give all workers the same one",
                 )
             return link
@@ -357,7 +359,7 @@ class Cluster:
         if self._links:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    def exchange(self, what: str, value: Any) -> List[Any]:
+    def exchange(self, what: str, value: object) -> List[Any]:
         """The values of all workers, in their order; every worker has to call this at the same place.
 
         Args:
@@ -375,7 +377,7 @@ class Cluster:
                 self._send(rank, [what, values])
         return list(values)
 
-    def first(self, what: str, value: Any) -> Any:
+    def first(self, what: str, value: object) -> Any:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
 
@@ -465,7 +467,7 @@ class Cluster:
         if lost is not None:
             raise lost from error
 
-    def _send(self, rank: int, value: Any) -> None:
+    def _send(self, rank: int, value: object) -> None:
         try:
             self._links[rank].send(value)
         except OSError:
@@ -563,12 +565,17 @@ class Cluster:
         """
         _, port = split_address(self.addresses[self.rank], "the workers")
         problem = ""
-        with socket.socket() as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                own.bind(("", port))
+                with socket.socket(family) as own:
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    own.bind(("", port))
             except OSError as error:
-                problem = error.strerror or "it is taken"
+                # A machine may have addresses of one kind only.
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    problem = error.strerror or "it is taken"
         for rank, told in enumerate(self.exchange("TensorFlow is there", problem)):
             if told:
                 raise ConfigurationError(
@@ -624,7 +631,7 @@ class Cluster:
         """
         import tensorflow as tf
 
-        def collect(values: Tensor, **details: Any) -> Tensor:
+        def collect(values: Tensor, **details: object) -> Tensor:
             return tf.raw_ops.CollectiveGatherV2(input=values, **details)
 
         gathered = self._collective(values, collect, self.count)
@@ -638,7 +645,7 @@ class Cluster:
         """
         import tensorflow as tf
 
-        def reduce(values: Tensor, **details: Any) -> Tensor:
+        def reduce(values: Tensor, **details: object) -> Tensor:
             return tf.raw_ops.CollectiveReduceV2(input=values, merge_op="Add", final_op="Id", **details)
 
         # A ring sends each part of the sum around twice, but to one worker.
@@ -679,7 +686,11 @@ class Cluster:
 
 
 def join(
-    workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int, met: Optional[Cluster] = None
+    workers: Workers,
+    config: RunConfig,
+    run: Mapping[str, PlainValue],
+    threads: int,
+    met: Optional[Cluster] = None,
 ) -> Tuple[Cluster, int]:
     """Connects the workers, and compares what they are going to do; before TensorFlow is imported.
 

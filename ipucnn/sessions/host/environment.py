@@ -8,6 +8,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn import interrupts
@@ -221,7 +222,7 @@ def import_matplotlib() -> Any:
     return matplotlib
 
 
-def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
+def _begin(tf: ModuleType, start: Optional[Callable[[], None]]) -> None:
     """What must come before TensorFlow looks for devices."""
     wanted = fixed_threads()
     there = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()

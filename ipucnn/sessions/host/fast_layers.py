@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, Tensor
+from ipucnn.aliases import KerasLayer, Tensor, TensorShape
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
@@ -119,7 +119,9 @@ def _is_linear(layer: KerasLayer) -> bool:
 # What is compiled.
 
 
-def _numpy(function: Callable[..., Any], inputs: Sequence[Tensor], shapes: Sequence[Any]) -> List[Tensor]:
+def _numpy(
+    function: Callable[..., object], inputs: Sequence[Tensor], shapes: Sequence[TensorShape]
+) -> List[Tensor]:
     """What a function of float32 arrays returns, of these static shapes; it has no side effects."""
     outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -146,7 +148,7 @@ def normalise(
     def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
         y, mean, variance = _numpy(forward, [x, gamma, beta], [x.shape, [parts, channels], [parts, channels]])
 
-        def gradient(dy: Tensor, *_: Any) -> Any:
+        def gradient(dy: Tensor, *_: object) -> Any:
             return _numpy(backward, [dy, x, gamma, beta, mean, variance], [x.shape, [channels], [channels]])
 
         return (y, tf.stop_gradient(mean), tf.stop_gradient(variance)), gradient

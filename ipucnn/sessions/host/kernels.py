@@ -18,6 +18,7 @@ from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import NumbaType
 from ipucnn.compiled import import_numba
 from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads
@@ -39,7 +40,7 @@ _LINEAR, _RELU, _RELU6, _SWISH = range(4)
 _ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
 
 
-def _array(kind: Any, dimensions: int, readonly: bool = False) -> Any:
+def _array(kind: NumbaType, dimensions: int, readonly: bool = False) -> Any:
     return numba.types.Array(kind, dimensions, "C", readonly=readonly)
 
 
@@ -270,7 +271,7 @@ _pool: Optional[ThreadPoolExecutor] = None
 
 
 def _share(
-    function: Callable[..., None], numbers: int, counts: Tuple[int, int], step: int, *given: Any
+    function: Callable[..., None], numbers: int, counts: Tuple[int, int], step: int, *given: NumbaType
 ) -> None:
     """Calls ``function(*given, first, last, left, right)`` for all of counts[0] x counts[1], in several threads.
 

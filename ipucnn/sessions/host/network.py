@@ -1,4 +1,4 @@
-"""A network computed layer by layer, for a host does it otherwise than Keras' own forward pass, and its weights.
+"""The forward pass of a network layer by layer, where a host computes it differently from Keras; and its weights.
 
 - On a CPU many layers are computed by faster operations (``fast_layers.py``).
 - In 16 bits, what leaves a layer, and the gradient that comes back to it, is rounded; so is the image.
@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import tf_variable
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
@@ -159,7 +159,7 @@ def _recomputed(
 
     @tf.custom_gradient
     def forget(*inputs: Tensor) -> Any:
-        def gradient(*upstream: Tensor, variables: Sequence[Any] = ()) -> Any:
+        def gradient(*upstream: Tensor, variables: Sequence[TfVariable] = ()) -> Any:
             # Not before the gradient is there; otherwise TensorFlow computes it at once, or merges it with the first.
             with tf.control_dependencies(upstream):
                 again = [tf.identity(tensor) for tensor in inputs]

@@ -1,4 +1,4 @@
-"""Who the workers of a run are: as ``TF_CONFIG``, Slurm or ``--hosts`` say; what is refused of them.
+"""Finds out who the workers of a run are, from ``TF_CONFIG``, Slurm or ``--hosts``, and refuses what cannot work.
 
 Everything here is looked at before TensorFlow is imported.
 """
@@ -49,15 +49,14 @@ class Workers(Instances):
     source: str = ""
 
 
-def find_group(config: RunConfig, environment: Optional[Mapping[str, str]] = None) -> Instances:
+def find_group(config: RunConfig) -> Instances:
     """The group of processes that this one belongs to: instances under ``poprun``, else workers, else it is alone.
 
     Raises:
         ConfigurationError: what names the group makes no sense.
     """
-    env = os.environ if environment is None else environment
-    instances = find_instances(env)
-    workers = find_workers(config, env)
+    instances = find_instances(os.environ)
+    workers = find_workers(config, os.environ)
     if instances.is_distributed and workers is not None:
         raise ConfigurationError(
             f"poprun started this process, and {workers.source} names workers of the host session",

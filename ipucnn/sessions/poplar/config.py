@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.aliases import SdkModule
+from ipucnn.aliases import PlainValue, SdkModule
 from ipucnn.config.options import RunConfig
 from ipucnn.training.program import Program, stage_proportions
 
@@ -48,7 +48,7 @@ class Row:
     value: Callable[[RunConfig, Layout], Any]
 
 
-def option_text(value: Any) -> str:
+def option_text(value: object) -> str:
     """A Poplar option's value: always a string."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -181,7 +181,7 @@ ROWS: Tuple[Row, ...] = (
 )
 
 
-def set_leaf(config: "SdkModule", leaf: str, value: Any) -> None:
+def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
     """Sets a leaf of an ``IPUConfig``; enumerations take their member's name."""
     import enum
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models import layers as ours
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
@@ -56,7 +56,7 @@ class SeededDropout(keras.layers.Layer):
         noise_shape: Optional[Sequence[Optional[int]]],
         micro_batch_size: int,
         always: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         self.rate = float(rate)
@@ -103,7 +103,7 @@ class Preprocess(keras.layers.Layer):
     """
 
     def __init__(
-        self, affine: "ChannelAffine", fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: Any
+        self, affine: "ChannelAffine", fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         self._affine, self._fused, self._compute = affine, fused, compute
@@ -127,7 +127,7 @@ class BatchStatistics(keras.layers.Layer):
     Mean and unbiased variance are float32 (1, channels), so that ``predict`` stacks those of all micro-batches.
     """
 
-    def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: Any) -> None:
+    def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
 
@@ -173,7 +173,7 @@ class MovedByGradient(keras.layers.Layer):
         numbers: of each channel in a micro-batch, known once it is built.
     """
 
-    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: Any) -> None:
+    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.momentum, self.epsilon = float(momentum), float(epsilon)
         self.center, self.scale = bool(center), bool(scale)
@@ -289,7 +289,7 @@ def _policy(precision: str) -> Any:
     return compute_type(precision)
 
 
-def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> KerasLayer:
+def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasLayer:
     own = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
     if KERAS_3 and common["dtype"] == "float32":
         # Keras 3 moves its variance by the biased estimate; the SDK, which never has Keras 3, by the unbiased one.
@@ -297,7 +297,7 @@ def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> KerasLayer
     return keras.layers.BatchNormalization(**own, **common)
 
 
-def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: Dict[str, Any]) -> KerasLayer:
+def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: KerasConfig) -> KerasLayer:
     """Any other layer.  Its initial weights do not count: the network's are copied."""
     config = {key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()}
     config.pop("dtype", None)
@@ -339,7 +339,7 @@ class _Builder:
             return self._dropped(step, inputs, common)
         return _plain(kind, step, common)(inputs)
 
-    def _normalised(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
+    def _normalised(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
             return _batch_norm(step.config, common)(inputs)
         if step.config["moves_once"]:
@@ -356,7 +356,7 @@ class _Builder:
         self.statistics += [mean, variance]
         return output
 
-    def _dropped(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
+    def _dropped(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         rate, noise = step.config["rate"], step.config["noise_shape"]
         if self.shape.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)

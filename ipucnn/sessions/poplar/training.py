@@ -434,9 +434,7 @@ else:
         def _create_slots(self, var_list: Sequence[TfVariable]) -> None:
             pass
 
-        def _resource_apply_dense(
-            self, grad: Tensor, var: TfVariable, apply_state: Optional[Dict[Any, Any]] = None
-        ) -> Tensor:
+        def _resource_apply_dense(self, grad: Tensor, var: TfVariable, apply_state: object = None) -> Tensor:
             return tf.group(*self._update.apply(grad, var, self.iterations))
 
         def get_config(self) -> Dict[str, Any]:
