@@ -22,6 +22,7 @@ import argparse
 import ast
 import copy
 import hashlib
+import itertools
 import json
 import random
 import shutil
@@ -227,10 +228,14 @@ class Pool:
         # Of the tests that killed something whether they pass without it when they run alone.
         self.passes: Dict[str, bool] = {test: False for record in reached.values() for test in record.failed}
 
+    def is_for_all(self, mutant: Mutant) -> bool:
+        """Whether what it changes runs when modules are imported, so that any test may notice."""
+        return mutant.on_import or not self.at_import.isdisjoint(_lines(mutant))
+
     def for_mutant(self, mutant: Mutant) -> Dict[str, float]:
         """The tests that a mutant is shown to, the first ones first, and how long each takes unchanged."""
-        lines = set(range(mutant.lines[0], mutant.lines[1] + 1))
-        all_of_them = mutant.on_import or lines & self.at_import
+        lines = set(_lines(mutant))
+        all_of_them = self.is_for_all(mutant)
         own = set(Path(self.module[:-3]).parts[1:])
         found = []
         for at, file in enumerate(self.files):
@@ -244,6 +249,10 @@ class Pool:
                     slow = sum(seconds > bound for bound in (0.1, 0.5, 2, 8))
                     found.append((slow, not there, named, at, number, test, seconds))
         return {test: seconds for *_, test, seconds in sorted(found)}
+
+
+def _lines(mutant: Mutant) -> range:
+    return range(mutant.lines[0], mutant.lines[1] + 1)
 
 
 def first_of(tests: Dict[str, float]) -> Dict[str, float]:
@@ -326,14 +335,18 @@ def main() -> None:
         )  # as it is now, whatever is edited meanwhile
         results = keep / f"mutants-{arguments.seed}.json"
         done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
-        for module in arguments.modules:
+        # What runs on import is shown to all tests, and takes longest: it comes last.
+        for on_import, module in itertools.product((False, True), arguments.modules):
             files = tests_of(tree, module)
             reached = note(tree, slots, files, {*MODULES, *arguments.modules}, keep / "reached", until)
             if len(reached) < len(files):
                 break  # the time is over
             pool = Pool(module, files, reached)
-            tasks = mutants_of(tree, pool, arguments.each, arguments.seed, done, results)
-            runs.run_all(slots, tasks, until)
+            for test in [] if on_import else pool.passes:
+                print(f"{module}: left out, as it fails without any mutant: {test}")
+            mutants = draw((tree / module).read_text(encoding="utf-8"), arguments.each, arguments.seed)
+            chosen = [mutant for mutant in mutants if pool.is_for_all(mutant) == on_import]
+            runs.run_all(slots, tasks_of(tree, pool, chosen, done, results), until)
     print_table({module: done[module] for module in arguments.modules if module in done})
 
 
@@ -362,13 +375,11 @@ def note(
         found = load(file)
         if found is not None:
             reached[file] = found
-            for test in found.failed:
-                print(f"left out, as it fails without any mutant: {test}")
     return reached
 
 
-def mutants_of(
-    tree: Path, pool: Pool, each: int, seed: int, done: Dict[str, Any], results: Path
+def tasks_of(
+    tree: Path, pool: Pool, mutants: List[Mutant], done: Dict[str, Any], results: Path
 ) -> Iterator[Callable[[runs.Slot], runs.Task]]:
     """A task for each mutant that was not tried yet, or that survived other tests than there are now."""
     module = pool.module
@@ -378,7 +389,7 @@ def mutants_of(
     done[module]["files"] = len(pool.files)
     entry = done[module]["mutants"]
     shown = hashlib.sha256("".join(runs.digest_of(tree, file) for file in pool.files).encode()).hexdigest()
-    for mutant in draw(text, each, seed):
+    for mutant in mutants:
         before = entry.get(mutant.key)
         if before and (before["outcome"] in ("failed", "endless") or before["shown"] == shown):
             continue

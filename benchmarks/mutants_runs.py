@@ -372,8 +372,7 @@ def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callab
         name = "ipucnn/__init__.py"
         text = (tree / name).read_text(encoding="utf-8")
         source = str(Path(mutants_recorder.__file__).resolve())
-        line = f"exec(compile(open({source!r}).read() + {_INSTALL!r}, {source!r}, 'exec'), "
-        line += f"{{'__name__': 'recorder', 'FOLDER': {str(slot.folder)!r}, 'MODULES': {modules!r}}})\n"
+        line = f"import runpy; runpy.run_path({source!r})['install']({str(slot.folder)!r}, {modules!r}); del runpy\n"
         slot.write(name, f"{text}\n{line}")
         (slot.folder / "noted.json").unlink(missing_ok=True)
         try:
@@ -391,9 +390,6 @@ def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callab
         kept.write_text(json.dumps({"digest": digest, **reached._asdict()}), encoding="utf-8")
 
     return task
-
-
-_INSTALL = "\ninstall(FOLDER, MODULES)\n"
 
 
 def _read_notes(hits: Path, noted: Dict[str, Any]) -> Reached:

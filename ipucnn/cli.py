@@ -232,8 +232,16 @@ def _dispatch(args: List[str]) -> int:
     if COMPLETE_VARIABLE not in os.environ:
         first = next((arg for arg in args if arg not in ("-v", "--verbose")), "--help")
         if first in ("--help", "-h"):
-            print_root_help()
-            return EXIT_OK
+            words = [arg for arg in args[args.index(first) + 1 :] if not arg.startswith("-")] if args else []
+            if not words:
+                print_root_help()
+                return EXIT_OK
+            if len(words) > 1 or words[0].replace("_", "-") not in COMMANDS:
+                from ipucnn.command_group import print_found
+
+                print_found(" ".join(words))
+                return EXIT_OK
+            args = [words[0], "--help"]
         if first == "--version":
             print(f"ipucnn {__version__}")
             return EXIT_OK

@@ -55,6 +55,42 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+def print_found(words: str) -> None:
+    """Prints the commands, and the options of all commands, that are about words.
+
+    Raises:
+        ConfigurationError: if there are none.
+    """
+    from ipucnn.config.help_page import Row, find_options, has_word, option_row, print_page
+
+    root = build_root(with_completion=False)
+    ctx = root.make_context("ipucnn", [], resilient_parsing=True)
+    commands, options = [], {}  # type: List[Row], Dict[Tuple[str, str], Tuple[Row, List[str]]]
+    for known in COMMANDS.values():
+        examples = " ".join(text for example in known.examples for text in example)
+        if all(
+            has_word(f"{known.name} {known.summary} {examples} {known.wishes}", word)
+            for word in words.split()
+        ):
+            commands.append(Row(known.name, "", known.summary))
+        command = root.get_command(ctx, known.name)
+        for param in find_options(command.params, words):
+            row = option_row(param, ctx)
+            options.setdefault((row.names, row.help), (row, []))[1].append(known.name)
+    if not commands and not options:
+        raise ConfigurationError(
+            f"ipucnn --help {shown_value(words)}: no command and no option is about that",
+            "`ipucnn --help` lists the commands, docs/glossary.md explains the words",
+        )
+    rows = [Row(row.names, row.metavar, f"Of {', '.join(of)}: {row.help}") for row, of in options.values()]
+    asked = shown_value(words)
+    print_page(
+        "ipucnn COMMAND [OPTIONS]",
+        "",
+        [(f"Commands about {asked}", commands), (f"Options about {asked}", rows)],
+    )
+
+
 def build_root(with_completion: bool = True) -> ClickCommand:
     """The root command, ready to parse.
 

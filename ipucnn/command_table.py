@@ -19,6 +19,7 @@ class Command(NamedTuple):
         examples: command lines, each with what it does.
         common: of a command with many options those that its help page shows; ``--help-all`` shows all.
         unknown_option_hint: what to do about an option that it does not have; "": look for it in its help.
+        wishes: words that people look for who mean the command, besides those of its name, summary and examples.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Command(NamedTuple):
     examples: Tuple[Tuple[str, str], ...] = ()
     common: Tuple[str, ...] = ()
     unknown_option_hint: str = ""
+    wishes: str = ""
 
 
 _RUN, _PLAN = "Run", "Look up and plan"
@@ -75,6 +77,7 @@ COMMANDS = {
                 "--dry-run",
                 "--print-config",
             ),
+            wishes="fit rehearse rehearsal simulate emulate laptop",
         ),
         Command(
             "evaluate",
@@ -286,6 +289,7 @@ COMMANDS = {
                 "--save",
                 "--html",
             ),
+            wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
         ),
         Command(
             "profile",
@@ -322,7 +326,11 @@ ROOT_OPTIONS = (
     ("--version", "Print the version."),
     ("--install-completion", "Install completion for the current shell."),
     ("--show-completion", "Print the completion script for the current shell."),
-    ("--help, -h", "Print this page; `ipucnn COMMAND --help` shows the options of a command."),
+    (
+        "--help, -h [WORD]",
+        "Print this page; with WORD the commands and options about it. `ipucnn COMMAND --help` shows the options of a "
+        "command.",
+    ),
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 from ipucnn.aliases import Numbers, PlainValue, YamlEvent
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import read_text, shown
+from ipucnn.filesystem import named, read_text
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -485,7 +485,7 @@ def read_record(path: Path, what: str, hint: str) -> Any:
         DataError: it is not a file, too large, or not JSON.
     """
     text = read_text(path, MAX_RECORD_BYTES, what, DataError, hint)
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     with naming(name, DataError):
         try:
             return load_record(text)

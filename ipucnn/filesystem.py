@@ -121,6 +121,11 @@ def shown(path: Union[str, "os.PathLike[str]"]) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
+def named(path: Union[str, "os.PathLike[str]"], what: str) -> str:
+    """A path as messages begin with it, behind the option or role that it is for, if there is one."""
+    return f"{what} {shown(path)}" if what else shown(path)
+
+
 @contextlib.contextmanager
 def asking(
     path: Union[str, "os.PathLike[str]"], what: str = "", error: Type[UserError] = DataError
@@ -137,7 +142,7 @@ def asking(
     except (OSError, RuntimeError, ValueError) as problem:
         if isinstance(problem, (BrokenPipeError, RecursionError, UnicodeDecodeError)):
             raise
-        name = f"{what} {shown(path)}" if what else shown(path)
+        name = named(path, what)
         raise error(f"{name}: {reason_of(problem)}", read_hint(problem)) from problem
 
 
@@ -150,7 +155,7 @@ def expand(text: str, what: str = "", error: Type[UserError] = ConfigurationErro
     Raises:
         ConfigurationError (or ``error``): it is empty, no path can be it, or there is no such user.
     """
-    name = f"{what} {shown(text)}" if what else shown(text)
+    name = named(text, what)
     if "\0" in text:
         raise error(f"{name}: a path cannot contain a NUL character", "remove it")
     if not text:
@@ -294,7 +299,7 @@ def absolute(path: Path, what: str = "", error: Type[UserError] = DataError) -> 
     try:
         return Path(os.getcwd()) / path
     except OSError as problem:
-        name = f"{what} {shown(path)}" if what else shown(path)
+        name = named(path, what)
         raise error(
             f"{name}: the folder this was started in is not there any more: {reason_of(problem)}",
             "change to a folder that is there, or give an absolute path",
@@ -345,7 +350,7 @@ def open_regular(
             yield file
         except OSError as problem:
             # Some files of /proc are regular, and can be neither measured nor read.
-            name = f"{what} {shown(path)}" if what else shown(path)
+            name = named(path, what)
             raise error(f"{name}: {reason_of(problem)}", hint or read_hint(problem)) from problem
 
 
@@ -375,7 +380,7 @@ def open_handle(
     except (OSError, ValueError):
         with asking(path, what, error):
             raise
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     if not mode:
         raise error(f"{name}: there is no such file", hint or "check the path")
     raise error(f"{name} is {_kind_of_mode(mode).value}, not a file", hint or "give the path of a file")
@@ -389,7 +394,7 @@ def read_bytes(
     Raises:
         DataError (or ``error``): absent, not a regular file, too large, or not readable.
     """
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     chunks: List[bytes] = []
     with open_regular(path, what, error, hint) as file, asking(path, what, error):
         # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
@@ -418,7 +423,7 @@ def read_text(
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        name = f"{what} {shown(path)}" if what else shown(path)
+        name = named(path, what)
         line = data.count(b"\n", 0, problem.start) + 1
         raise error(
             f"{name}, line {line}: byte 0x{data[problem.start]:02x} is not UTF-8 text",
@@ -528,7 +533,7 @@ def make_folder(path: Path, what: str = "", elsewhere: str = "choose another fol
     Raises:
         DataError: the file system refuses, or a file has the name.
     """
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     try:
         os.makedirs(path, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -550,7 +555,7 @@ def check_makeable(
         DataError (or ``error``): something else has its name or that of a folder above it, or nothing can be
             written there.
     """
-    name = f"{what} {shown(path)}" if what else shown(path)
+    name = named(path, what)
     path = absolute(path, what, error)
     for place in (path, *path.parents):
         kind = kind_of(place, what, error)

@@ -41,6 +41,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}s"
 
 
+def size_text(num_bytes: float) -> str:
+    """Three digits in KiB, GiB or TiB, whole MiB between them."""
+    if num_bytes >= 2**60:
+        return "more than a million TiB"
+    if num_bytes >= 1000 * 2**30:
+        return f"{num_bytes / 2**40:.3g} TiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.3g} GiB"
+    if num_bytes >= 2**20 or not num_bytes:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**10:.3g} KiB"
+
+
 def percent(share: float) -> str:
     """0.804 -> ``80%``, 0.145 -> ``15%``, 0.0414 -> ``4.1%``: whole ones from 10 % on, else two digits, halves go up.
 

@@ -1,10 +1,12 @@
 """Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
+import functools
 import gc
 import importlib.util
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import few_examples
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ipucnn import interrupts, machine
+from ipucnn.datasets.segmentation import membranes
 from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -87,28 +90,52 @@ def _note_one_stack():
         tf_stack.extract_stack = lambda *_, **__: stack
 
 
-# What takes longest, longest first: begun last, it would keep one process busy while the others have nothing to do.
+# What takes more than six seconds of processor time, longest first: begun last, it would keep one process busy while
+# the others have nothing to do.  Before them comes what starts hundreds of small processes: on Python 3.8 each one
+# copies the tables of this process's memory, which grows.
 _LONGEST = (
+    "test_doctor.py",
+    "test_models_build.py",
     "test_poplar_cli.py",
     "test_runs_resume.py",
+    "test_benchmark_command.py",
+    "test_runs_masks.py",
     "test_runs_exchange.py",
     "test_training_recipes.py",
-    "test_cluster.py",
-    "test_host_session.py",
-    "test_poplar_instances.py",
-    "test_runs_masks.py",
-    "test_host_precision.py",
     "test_runs_evaluate.py",
-    "test_models_build.py",
     "test_export.py",
-    "test_benchmark_command.py",
-    "test_custom_batch_norm.py",
-    "test_poplar_session.py",
-    "test_datasets_pipeline.py",
-    "test_verify_dataset.py",
-    "test_runs_kfold.py",
+    "test_runs_segmentation.py",
+    "test_host_precision.py",
     "test_plan_splits_command.py",
     "test_signals_and_streams.py",
+    "test_verify_dataset.py",
+    "test_cluster.py",
+    "test_runs_infer.py",
+    "test_poplar_session.py",
+    "test_host_session.py",
+    "test_poplar_instances.py",
+    "test_train_dry_run.py",
+    "test_runs_kfold.py",
+    "test_training_padding.py",
+    "test_public_configuration.py",
+    "test_own_networks.py",
+    "test_poplar_mutations.py",
+    "test_custom_batch_norm.py",
+    "test_devices.py",
+    "test_benchmark_suites.py",
+    "test_datasets_pipeline.py",
+    "test_untrusted_folder.py",
+    "test_planning_search.py",
+    "test_reports_plan_html.py",
+    "test_screens.py",
+    "test_cli_main.py",
+    "test_precise_batch_norm.py",
+    "test_config_effects.py",
+    "test_poplar_matrix.py",
+    "test_runs_folder.py",
+    "test_poplar_parts.py",
+    "test_fine_tuning.py",
+    "test_runs_ending.py",
 )
 
 
@@ -130,11 +157,19 @@ def pytest_xdist_make_scheduler(config, log):
     return LongestFirst(config, log)
 
 
+_collected_s = [0.0]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def leftovers_out_of_the_way():
-    """What the files before left in caches is not looked through again by every collection of the files after them."""
-    gc.collect()
-    gc.freeze()
+    """What the files before left in caches is not looked through again by every collection of the files after them.
+
+    Not after a file that took less than two seconds of processor time, which can't have left much.
+    """
+    if time.process_time() - _collected_s[0] > 2:
+        gc.collect()
+        gc.freeze()
+        _collected_s[0] = time.process_time()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -181,6 +216,20 @@ def run(capsys, monkeypatch, tmp_path):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def membranes_once():
+    """The set ``membranes`` is drawn once for each size and seed, not by each command of these tests anew.
+
+    Thirty images of 204x204 pixels take half a second.  Tests of the drawing itself do without.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membranes, "open_membranes", _opened_membranes)
+        yield
+
+
+_opened_membranes = functools.lru_cache(maxsize=8)(membranes.open_membranes)
 
 
 @pytest.fixture

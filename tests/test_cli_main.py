@@ -257,6 +257,51 @@ def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
     assert "did you mean 'num-epochs'" in err
 
 
+def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
+    """The words of the first page, and those of a few wishes, lead to what they mean."""
+    monkeypatch.setenv("COLUMNS", "120")
+    for words, commands, options in (
+        ("rehearse", {"train", "plan-splits"}, {"--device"}),
+        ("what-if", {"plan-splits"}, {"--html"}),
+        ("row", set(), {"--row"}),
+        ("learning rate", {"plot"}, {"--learning-rate,", "--plot-schedule"}),
+    ):
+        code, out, err = _run(capsys, "--help", *words.split())
+        assert (code, err) == (0, "")
+        about_commands, _, about_options = out.partition("Options about")
+        found = {line.split()[1] for line in about_commands.splitlines() if line.startswith("│ ")}
+        assert found == commands, words
+        assert options <= set(about_options.split()), words
+    assert "Of plan-splits: Plan row N" in _run(capsys, "--help", "row")[1]
+    assert _run(capsys, "--help", "train") == _run(capsys, "train", "--help")
+    code, out, err = _run(capsys, "--help", "frobnicate")
+    assert (code, out) == (2, "") and "no command and no option is about that" in err and "hint:" in err
+
+
+@pytest.mark.parametrize("columns", ["80", "100", None])
+@pytest.mark.parametrize("splits", ["", "--pipeline-splits encoder_block_2_conv1 decoder_block_0_concat"])
+def test_print_config_breaks_no_word(capsys, monkeypatch, tmp_path, columns, splits):
+    preset = "unet_of_a_rather_long_name"
+    path = tmp_path / "c.yml"
+    path.write_text(
+        f"{preset}:\n  model-name: unet\n  pipeline-splits: [encoder_block_1_conv1]\n  recomputation: true\n"
+    )
+    words = ["train", "--config-path", path, "--config", preset, "--dataset", "membranes", *splits.split()]
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = _run(capsys, *words, "--print-config")
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= int(columns or 140)
+    options = json.loads(_run(capsys, *words, "--print-config", "--json")[1])["options"]
+    shown = out.split()
+    for key, option in options.items():
+        assert key in shown
+        for word in str(option["origin"]).split():
+            assert word in shown or option["origin"] == "default", key
+    for layer in options["pipeline-splits"]["value"]:
+        assert layer in shown
+
+
 def test_print_config_shows_values_and_origins(capsys):
     code, out, _ = _run(capsys, "train", "lenet", "--num_epochs", "2", "--print-config")
     assert code == 0

@@ -452,7 +452,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
 
 def test_nobody_comes():
     named = addresses(2)
-    for rank, expected in ((0, "of 2 workers number 1 did not come"), (1, "worker 0 was not at")):
+    for rank, expected in ((0, "worker 1 of 2 did not connect"), (1, "worker 0 could not be reached")):
         before = time.monotonic()
         with pytest.raises(WorkersError, match=re.escape(expected)):
             join(Workers(2, rank, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
@@ -518,7 +518,7 @@ def test_a_stranger_does_not_end_the_start(monkeypatch, words):
         time.sleep(0.1)
     thread.join(30)
     stranger.close()
-    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not come" in raised[0].message
+    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not connect" in raised[0].message
     assert sent < 100
 
 
@@ -537,7 +537,7 @@ def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    with pytest.raises(WorkersError, match="worker 0 was not at"):
+    with pytest.raises(WorkersError, match="worker 0 could not be reached"):
         join(
             Workers(2, 1, addresses=(here, "127.0.0.1:1"), source="test"),
             RunConfig(start_timeout=0.5),
@@ -980,7 +980,7 @@ def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, cap
     words = ["train", *FLAGS, *more, "--run-dir", "run", "--hosts", named, "--rank", "0"]
     assert cli.run([*words, "--start-timeout", "1"]) == 7
     said = capfd.readouterr().err
-    assert "error: of 2 workers number 1 did not come" in said and "Traceback" not in said
+    assert "error: worker 1 of 2 did not connect" in said and "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
 

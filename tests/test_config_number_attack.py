@@ -296,4 +296,4 @@ def test_weights_beyond_memory_are_refused_before_the_network_is_made(run, monke
     monkeypatch.setattr(machine, "host_memory_bytes", lambda: 2**33)
     monkeypatch.setattr("ipucnn.models.build.build_model", None)
     code, out, err = run(*line.split())
-    assert (code, out) == (4, "") and "GiB while it is made" in err and "hint: lower the classes" in err
+    assert (code, out) == (4, "") and "iB while it is made" in err and "hint: lower the classes" in err

@@ -55,6 +55,8 @@ def test_value_is_read(key, written, value):
     [
         ("micro-batch-size", "0", "at least 1", "1"),
         ("micro-batch-size", "8.5", "whole number", "8"),
+        ("micro-batch-size", "0.6", "whole number", "1"),
+        ("micro-batch-size", -7.5, "whole number", "1"),
         ("micro-batch-size", True, "whole number", None),
         ("micro-batch-size", None, "needs a value", None),
         ("available-memory-proportion", 0.6, "percentage", "60"),
@@ -95,6 +97,14 @@ def test_bad_value_gives_the_reason_and_the_nearest_legal_one(key, written, reas
         BY_KEY[key].convert(written)
     assert reason in caught.value.reason
     assert caught.value.nearest == nearest
+
+
+@pytest.mark.parametrize("digits", [398, 399, 400, 401, 5000])
+@pytest.mark.parametrize(("key", "ending"), [("logs-per-epoch", "/3"), ("logs-per-epoch", ""), ("seed", "")])
+def test_a_number_beyond_every_bound_keeps_its_sign(key, ending, digits):
+    for sign, reason in (("", "at most"), ("+", "at most"), ("-", "at least")):
+        with pytest.raises(BadValue, match=reason):
+            BY_KEY[key].convert(sign + "9" * digits + ending)
 
 
 def test_options_of_poplar_are_text_numbers_and_booleans():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,8 +51,8 @@ def run(program, operation, attributes, values):
 
 
 @needs_compiler
+@tries(8, slow=25)
 @given(data=st.data())
-@settings(max_examples=25)
 def test_crop_and_pad(program, data):
     top, left, bottom, right = (data.draw(st.integers(0, 2)) for _ in range(4))
     batch, height, width, channels = (data.draw(st.integers(1, 3)) for _ in range(4))

@@ -67,10 +67,8 @@ def test_a_folder_is_listed_in_order(folder):
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert source.train.labels.tolist() == [0] * 7 + [1] * 5
     assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
-    assert (
-        len(source.info.warnings) == 1
-        and "few training images: the smallest class, bee, has 5" in source.info.warnings[0]
-    )
+    (told,) = source.info.training_warnings
+    assert "few training images: the smallest class, bee, has 5" in told and not source.info.warnings
 
 
 def test_other_files_hidden_files_and_empty_classes(folder):
@@ -552,7 +550,7 @@ def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
             assert Path(path).parent.name == source.info.class_names[label]
     counts = np.bincount(source.eval.labels).tolist()
     assert counts == list(held_out.values())
-    told = " ".join(source.info.warnings)
+    told = " ".join((*source.info.warnings, *source.info.training_warnings))
     assert (
         f"{sum(counts)} of its 26 images" in told
         and "few training images: the smallest class, c, has 1" in told

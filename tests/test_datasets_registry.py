@@ -152,7 +152,12 @@ def test_wrong_names():
     assert "did you mean 'cifar10'" in caught.value.hint
     with pytest.raises(ConfigurationError) as caught:
         choose("zzz", ".")
-    assert "tfds:NAME" in caught.value.hint
+    assert "tfds:NAME" in caught.value.hint and "isbi2012" not in caught.value.hint
+    with pytest.raises(ConfigurationError, match="'zzz' is unknown") as caught:
+        choose_dataset("zzz", Path("."), home="isbi2012", task="segmentation")
+    assert "a folder with images/ and masks/" in caught.value.hint and "imagefolder" not in caught.value.hint
+    with pytest.raises(ConfigurationError, match=r"\./zzz: there is no such folder"):
+        choose("./zzz", ".")
     with pytest.raises(ConfigurationError, match="names no data set"):
         choose("tfds:", ".")
     with pytest.raises(ConfigurationError, match="names no data set"):

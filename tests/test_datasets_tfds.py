@@ -156,5 +156,5 @@ def test_a_set_too_large_for_memory(prepared, monkeypatch):
     from ipucnn.datasets.sources import tfds as source
 
     monkeypatch.setattr(source, "MAX_BYTES", 100)
-    with pytest.raises(DataError, match="GiB of memory"):
+    with pytest.raises(DataError, match=r"iB of memory, and at most .*iB are taken"):
         open_dataset(choose("tfds:mnist", prepared))

@@ -126,6 +126,70 @@ def test_what_may_not_be_searched_is_an_error(here):
     assert "readable" in found.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "reading", "writing"),
+    [
+        ("EACCES", "readable", "make it writable"),
+        ("EPERM", "readable", "make it writable"),
+        ("EROFS", "readable", "make it writable"),
+        ("ELOOP", "circle", "try there"),
+        ("ENAMETOOLONG", "a shorter path", "a shorter name"),
+        ("ENOENT", "check the path", "make the folder"),
+        ("ENOTDIR", "check the path", "make the folder"),
+        ("ENOSPC", "give another path", "free some space"),
+        ("EDQUOT", "give another path", "free some space"),
+        ("EFBIG", "give another path", "free some space"),
+        ("EIO", "give another path", "try there"),
+    ],
+)
+def test_each_answer_of_the_system_has_its_hint(name, reading, writing, monkeypatch):
+    error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    hint = filesystem.write_hint(error, "try there")
+    assert writing in hint and hint.endswith("try there") == (name != "ENAMETOOLONG")
+
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    if name in ("ENOENT", "ENOTDIR"):
+        assert filesystem.entries(Path("a")) == []
+    else:
+        with pytest.raises(DataError, match="the list a: ") as found:
+            filesystem.entries(Path("a"), "the list")
+        assert reading in found.value.hint
+    assert reading in filesystem.read_hint(error)
+
+
+@pytest.mark.parametrize("what", ["", "run folder"])
+def test_messages_begin_with_what_a_path_is_for_and_the_path(here, what):
+    (here / "loop").symlink_to("loop")
+    (here / "file").write_text("a")
+    (here / "large").write_bytes(b"\xff" * 20)
+    for ask, name in (
+        (filesystem.kind_of, "loop"),
+        (filesystem.exists, "loop"),
+        (filesystem.is_file, "loop"),
+        (filesystem.is_folder, "loop"),
+        (filesystem.file_size, "none"),
+        (filesystem.entries, "loop"),
+        (filesystem.make_folder, "file/below"),
+        (filesystem.check_makeable, "file"),
+        (filesystem.check_makeable, "file/below"),
+        (lambda path, what: filesystem.read_bytes(path, 10, what), "none"),
+        (lambda path, what: filesystem.read_bytes(path, 10, what), "large"),
+        (lambda path, what: filesystem.read_text(path, 100, what), "large"),
+        (lambda path, what: filesystem.expand(f"{path}\0", what), "nul"),
+        (lambda path, what: filesystem.is_link(Path(f"{path}{'x' * 300}"), what), "long"),
+    ):
+        with pytest.raises(UserError) as found:
+            ask(here / name, what)
+        # Each is said once.
+        assert found.value.message.startswith(f"{what} {here / name}".lstrip())
+        assert found.value.message.count(str(here)) == (
+            2 if name == "file/below" and ask is filesystem.check_makeable else 1
+        )
+
+
 # -- reading --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +224,11 @@ def test_only_regular_files_are_read_and_nothing_waits(here):
     with pytest.raises(DataError, match="no such file"):
         filesystem.read_bytes(here / "none", 10)
     # Files of /proc say that they are empty.
-    assert filesystem.read_bytes(Path("/proc/self/stat"), 10_000)
+    version = Path("/proc/version")
+    data = version.read_bytes()
+    assert filesystem.read_bytes(version, len(data)) == data and version.stat().st_size == 0
+    with pytest.raises(DataError, match="larger than"):
+        filesystem.read_bytes(version, len(data) - 1)
 
 
 def test_text_names_the_line_of_a_byte_that_is_none(here):
@@ -202,8 +270,11 @@ def test_a_file_is_written_at_the_end_of_its_links_and_keeps_its_mode(here):
 
 def test_a_new_file_has_the_mode_of_any_new_file(here):
     filesystem.write_output_text(here / "ours", "a")
+    filesystem.append_text(here / "rows", "a")
+    filesystem.write_text(here / "kept", "a")
     (here / "any").write_text("a")
-    assert (here / "ours").stat().st_mode == (here / "any").stat().st_mode
+    for path in (here / "ours", here / "rows", here / "kept", filesystem.make_new_file(here, "new")):
+        assert path.stat().st_mode == (here / "any").stat().st_mode
 
 
 def test_a_file_of_a_run_takes_the_place_of_a_link(here):
@@ -479,6 +550,7 @@ ELSEWHERE = {
     "ipucnn/runs/runtimes.py": "a script that imports nothing of this package, in a folder of its own",
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
+    "ipucnn/commands/launch.py": "the standard error of the process that it starts",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",

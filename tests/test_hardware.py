@@ -1,9 +1,19 @@
 """Hardware facts against the vendor's own headline numbers, and looking systems up."""
 
+import dataclasses
+
 import pytest
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.hardware import IPUS, SYSTEMS, get_ipu, get_system
+from ipucnn.hardware import (
+    IPUS,
+    SYSTEMS,
+    Calibration,
+    collective_latency_s,
+    get_ipu,
+    get_system,
+    smallest_system,
+)
 
 # TFLOP/s that the vendor states for a chip: Mk1 and Mk2 from the product descriptions, Bow 350, C600 280.
 PEAKS = [
@@ -62,6 +72,78 @@ def test_host_bandwidth_grows_with_the_machines_and_gateways_slow_the_all_reduce
     assert get_system("pod64").host_bytes_per_s == 16 * get_system("m2000").host_bytes_per_s
     speeds = [get_system(f"pod{n}").all_reduce_bytes_per_s for n in (64, 128, 256)]
     assert speeds[0] > speeds[1] > speeds[2]
+
+
+def test_summing_the_gradients_of_resnet50_takes_what_was_logged() -> None:
+    """51 MB: 4 ms in a POD16, 7 ms in a POD128, 10 ms in a POD256."""
+    for prefix in ("", "bow-"):
+        for num_ipus, milliseconds in ((16, 4), (128, 7), (256, 10)):
+            system = get_system(f"{prefix}pod{num_ipus}")
+            assert system.all_reduce_s(51e6, num_ipus) == pytest.approx(milliseconds / 1000)
+            slower = system.calibrated(Calibration(compute=3.0, collective=2.0))
+            assert slower.all_reduce_s(51e6, num_ipus) == pytest.approx(2 * milliseconds / 1000)
+            assert slower.ipu.computing_hz * 3 == system.ipu.computing_hz == system.ipu.clock_hz
+        assert (
+            get_system(f"{prefix}pod64").all_reduce_bytes_per_s == get_system("pod16").all_reduce_bytes_per_s
+        )
+    assert get_system("pod16").all_reduce_s(51e6, 1) == 0
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 16])
+def test_a_ring_is_gone_round_twice(num_members: int) -> None:
+    """A walk along the ring: a part visits all others while it is summed, and all others with the sum."""
+    steps = sum(1 for _ in ("sum", "copy") for member in range(num_members) if member != 0)
+    assert collective_latency_s(num_members) == pytest.approx(steps * 1.5e-6)
+
+
+def test_what_connects_machines_is_what_the_sources_say() -> None:
+    assert get_system("m2000").host_bytes_per_s == get_system("c600").host_bytes_per_s == 5.5e9
+    assert get_system("mk1-16").host_bytes_per_s == 4 * 5.5e9
+    for name, system in SYSTEMS.items():
+        # 20 GB/s of streaming memory for the four IPUs of a machine; cards have none.
+        assert system.remote_bytes_per_s * 4 == (0 if name in ("c600", "mk1-16") else 20e9)
+    # Mk2: 4 of 10 links of 16 GB/s.  C2 card: 128 GB/s both ways and for two IPUs.  A send waits 1.6 us on a Bow.
+    assert {ipu.name: ipu.link_bytes_per_s for ipu in IPUS.values()} == {
+        **dict.fromkeys(("mk2", "bow", "c600"), 4 * 16e9),
+        "mk1": 128e9 / 4,
+    }
+    assert get_ipu("bow").link_idle_cycles / get_ipu("bow").clock_hz == pytest.approx(1.6e-6, rel=0.02)
+
+
+def test_what_a_tile_does_in_a_cycle_is_what_the_sources_say() -> None:
+    for ipu in IPUS.values():
+        assert (
+            ipu.num_tiles * ipu.num_workers == {"mk1": 7296, "mk2": 8832, "bow": 8832, "c600": 8832}[ipu.name]
+        )
+        assert ipu.vector_macs_per_cycle == {2: 4, 4: 2}  # HMAC of four halves; half as many single floats
+        assert ipu.weight_load_bytes_per_cycle * 8 == 64  # bits
+        slic = (ipu.slic_macs_per_channel, ipu.slic_max_channels, ipu.slic_kernel_width)
+        assert slic == ((0, 0, 1) if ipu.name == "mk1" else (8, 4, 4))
+
+
+@pytest.mark.parametrize("first", ["m2000", "pod16", "pod64"])
+def test_the_smallest_system_is_found_by_trying_all(first: str) -> None:
+    sizes = {"m2000": 4, "pod16": 16, "pod64": 64, "pod128": 128, "pod256": 256}
+    for num_ipus in (1, 4, 5, 16, 17, 64, 65, 128, 129, 256, 257, 10_000):
+        fitting = [size for size in sizes.values() if size >= max(num_ipus, sizes[first])] or [256]
+        found = smallest_system(num_ipus, first)
+        assert sizes[found.name] == min(fitting)
+    assert smallest_system(5).name == "pod16"
+
+
+def test_the_package_is_not_calibrated_and_its_facts_cannot_be_changed() -> None:
+    system = get_system("pod16")
+    assert {item.calibration for item in SYSTEMS.values()} == {Calibration()}
+    assert dataclasses.astuple(Calibration()) == (1, 1, 1)
+    assert dataclasses.asdict(system.calibrated(Calibration())) == dataclasses.asdict(system)
+    for fact, name in (
+        (system, "num_ipus"),
+        (system.ipu, "num_tiles"),
+        (system.ipu.amp["half_half"], dataclasses.fields(system.ipu.amp["half_half"])[0].name),
+        (system.calibration, "compute"),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(fact, name, 2)
 
 
 def test_every_number_is_positive() -> None:

@@ -36,6 +36,12 @@ def structure(name, **options):
         return build(name, **options)
 
 
+@functools.lru_cache(maxsize=None)
+def in_groups_with_dropout():
+    """One network for the two tests of what is put in place of its norms and of its dropout."""
+    return structure("efficientnet-b0", norm="group", dropout=0.5)
+
+
 def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
@@ -180,8 +186,7 @@ def test_batch_norm_options():
 
 
 def test_group_norm_options():
-    usual = structure("efficientnet-b0", norm="group")
-    assert {layer.groups for layer in layers_of(usual, GroupNormalization)} == {8, 16, 32}
+    assert {layer.groups for layer in layers_of(in_groups_with_dropout(), GroupNormalization)} == {8, 16, 32}
     fours = build("cifar_resnet8", norm="group", norm_channels_per_group=4)
     assert fours.get_layer("conv4_block1_layer1_bn").groups == 16
     assert build("cifar_resnet8", norm="group", norm_groups=8).get_layer("conv1_bn").groups == 8
@@ -212,7 +217,7 @@ def test_dropout_options():
     own = shared("efficientnet-b0")
     rates = {layer.name: layer.rate for layer in layers_of(own, Dropout)}
     assert rates["top_dropout"] == 0.2 and 0 < rates["block6d_drop"] < 0.2
-    more = structure("efficientnet-b0", dropout=0.5)
+    more = in_groups_with_dropout()
     assert more.get_layer("top_dropout").rate == 0.5
     assert more.get_layer("block6d_drop").rate == own.get_layer("block6d_drop").rate
     assert more.get_layer("block6d_drop").noise_shape == (None, 1, 1, 1)

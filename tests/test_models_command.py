@@ -53,3 +53,33 @@ def test_errors(args, word, capsys):
     streams = capsys.readouterr()
     assert streams.out == ""
     assert word in streams.err and "Traceback" not in streams.err
+
+
+def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch, tmp_path):
+    """Of a network of one's own, whose input and head are those of the data that it is trained on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "def build(input_shape, num_classes):\n"
+        "    from tensorflow import keras\n"
+        "    images = keras.Input(input_shape)\n"
+        "    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))\n"
+    )
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\n"
+        "def load():\n"
+        "    images, labels = np.zeros((14, 6, 5, 3), 'uint8'), np.arange(14) % 7\n"
+        "    return (images, labels), (images, labels)\n"
+    )
+    assert run(["models", "net.py:build", "--summary", "--dataset", "data.py:load", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["input_shape"], report["num_classes"], report["parameters"]) == (
+        [6, 5, 3],
+        7,
+        (6 * 5 * 3 + 1) * 7,
+    )
+    assert run(["models", "net.py:build", "--summary", "--image-size", "4"]) == 0
+    captured = capsys.readouterr()
+    assert "1,000 classes" in captured.out and "--dataset takes those of a data set" in captured.err
+    assert run(["models", "net.py:build", "--dataset", "data.py:load"]) == 2
+    assert "ipucnn models net.py:build --summary --dataset data.py:load" in capsys.readouterr().err
+    assert run(["models", "lenet", "--summary", "--dataset", "nosuch"]) == 2

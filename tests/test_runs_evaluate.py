@@ -636,3 +636,36 @@ def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run
     nearest = _nearest(names, "checkpoint-00000034.npz")
     shown = [f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50)]
     assert nearest == f"there are 12, the nearest are {', '.join(shown)}; also last and best"
+
+
+def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypatch):
+    """Data that a run names relative to where it was trained are not found elsewhere: the hint says what to type."""
+    home = tmp_path / "home"
+    for label, name in enumerate("ab"):
+        (home / "my photos" / name).mkdir(parents=True)
+        for k in range(4):
+            pixels = np.full((12, 12, 3), 40 * k + 90 * label, np.uint8)
+            Image.fromarray(pixels).save(home / "my photos" / name / f"{k}.png")
+    (tmp_path / "else").mkdir()
+    small = ["--image-size", "32", "--micro-batch-size", "2", "--global-batch-size", "2", "--num-epochs", "1"]
+    ways = (
+        (["--dataset", "imagefolder", "--dataset-path", "my photos"], "--dataset-path"),
+        (["--dataset", "./my photos"], "--dataset"),
+    )
+    for number, (data, flag) in enumerate(ways):
+        monkeypatch.chdir(home)
+        code, _, err = run("train", "lenet", *data, *small, "--run-dir", f"runs/{number}")
+        assert code == 0 and "few training images: the smallest class" in err, err
+        monkeypatch.chdir(tmp_path / "else")
+        code, _, err = run("evaluate", f"../home/runs/{number}")
+        assert code in (2, 3) and err.count("hint:") == 1
+        assert f"from here, add {flag} '../home/my photos'" in " ".join(err.split())
+        code, out, err = run("evaluate", f"../home/runs/{number}", flag, "../home/my photos")
+        assert code == 0 and "samples seen" in out, err
+        # What is of use to those who train says nothing to those who evaluate.
+        assert "few training images" not in err
+    (home / "my photos").rename(home / "gone")
+    code, _, err = run("evaluate", "../home/runs/0")
+    assert code == 3 and "add --dataset-path DIR" in err
+    code, _, err = run("evaluate", "../home/runs/0", "--dataset-path", "nowhere")
+    assert code == 3 and "nowhere does not exist" in err and "another folder" not in err

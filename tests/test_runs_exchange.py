@@ -18,37 +18,30 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ipucnn(python, *args, cwd, on_double=False):
-    """The JSON of a command; on the double of the Poplar SDK, or on the host."""
+SEVERAL = """
+import contextlib, gc, json, sys
+from ipucnn import cli
+from ipucnn.sessions.host.environment import set_variables
+set_variables()
+gc.disable()  # importing TensorFlow makes no garbage
+from poplar_double import installed
+gc.enable()
+for on_double, words in json.loads(sys.argv[1]):
+    with installed() if on_double else contextlib.nullcontext():
+        code = cli.run(words)
+    if code:
+        sys.exit(code)
+"""
+
+
+def several(python, *commands, cwd):
+    """The JSON of commands, each (on the double?, words), that one process runs one after the other."""
     places = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     env = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     # Set here for this TensorFlow; the other chooses for itself (oneDNN makes TensorFlow 2.6 fail).
     env.pop("TF_ENABLE_ONEDNN_OPTS", None)
-    module = "poplar_double.run" if on_double else "ipucnn"
     done = subprocess.run(
-        [python, "-m", module, *args], cwd=str(cwd), env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-TWO = """
-import sys
-from ipucnn import cli
-from ipucnn.sessions.host.environment import set_variables
-set_variables()
-words = sys.argv[1:]
-place = words.index("+")
-sys.exit(cli.run(words[:place]) or cli.run(words[place + 1 :]))
-"""
-
-
-def two_commands(python, first, second, cwd):
-    """The JSON of two commands that one process runs, one after the other."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    env.pop("TF_ENABLE_ONEDNN_OPTS", None)
-    done = subprocess.run(
-        [python, "-c", TWO, *first, "+", *second],
+        [python, "-c", SEVERAL, json.dumps(commands)],
         cwd=str(cwd),
         env=env,
         capture_output=True,
@@ -56,8 +49,13 @@ def two_commands(python, first, second, cwd):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answer, end = json.JSONDecoder().raw_decode(done.stdout)
-    return answer, json.loads(done.stdout[end:])
+    answers, text = [], done.stdout.strip()
+    while text:
+        answer, end = json.JSONDecoder().raw_decode(text)
+        answers.append(answer)
+        text = text[end:].lstrip()
+    assert len(answers) == len(commands), done.stdout
+    return answers
 
 
 def in_this_process(capfd, *args, on_double):
@@ -82,28 +80,8 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
     assert majors == {"2", "3"}
 
 
-@pytest.mark.parametrize(
-    "model, direction",
-    [
-        ("toy_model_bn", "here to there"),
-        pytest.param("cifar_resnet8", "here to there", marks=pytest.mark.slow),
-        pytest.param("efficientnet-b0", "there to here", marks=pytest.mark.slow),
-        pytest.param("cifar_resnet8", "there to here", marks=pytest.mark.slow),
-        pytest.param("efficientnet-b0", "here to there", marks=pytest.mark.slow),
-    ],
-)
-def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model, direction):
-    monkeypatch.chdir(tmp_path)
-
-    def here(*commands):
-        return [in_this_process(capfd, *command, on_double=False) for command in commands]
-
-    def there(first, *more):
-        if more:
-            return two_commands(OTHER, first, *more, cwd=tmp_path)
-        return [ipucnn(OTHER, *first, cwd=tmp_path)]
-
-    trainer, other = (here, there) if direction == "here to there" else (there, here)
+def on_host_of(model):
+    """Words that train a network on the host, and those that evaluate the run and go on with it."""
     words = [
         "--num-epochs",
         "1",
@@ -116,46 +94,101 @@ def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model,
         "--json",
         *DATA,
     ]
-    (trained,) = trainer(("train", model, *words))
-    # And training goes on there from the same place.
-    again = ("train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json")
-    found, continued = other(("evaluate", "r", "--json"), again)
-    evaluated = found["measured"]
-    assert evaluated["samples"] == 100
+    again = ["train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json"]
+    return ["train", model, *words], [["evaluate", "r", "--json"], again]
+
+
+def in_replicas(run_dir):
+    """Words that train with replicas and accumulation, of which the weights must show nothing, and that evaluate it."""
+    batch = ["--micro-batch-size", "4", "--num-replicas", "2", "--gradient-accumulation-count", "2"]
+    limits = ["--limit-train", "64", "--limit-eval", "64", "--num-epochs", "1", "--seed", "3"]
+    train = ["train", "toy_model", "--run-dir", run_dir, "--json", "--dataset", "digits", *limits, *batch]
+    return train, ["evaluate", run_dir, "--json"]
+
+
+def check(trained, evaluated, samples):
+    """What the one measured when it validated is what the other measures."""
+    assert evaluated["samples"] == samples
     for name in ("loss", "accuracy", "top5"):
         assert evaluated[name] == pytest.approx(trained["validation"][name], abs=1e-5), name
+
+
+def check_devices(trained, evaluated, trained_on_ipus):
+    assert trained["compilation"]["device"]["kind"] == ("ipu" if trained_on_ipus else "cpu")
+    assert evaluated["device"] == ("cpu" if trained_on_ipus else "ipu")
+
+
+def test_each_keras_reads_what_the_other_wrote(tmp_path, capfd, monkeypatch):
+    """One case of each direction, for which the other Python starts once; the tests below have every case."""
+    monkeypatch.chdir(tmp_path)
+
+    def here(words, on_double=False):
+        return in_this_process(capfd, *words, on_double=on_double)
+
+    train, looks = on_host_of("toy_model_bn")
+    train_on_ipus, evaluate_on_host = in_replicas("of_ipus")
+    train_there, evaluate_here = in_replicas("of_the_other")
+    trained, on_ipus = here(train), here(train_on_ipus, on_double=True)
+    found, continued, of_ipus, theirs = several(
+        OTHER,
+        *((False, words) for words in (*looks, evaluate_on_host, train_there)),
+        cwd=tmp_path,
+    )
+    check(trained, found["measured"], 100)
+    # And training goes on there from the same place.
+    assert continued["measured"]["first_weight_update"] > 0
+    check(on_ipus, of_ipus["measured"], 64)
+    check_devices(on_ipus, of_ipus, True)
+    ours = here(evaluate_here, on_double=True)
+    check(theirs, ours["measured"], 64)
+    check_devices(theirs, ours, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, direction",
+    [
+        ("cifar_resnet8", "here to there"),
+        ("efficientnet-b0", "there to here"),
+        ("cifar_resnet8", "there to here"),
+        ("efficientnet-b0", "here to there"),
+    ],
+)
+def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model, direction):
+    monkeypatch.chdir(tmp_path)
+
+    def here(*commands):
+        return [in_this_process(capfd, *command, on_double=False) for command in commands]
+
+    def there(*commands):
+        return several(OTHER, *((False, command) for command in commands), cwd=tmp_path)
+
+    trainer, other = (here, there) if direction == "here to there" else (there, here)
+    train, looks = on_host_of(model)
+    (trained,) = trainer(train)
+    found, continued = other(*looks)
+    check(trained, found["measured"], 100)
     assert continued["measured"]["first_weight_update"] > 0
 
 
-@pytest.mark.parametrize(
-    ("trained_there", "trained_on_ipus"),
-    [
-        (False, True),
-        (True, False),
-        pytest.param(True, True, marks=pytest.mark.slow),
-        pytest.param(False, False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("trained_there", [False, True])
+@pytest.mark.parametrize("trained_on_ipus", [False, True])
 def test_ipus_of_one_keras_and_the_host_of_the_other(
     tmp_path, capfd, monkeypatch, trained_there, trained_on_ipus
 ):
-    """The IPUs are the double's; with replicas and accumulation, of which the weights must show nothing."""
+    """The IPUs are the double's."""
     monkeypatch.chdir(tmp_path)
-    batch = ["--micro-batch-size", "4", "--num-replicas", "2", "--gradient-accumulation-count", "2"]
-    limits = ["--limit-train", "64", "--limit-eval", "64", "--num-epochs", "1", "--seed", "3"]
-    train = ["train", "toy_model", "--run-dir", "r", "--json", "--dataset", "digits", *limits, *batch]
 
-    def here(*args, on_double):
-        return in_this_process(capfd, *args, on_double=on_double)
+    def here(words, on_double):
+        return in_this_process(capfd, *words, on_double=on_double)
 
-    def there(*args, on_double):
-        return ipucnn(OTHER, *args, cwd=tmp_path, on_double=on_double)
+    def there(words, on_double):
+        return several(OTHER, (on_double, words), cwd=tmp_path)[0]
 
     trainer, other = (there, here) if trained_there else (here, there)
-    trained = trainer(*train, on_double=trained_on_ipus)
-    assert trained["compilation"]["device"]["kind"] == ("ipu" if trained_on_ipus else "cpu")
-    evaluated = other("evaluate", "r", "--json", on_double=not trained_on_ipus)
-    assert evaluated["device"] == ("cpu" if trained_on_ipus else "ipu")
-    assert evaluated["measured"]["samples"] == 64
-    for name in ("loss", "accuracy", "top5"):
-        assert evaluated["measured"][name] == pytest.approx(trained["validation"][name], abs=1e-5), name
+    train, evaluate = in_replicas("r")
+    trained = trainer(train, trained_on_ipus)
+    evaluated = other(evaluate, not trained_on_ipus)
+    check_devices(trained, evaluated, trained_on_ipus)
+    check(trained, evaluated["measured"], 64)

@@ -23,6 +23,8 @@ from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.metrics import SegmentScores
 
+pytestmark = pytest.mark.usefixtures("membranes_once")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

@@ -1,6 +1,7 @@
 """Signals end the program in order at every moment; readers that go away and full disks never end its work."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from ipucnn.interrupts import Interrupted
 from ipucnn.machine import ControlGroup
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
+from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -361,6 +363,39 @@ def interrupt(folder, number, delay_s):
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     return process.returncode, err.decode()
+
+
+def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
+    """A process as a user starts it, which gets a signal from outside while it computes weight updates."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ipucnn", *SMALL[:-1], "100000", "--run-dir", "r"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 240
+    # What an epoch came to is there, and thousands are to come.
+    while not (tmp_path / "r" / "metrics.jsonl").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == CODES[signal.SIGTERM], err
+    assert_clean(err.decode())
+    assert "interrupted" in err.decode()
+    saved = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
+    per_epoch = json.loads((tmp_path / "r" / "program.json").read_text())["weight_updates_per_epoch"]
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    # Nothing that was computed and told is lost.
+    trained = max(row["samples"] for row in rows if row["event"] == "execution")
+    assert saved > 0 and saved * 64 == trained * per_epoch
+    epochs = saved // per_epoch + 1
+    code, out, err = run("train", "--resume", "--run-dir", "r", "--num-epochs", epochs, "--json")
+    assert code == 0, err
+    assert json.loads(out)["measured"]["first_weight_update"] == saved
+    assert (
+        load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
+        == epochs * per_epoch
+    )
 
 
 @pytest.mark.slow

@@ -12,7 +12,13 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.validation import evaluation_replicas
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
-from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.program import (
+    Program,
+    make_layout,
+    make_program,
+    stage_proportions,
+    validation_replicas,
+)
 
 CIFAR = 50_000
 
@@ -418,3 +424,141 @@ def test_the_program_names_the_validation_replicas_that_the_session_takes(values
     assert program.validation_num_replicas == replicas
     if "validation_num_replicas" not in values:
         assert evaluation_replicas(program, config, instances) == replicas
+
+
+# --- the Program's own arithmetic
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(0, 60))
+def test_samples_before_are_counted_one_update_after_the_other(samples, size, epochs, wanted):
+    program = make_program(
+        configure(micro_batch_size=size, gradient_accumulation_count=1, num_epochs=epochs, pad_dataset=True),
+        samples,
+        seed=0,
+    )
+    left, seen = samples, 0
+    for _ in range(wanted):
+        taken = min(size, left)
+        left, seen = left - taken, seen + taken
+        if not left:
+            left = samples  # the next epoch
+    assert program.samples_before(wanted) == seen
+
+
+@given(st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(1, 30))
+def test_micro_batches_computed_as_one_are_whole_groups_of_a_weight_update(count, group, fused):
+    config = configure(gradient_accumulation_count=count, num_replicas=4, dbn_replica_group_size=group)
+    program = make_program(config, 1000, seed=0)
+    number = count * 4
+    assert program.num_micro_batches == number
+    legal = [n for n in range(1, number + 1) if number % n == 0 and n % group == 0]
+    if fused in legal:
+        assert program.with_checked_fused(fused) == dataclasses.replace(program, fused_micro_batches=fused)
+        return
+    with pytest.raises(ConfigurationError, match="into whole groups") as error:
+        program.with_checked_fused(fused)
+    named = [int(word) for word in error.value.hint.split() if word.isdigit()]
+    assert set(named) <= set(legal) and len(named) == min(2, len(legal))
+    assert min(abs(n - fused) for n in named) == min(abs(n - fused) for n in legal)
+
+
+@given(st.integers(1, 5), st.lists(st.integers(1, 100), max_size=10))
+def test_proportions_of_stages(stages, values):
+    if len(values) < 2:
+        assert stage_proportions(values, stages) == ()
+    elif stages > 1 and len(values) in (stages, 2 * stages):
+        each = len(values) // stages
+        naive = []
+        for stage in range(stages):
+            own = values[stage * each : (stage + 1) * each]
+            naive.append((own[0] / 100, own[-1] / 100))
+        assert stage_proportions(values, stages) == tuple(naive)
+    else:
+        with pytest.raises(ConfigurationError, match=f"{len(values)} values for {stages} stage") as error:
+            stage_proportions(values, stages)
+        one = f"give 1, {stages} (per stage) or {2 * stages} (convolutions and matrix products of each stage)"
+        assert error.value.hint == ("give one value" if stages == 1 else one)
+
+
+@pytest.mark.parametrize(
+    "values, ipus, hint",
+    [
+        ({"device_mapping": (0, 1, 1, 0)}, 2, "use --ipus-per-replica 2, or drop it"),
+        (
+            {"device_mapping": (0, 1, 2, 3), "pipeline_splits": ("a", "b", "c")},
+            4,
+            "use --ipus-per-replica 4, or",
+        ),
+        ({"pipeline_splits": ("a",)}, 2, "use --ipus-per-replica 2, or drop --pipeline-splits"),
+        ({"pipeline_splits": ("a", "b", "c")}, 4, "use --ipus-per-replica 4, or drop --pipeline-splits"),
+    ],
+)
+def test_ipus_per_replica_suit_the_stages(values, ipus, hint):
+    assert make_layout(configure(**values)).ipus_per_replica == ipus
+    assert make_layout(configure(ipus_per_replica=ipus, **values)).ipus_per_replica == ipus
+    for other in range(1, 9):
+        if other != ipus:
+            with pytest.raises(
+                ConfigurationError, match=f"--ipus-per-replica {other} does not suit"
+            ) as error:
+                make_layout(configure(ipus_per_replica=other, **values))
+            assert error.value.hint.startswith(hint)
+
+
+def test_a_mapping_of_another_number_of_stages_names_the_right_one():
+    for splits, mapping in ((("a", "b"), (0, 1)), (("a",), (0, 1, 1, 0))):
+        with pytest.raises(ConfigurationError, match=f"names {len(mapping)} stages") as error:
+            make_layout(configure(pipeline_splits=splits, device_mapping=mapping))
+        assert error.value.hint == f"give {len(splits) + 1} numbers in --device-mapping"
+
+
+@pytest.mark.parametrize("stages, ipus", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8)])
+def test_unused_ipus_of_a_replica_are_told(stages, ipus):
+    layout = make_layout(configure(pipeline_splits=tuple("abcd"[: stages - 1])))
+    assert layout.ipus_per_replica == ipus
+    told = f"a replica of {stages} IPUs occupies {ipus}: IPUs come in powers of two"
+    assert layout.warnings == (() if stages == ipus else (told,))
+
+
+@pytest.mark.parametrize(
+    "logs, validation_freq", [(1, 0), (1, 1), (1, 2), (1, 3), (4, 1), (4, 0.5), (4, 0.25), (4, 0.1)]
+)
+def test_validations_fall_on_executions(logs, validation_freq):
+    values = dict(micro_batch_size=1, gradient_accumulation_count=1, num_epochs=6, logs_per_epoch=logs)
+    program = make_program(configure(validation_freq=validation_freq, **values), 8, seed=0)
+    # So many executions are nearest to what was asked for, and one at least.
+    wanted = logs * validation_freq
+    nearest = min(range(1, 100), key=lambda n: abs(n - wanted)) if wanted else 0
+    assert program.executions_per_validation == nearest
+    off = make_program(configure(validation=False, validation_freq=validation_freq, **values), 8, seed=0)
+    assert off.executions_per_validation == 0
+
+
+def test_a_program_of_before_an_option_does_nothing_of_it():
+    program = cifar_program(2, 1.0)
+    required = {f.name for f in dataclasses.fields(Program) if f.default is dataclasses.MISSING}
+    later = {name: value for name, value in program.to_dict().items() if name not in required}
+    assert not any(
+        later[name] for name in ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
+    )
+    old = Program.from_dict({name: value for name, value in program.to_dict().items() if name in required})
+    assert old == program
+
+
+def test_a_program_cannot_be_changed():
+    program = cifar_program(1, 1.0)
+    for made, name in ((program, "seed"), (program.layout, "num_stages")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, name, 3)
+
+
+@pytest.mark.parametrize("whole, instances", [(True, 1), (False, 1), (True, 2), (False, 2), (False, 4)])
+def test_validation_has_the_ipus_of_training(whole, instances):
+    """Each IPU of a process is counted, and with a pipeline each group of them."""
+    replicas, ipus = 8, 2
+    config = configure(pipeline_validation_model=not whole)
+    own = [ipu for ipu in range(replicas * ipus) if ipu % instances == 0]
+    groups = [own[first : first + ipus] for first in range(0, len(own), ipus)]
+    assert validation_replicas(config, replicas, ipus, instances) == (len(own) if whole else len(groups))
+    if instances == 1:
+        assert validation_replicas(config, replicas, ipus) == validation_replicas(config, replicas, ipus, 1)

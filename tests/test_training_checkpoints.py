@@ -12,6 +12,7 @@ from ipucnn.training.checkpoints import (
     META,
     Checkpoint,
     assign_weights,
+    digest_of,
     load_checkpoint,
     save_checkpoint,
 )
@@ -36,6 +37,31 @@ def test_round_trip(tmp_path_factory, weights, slots):
         for name in ours:
             np.testing.assert_array_equal(ours[name], theirs[name])
             assert theirs[name].shape == ours[name].shape
+
+
+def test_arrays_without_elements_come_back(tmp_path):
+    weights = {"a": np.zeros((0,), np.float32), "b": np.zeros((3, 0, 2), np.float32)}
+    save_checkpoint(tmp_path / "x", weights, {"c": weights["a"]}, FACTS)
+    read = load_checkpoint(tmp_path / "x")
+    assert {name: array.shape for name, array in read.weights.items()} == {"a": (0,), "b": (3, 0, 2)}
+    assert read.slots["c"].shape == (0,)
+
+
+def test_the_checksum_depends_on_what_is_said_and_not_on_its_order():
+    one, two = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    first, second = np.zeros(2, np.float32), np.ones(2, np.float32)
+    digest = digest_of({"x": first, "y": second}, one)
+    assert (
+        digest
+        == digest_of({"y": second, "x": first}, two)
+        == digest_of({"y": second, "x": first}, {**one, "sha256": "z"})
+    )
+    others = (
+        ({"x": second, "y": first}, one), ({"x": first, "z": second}, one), ({"x": first}, one),
+        ({"x": first.reshape(2, 1), "y": second}, one), ({"x": first.astype("<i4"), "y": second}, one),
+        ({"x": first, "y": second}, {**one, "a": 2}),
+    )  # fmt: skip
+    assert len({digest, *(digest_of(arrays, facts) for arrays, facts in others)}) == 1 + len(others)
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
@@ -201,6 +227,62 @@ def test_every_fact_has_a_type(tmp_path_factory, name, value):
         )
     elif name in ("num_classes", "weight_updates", "seed", "num_eval"):
         assert meta[name] == int(meta[name]) >= 0
+
+
+def history(text):
+    return {"history": text, "best": None, "last_validation": None}
+
+
+@pytest.mark.parametrize(
+    "name, good, bad",
+    [
+        ("num_classes", [1, 2], [0, -1, 1.5, True]),
+        ("input_shape", [[4, 4, 1], [1, 1, 3]], [[4, 4], [4, 4, 1, 1], [4, 0, 1], [4, None, 1], [], "abc"]),
+        ("image_shape", [[4, 4, 1], [None, None, 3]], [[4, 4], [4, 4, 1, 1], [4, 4, None], [], [4, "4", 1]]),
+        ("std", [[1.0], [0.5, 1e-9], []], [[0.0], [1.0, 0], [-1.0], ["1"], 1.0]),
+        ("mean", [[0.0], [-1.0, 2]], [["0"], 0.0, None]),
+        ("threads", [1, 2], [0, -1, 2**40]),
+        (
+            "run",
+            [history("")],
+            [history("{}"), history("[]\n"), history("{\n"), history("{}\n1\n"), history(None), {}],
+        ),
+        (
+            "run",
+            [history('{"a": 1}\n{}\n')],
+            [{**history(""), "best": 1}, {**history(""), "last_validation": []}],
+        ),
+        ("program", [{}, {"weight_updates_per_epoch": 0, "other": None}], [[], {"fused_micro_batches": -1}]),
+    ],
+)
+def test_facts_are_told_from_what_is_like_them(tmp_path, name, good, bad):
+    path = tmp_path / "x.npz"
+    for value in good:
+        save_checkpoint(path, {}, {}, {**FACTS, name: value})
+        assert load_checkpoint(path).meta[name] == value
+    for value in bad:
+        save_checkpoint(path, {}, {}, {**FACTS, name: value})
+        with pytest.raises(DataError, match=f"the {name} "):
+            load_checkpoint(path)
+
+
+def test_members_with_any_flag_but_that_of_utf8_are_refused(tmp_path):
+    """Bit 0 says encrypted, 3 that sizes come later, 5 a patch, 6 and 13 encrypted otherwise."""
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {"w": np.zeros(2, np.float32)}, {}, FACTS)
+    data = path.read_bytes()
+    assert data[:4] == b"PK\x03\x04"
+    for bit in range(16):
+        path.write_bytes(data[:6] + (1 << bit).to_bytes(2, "little") + data[8:])
+        if bit == 11:
+            assert load_checkpoint(path).meta == FACTS
+            continue
+        with pytest.raises(DataError, match="damaged or no checkpoint"):
+            load_checkpoint(path)
+    for method in (1, 8, 12, 14):
+        path.write_bytes(data[:8] + method.to_bytes(2, "little") + data[10:])
+        with pytest.raises(DataError, match="damaged or no checkpoint"):
+            load_checkpoint(path)
 
 
 def test_nested_facts_are_refused(tmp_path):

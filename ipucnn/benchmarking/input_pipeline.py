@@ -26,6 +26,7 @@ from ipucnn.benchmarking.statistics import paired_difference, paired_share, thro
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DataSource
 from ipucnn.errors import InfeasibleError
+from ipucnn.text import size_text
 
 METHOD = (
     "each stage is measured together with those before it, in turns; its own time per image is the difference to "
@@ -99,7 +100,7 @@ def _check_memory(shape: Shape, number: int, batch: int) -> None:
     if memory and needed > memory:
         raise InfeasibleError(
             f"{number} random images and a micro-batch of {batch} of {shape[0]}x{shape[1]}x{shape[2]} take "
-            f"{needed / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}",
+            f"{size_text(needed)}, and this machine has {size_text(memory)}",
             "use a smaller --image-size" + (" or --micro-batch-size" if batch > 1 else ""),
         )
 

@@ -18,7 +18,7 @@ import typer
 import ipucnn
 from ipucnn import command_table, interrupts
 from ipucnn.config import spec
-from ipucnn.errors import EXIT_SIGTERM, ConfigurationError, WorkersError
+from ipucnn.errors import EXIT_OK, EXIT_SIGTERM, ConfigurationError, WorkersError
 from ipucnn.sessions.host.workers import BEGIN_AGAIN, GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
 from ipucnn.text import shown_value
 
@@ -46,7 +46,7 @@ _PROGRAM = (
     "os.getppid() == int(sys.argv.pop(1)) or sys.exit(143); "
     "place, said = sys.argv[1:3]; del sys.argv[1:3]; place in sys.path or sys.path.append(place); "
     "sys.argv[0] = 'ipucnn'; from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli; "
-    "cli.error_copy = open(int(said), 'w', encoding='utf-8') if said else None; cli.main()"
+    "cli.error_copy = os.fdopen(int(said), 'w', encoding='utf-8') if said else None; cli.main()"
 )
 
 
@@ -149,9 +149,11 @@ class _Workers:
             for reader in self._readers:
                 reader.join(GRACE_S)
             for rank, lines in sorted(self._errors.items()):
-                # What ended all of them alike the first worker has said, and who was told to end has nothing to say.
+                # What ended all of them alike the first worker has said, and who was told to end, or ended well, has
+                # nothing to say.
                 was_told = self._is_told and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
-                if lines != self._errors.get(0) and rank and not was_told:
+                ended_well = self._ends.get(rank) == EXIT_OK
+                if lines != self._errors.get(0) and rank and not (was_told or ended_well):
                     sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import typer
 
 from ipucnn.aliases import PlainValue
+from ipucnn.commands.run_arguments import own_option
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, find_network, list_models, validate_input_shape
@@ -34,6 +35,15 @@ _LAYER_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
 )
 
 
+DATASET = own_option(
+    "--dataset",
+    "NAME",
+    "Data set whose images and classes the layers of --summary are for: a name, a folder, or FILE.py:FUNCTION. "
+    "[default: the model's own]",
+)
+DATASET_PATH = own_option("--dataset-path", "DIR", "Folder with the files of --dataset. [default: .]")
+
+
 def models(
     pattern: str = typer.Argument(
         "*", metavar="[PATTERN]", help="Name of a model, or a wildcard such as 'efficientnet*' (quoted)."
@@ -45,27 +55,39 @@ def models(
     image_size: Optional[str] = typer.Option(
         None, "--image-size", metavar="N|HxW", help="Input size for --summary. [default: the model's own]"
     ),
+    dataset: Optional[str] = DATASET,
+    dataset_path: Optional[str] = DATASET_PATH,
 ) -> None:
     """List the networks, or show the layers of one.
 
     Parameters are the trainable ones; MACs are the multiply-accumulates of the forward pass of one sample. Both are for
-    the model's home data set. --summary prints the names of layers that --pipeline-splits takes.
+    the model's home data set, unless --dataset names another one. --summary prints the names of layers that
+    --pipeline-splits takes.
     """
     if summary:
-        rows, report = _summarise(find_network(pattern), image_size)
+        record = find_network(pattern)
+        shape, num_classes = _input(record, image_size, dataset, dataset_path)
+        rows, report = _summarise(record, shape, num_classes)
         if as_json:
             _print_json(report)
             return
         _print_table(_LAYER_COLUMNS, rows)
         _print_line(
             f"{report['model']}: {counted(len(rows), 'layer')}, {report['parameters']:,} trainable parameters, "
-            f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}"
+            f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}, "
+            f"{counted(num_classes, 'class')}"
         )
         return
-    if image_size is not None:
-        raise ConfigurationError(
-            "--image-size needs --summary", f"ipucnn models {shown_value(pattern)} --summary"
-        )
+    for option, given in (
+        ("--image-size", image_size),
+        ("--dataset", dataset),
+        ("--dataset-path", dataset_path),
+    ):
+        if given is not None:
+            raise ConfigurationError(
+                f"{option} needs --summary",
+                f"ipucnn models {shown_value(pattern)} --summary {option} {shown_value(given)}",
+            )
     wildcard = any(mark in pattern for mark in "*?[")
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
@@ -119,23 +141,53 @@ def _record_row(record: ModelRecord) -> List[str]:
     ]
 
 
-def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[List[str]], Dict[str, Any]]:
-    """Table rows and the JSON report of a model's layers."""
+def _input(
+    record: ModelRecord, image_size: Optional[str], dataset: Optional[str], dataset_path: Optional[str]
+) -> Tuple[Tuple[int, int, int], int]:
+    """Height, width and channels of a model's input, and its classes: those that training on the data set would have.
+
+    Raises:
+        ConfigurationError: a size that the model cannot take, or a data set that is unknown.
+        DataError: the data set's files are not there.
+    """
     from ipucnn.config.options import BY_NAME
     from ipucnn.config.spec import convert_value
-    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.reports.console import note
 
+    if dataset is not None or dataset_path is not None:
+        from ipucnn.config.resolve import resolve
+        from ipucnn.runs.setup import prepare
+
+        typed = (("dataset", dataset), ("dataset_path", dataset_path), ("image_size", image_size))
+        flags = {name: value for name, value in typed if value is not None}
+        resolved = resolve("train", flags, model=record.name)
+        note(resolved.choice.message)
+        setup = prepare(resolved, seed=0)
+        return setup.input_shape, setup.source.info.num_classes
     height, width, channels = record.input_shape
     if image_size is not None:
         height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
     shape = (height, width, channels)
     validate_input_shape(record, shape)
+    if record.own is not None and record.own.architecture is None:
+        note(
+            f"{record.name} is built for images of {_dimensions(shape)} and {counted(record.num_classes, 'class')}; "
+            "--dataset takes those of a data set"
+        )
+    return shape, record.num_classes
+
+
+def _summarise(
+    record: ModelRecord, shape: Tuple[int, int, int], num_classes: int
+) -> Tuple[List[List[str]], Dict[str, Any]]:
+    """Table rows and the JSON report of a model's layers."""
+    from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.reports.console import LOADING, waiting
     from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting(LOADING):
         import_tensorflow()
-        model = build_model(record, BuildOptions(input_shape=shape, num_classes=record.num_classes))
+        model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
 
     rows, layers = [], []
     for layer in model.layers:
@@ -164,7 +216,7 @@ def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[Lis
     report = {
         "model": record.name,
         "input_shape": list(shape),
-        "num_classes": record.num_classes,
+        "num_classes": num_classes,
         "parameters": sum(entry["parameters"] for entry in layers),
         "macs": sum(entry["macs"] for entry in layers),
         "layers": layers,

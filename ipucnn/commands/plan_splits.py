@@ -95,8 +95,9 @@ SAVE_GRAPH = own_option(
 HTML = own_option(
     "--html",
     "FILE",
-    "Write the plan as an HTML page. On the page of a search (--ipus) the reader can choose the precision, too: "
-    "unless you give one, every precision is searched, which takes up to three times as long.",
+    "Write the plan as an HTML page. The page of a search (--ipus) answers what-if questions: the reader can choose "
+    "IPUs, batch and precision. For this every precision is searched unless you give one, which takes up to three "
+    "times as long.",
     PANEL,
 )
 INFERENCE = typer.Option(

@@ -122,7 +122,7 @@ def print_command_help(command: ClickCommand, ctx: ClickContext, wanted: Help = 
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     if wanted.words and not (len(wanted.words) == 1 and _is_argument(wanted.words[0], params)):
         asked = " ".join(wanted.words)
-        rows = [_option_row(param, ctx) for param in find_options(params, asked)]
+        rows = [option_row(param, ctx) for param in find_options(params, asked)]
         if not rows:
             raise ConfigurationError(
                 f"{ctx.command_path} --help {shown_value(asked)}: no option is about that",
@@ -137,10 +137,10 @@ def print_command_help(command: ClickCommand, ctx: ClickContext, wanted: Help = 
             panels["Arguments"].append(_argument_row(param))
         elif not common:
             title = getattr(param, "rich_help_panel", None) or "Options"
-            panels.setdefault(title, []).append(_option_row(param, ctx))
+            panels.setdefault(title, []).append(option_row(param, ctx))
     if common:
         named = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
-        panels["Common options"] = [_option_row(named[name], ctx) for name in common]
+        panels["Common options"] = [option_row(named[name], ctx) for name in common]
         count = sum(param.param_type_name != "argument" for param in params)
         panels["More help"] = [
             Row("--help WORD", "", "Show the options about a word: `--help batch`, `--help checkpoint`."),
@@ -197,9 +197,16 @@ def _rank(param: ClickParameter, word: str) -> int:
         return _WISH
     if any(wanted in name for name in names):
         return _PART
-    # From the beginning of a word: "rate" is not about what is "separate".
-    text = " ".join(re.findall(r"[a-z0-9]+", f"{param.help or ''} {param.metavar or ''}".lower()))
-    return _TEXT if f" {wanted}" in f" {text}" else _NOT_ABOUT
+    return _TEXT if has_word(f"{param.help or ''} {param.metavar or ''}", word) else _NOT_ABOUT
+
+
+def has_word(text: str, word: str) -> bool:
+    """Whether a text has a word, or the beginning of one: "rate" is not about what is "separate".
+
+    A word of several parts is found in one piece and in pieces: "what-if" in "what if".
+    """
+    wanted, inside = (" ".join(re.findall("[a-z0-9]+", own.lower())) for own in (word, text))
+    return bool(wanted) and any(f" {own}" in f" {inside}" for own in (wanted, wanted.replace(" ", "")))
 
 
 def wishes_of(param: ClickParameter) -> List[str]:
@@ -251,7 +258,8 @@ def _argument_row(param: ClickParameter) -> Row:
     return Row(name, "", f"{text}  [required]" if param.required and "[" not in text else text)
 
 
-def _option_row(param: ClickParameter, ctx: ClickContext) -> Row:
+def option_row(param: ClickParameter, ctx: ClickContext) -> Row:
+    """An option's line of a help page."""
     if param.name == "help":
         return Row(
             "--help, -h, --help-all",

@@ -57,7 +57,7 @@ class General:
         "Where to run: auto takes IPUs, then GPUs, then the CPU.",
         choices=("auto", "ipu", "gpu", "cpu"),
         commands=(*DEVICE, "doctor"),
-        wishes="gpu gpus cuda",
+        wishes="gpu gpus cuda laptop rehearse rehearsal simulate emulate",
     )
     run_dir: Optional[str] = option(
         None,

@@ -39,18 +39,32 @@ def print_config(resolved: Resolved, specs: Iterable[OptionSpec], as_json: bool)
 
     from ipucnn.config.help_page import PipeConsole
 
+    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = PipeConsole(highlight=False, width=None if narrow else WIDTH_IN_A_PIPE)
+    shown = [(spec, printable(value_text(spec, value)), printable(origin)) for spec, value, origin in rows]
+    keys, values, origins = zip(*((len(spec.key), _longest(text), _longest(o)) for spec, text, o in shown))
+    # Five columns are blank: one on the left and two after each column but the last.
+    is_wide = max(keys) + max(values) + max(origins) + 5 <= console.width
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold", max_width=32)
+    table.add_column("value", overflow="fold", min_width=max(values) if is_wide else None)
+    if is_wide:
+        table.add_column("from", overflow="fold", min_width=max(origins), max_width=max(32, max(origins)))
     panel = ""
-    for spec, value, origin in rows:
+    for spec, text, origin in shown:
         if spec.panel != panel:
             panel = spec.panel
             table.add_section()
         style = "dim" if origin == "default" else ""
-        table.add_row(
-            spec.key, Text(printable(value_text(spec, value))), Text(printable(origin)), style=style
-        )
-    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
-    PipeConsole(highlight=False, width=None if narrow else WIDTH_IN_A_PIPE).print(table)
+        if is_wide:
+            table.add_row(spec.key, Text(text), Text(origin), style=style)
+        else:
+            table.add_row(spec.key, Text(text), style=style)
+            if origin != "default":
+                table.add_row("", Text(f"from {origin}"), style="dim")
+    console.print(table)
+
+
+def _longest(text: str) -> int:
+    """How long the longest word is, none of which is to be broken."""
+    return max(map(len, text.split()), default=0)

@@ -31,8 +31,8 @@ FALSE_WORDS = ("false", "no", "off", "0")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?) ?%")
 _DIGITS = re.compile(r"[-+]?[0-9]+")
-# Stands for a whole number of more digits than are read.
-_BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 1)
+# Stands for a whole number of more digits than are read; with a sign it is no longer than what is read.
+_BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 2)
 
 
 class BadValue(ValueError):
@@ -158,7 +158,7 @@ def parse_fraction(value: object) -> float:
     else:
         above, _, below = value.replace(" ", "").partition("/")
         if len(above) > MAX_NUMBER_CHARACTERS and len(below) < 10 and _DIGITS.fullmatch(above):
-            above = str(_BEYOND)
+            above = str(-_BEYOND if above.startswith("-") else _BEYOND)
         _check_length(above, what)
         _check_length(below, what)
         if not (_DIGITS.fullmatch(above) and below.isdigit() and below.isascii()) or not below.strip("0"):

@@ -42,6 +42,7 @@ class DatasetInfo:
         location: "embedded (scikit-learn)", "generated", or the folder it was read from.
         mean, std: per stored channel, in 0..255 units, of the whole training set.
         warnings: what the user should know (a partial set, skipped files), one line each.
+        training_warnings: likewise, of no use to whoever does not train on it.
         augmentation: which training augmentation fits, one of ``AUGMENTATION_NAMES``.
         tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
         own_split: which examples are for evaluation was decided here, not by who published the set.
@@ -60,6 +61,7 @@ class DatasetInfo:
     mean: Tuple[float, ...]
     std: Tuple[float, ...]
     warnings: Tuple[str, ...] = ()
+    training_warnings: Tuple[str, ...] = ()
     augmentation: str = "none"
     tiled: bool = False
     own_split: bool = False

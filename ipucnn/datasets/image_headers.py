@@ -1,9 +1,9 @@
 """What the first bytes of an image file claim, read before Pillow believes them.
 
-Pillow reads an image's size without decoding it, with exceptions that cost memory before anybody can ask: WebP, whose
-canvas is allocated when the file is opened, GIF, of whose first frame a copy may be, and the tables of TIFF and EXIF,
-of which every entry may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB).  And the tiles of a TIFF
-are decoded whole, however small its pages.  Only those are looked at here.
+Pillow reads an image's size without decoding it, but some files make it take much memory before the size can be
+checked.  It allocates the canvas of a WebP, and may copy the first frame of a GIF, as soon as it opens the file.  Every
+entry of the tables in TIFF and EXIF may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB).  And it
+decodes the tiles of a TIFF whole, however small its pages are.  Only these cases are looked at here.
 """
 
 import re

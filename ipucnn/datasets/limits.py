@@ -10,6 +10,7 @@ from typing import ContextManager, Iterator, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.machine import available_bytes
+from ipucnn.text import size_text
 
 MAX_IMAGE_PIXELS = 100_000_000
 """Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
@@ -33,15 +34,9 @@ def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:
     allowed = available_bytes() // 2
     if num_bytes > allowed:
         raise DataError(
-            f"{what} needs {_size(num_bytes)} of memory, and half of what is free is {_size(allowed)}",
+            f"{what} needs {size_text(num_bytes)} of memory, and half of what is free is {size_text(allowed)}",
             hint or "use a smaller data set, or a machine with more memory",
         )
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= 2**60:
-        return "more than a million TiB"
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:

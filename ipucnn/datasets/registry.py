@@ -1,5 +1,6 @@
 """Which data sets there are, and where their files lie."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -247,7 +248,7 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
             "drop --dataset; --image-size says how large the images are",
         )
     if like is not None and known_as(like) is None and not _may_be_elsewhere(like):
-        raise _unknown(like)
+        raise _unknown(like, task)
     made = "made on the host" if where == "host" else "one batch, kept on the device"
     named = f", in place of {like}" if like is not None else ""
     return Choice(
@@ -264,11 +265,23 @@ def _may_be_elsewhere(name: str) -> bool:
     )
 
 
-def _unknown(name: str) -> ConfigurationError:
+# A folder that --dataset names, by task.
+_FOLDERS = {
+    "classification": "tfds:NAME, a folder with a folder of images for each class",
+    "segmentation": "a folder with images/ and masks/",
+}
+
+
+def _unknown(name: str, task: str) -> ConfigurationError:
+    fitting = [
+        known for known, record in DATASETS.items() if task == ANY_TASK or record.task in (ANY_TASK, task)
+    ]
+    folders = ", ".join(text for own, text in _FOLDERS.items() if task in (ANY_TASK, own))
     return ConfigurationError(
-        f"data set '{name}' is unknown",
-        did_you_mean(name, list(DATASETS))
-        or f"choose one of {', '.join(DATASETS)}, tfds:NAME, a folder with train/ and val/, or FILE.py:FUNCTION",
+        f"--dataset {shown_value(name)}: there is no such folder"
+        if os.sep in name
+        else f"data set '{name}' is unknown",
+        did_you_mean(name, fitting) or f"choose one of {', '.join(fitting)}, {folders}, or FILE.py:FUNCTION",
     )
 
 
@@ -320,7 +333,7 @@ def choose_dataset(
         if entry is not None:
             make = _of_package(name, load_entry_point(entry))
             return Choice(name, None, f"data set {name} of {entry.value}", task, make=make)
-        raise _unknown(name)
+        raise _unknown(name, task)
     _check_task(f"data set {known}", DATASETS[known].task, task)
     if known == "imagefolder":
         return _choose_imagefolder(path, divides)
@@ -352,7 +365,9 @@ def check_divides(choice: Choice, validation_fraction: float) -> None:
         why = f"the data set {choice.name} has an evaluation part of its own"
     raise ConfigurationError(
         f"--validation-fraction {validation_fraction:g} has no effect: {why}",
-        "drop it; it divides folders of class folders, DIR/CLASS/*, without train/ and val/",
+        "drop it"
+        if choice.task == "segmentation"
+        else "drop it; it divides folders DIR/CLASS/* without train/ and val/",
     )
 
 

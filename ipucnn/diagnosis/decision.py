@@ -9,7 +9,7 @@ from ipucnn.documents import load_json
 from ipucnn.errors import UserError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
-from ipucnn.text import counted
+from ipucnn.text import counted, size_text
 
 _LEVELS = ("problem", "warning", "note")
 _SMALL_MEMORY_BYTES = 2 * 2**30
@@ -423,7 +423,7 @@ def of_host(host: Host, disk: Disk) -> List[Finding]:
             Finding(
                 "warning",
                 "disk",
-                f"only {disk.free_bytes / 2**20:,.0f} MiB are free for runs in {disk.folder}",
+                f"only {size_text(disk.free_bytes)} are free for runs in {disk.folder}",
                 "free some space, or use --run-dir on another disk",
             )
         )
@@ -432,7 +432,7 @@ def of_host(host: Host, disk: Disk) -> List[Finding]:
             Finding(
                 "warning",
                 "machine",
-                f"only {host.available_bytes / 2**30:.1f} GiB of memory are free",
+                f"only {size_text(host.available_bytes)} of memory are free",
                 "use a small model, --micro-batch-size or --limit-train",
             )
         )

@@ -332,7 +332,7 @@ def _probe_error(ran: Ran) -> UserError:
     if ran.signal_name == "SIGILL":
         return MissingError(
             "TensorFlow dies of an illegal instruction when it is imported: it was built for another processor",
-            "of the Poplar SDK's wheels use the one for this processor (amd_znver1 or intel_skylake512)",
+            "use the Poplar SDK's wheel for this processor: amd_znver1 or intel_skylake512",
         )
     known = translate_output(ran.errors)
     if known is not None:

@@ -1,4 +1,4 @@
-"""The machine's programs (gc-info, vipu, nvidia-smi, ...), run for what they print and never waited for in vain."""
+"""The machine's programs (gc-info, vipu, nvidia-smi, ...), run with a time limit, for what they print."""
 
 import contextlib
 import os

@@ -205,7 +205,9 @@ class _Reader:
                     raise self.fail("a layer has no name or no settings", _FUNCTIONAL)
                 if what == "InputLayer":
                     if not chained and own != first:
-                        raise self.fail(f"'{shown_value(own)}' is an input besides the one", _FUNCTIONAL)
+                        raise self.fail(
+                            f"'{shown_value(own)}' is a second input, and a network has one", _FUNCTIONAL
+                        )
                     done[own] = source
                     shape = settings.get("batch_shape", settings.get("batch_input_shape", shape))
                     continue
@@ -344,8 +346,8 @@ class _Reader:
             )
         if kind not in PER_SAMPLE and kind not in _PREPROCESSING:
             raise self.fail(
-                f"{shown_name} is a {shown_value(kind)}, of which is not known that it computes each sample by itself "
-                "and remembers nothing",
+                f"{shown_name} is a {shown_value(kind)}, which may mix the samples of a batch, or keep "
+                "something from one batch to the next",
                 "use another layer, or a class of your own, whose micro-batches are computed one by one",
             )
         settings = (
@@ -466,7 +468,7 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
             if value is not None and kind not in _INITIALIZERS:
                 shown_kind = shown_value(kind or value)
                 raise ConfigurationError(
-                    f"{where} has {key} {shown_kind}, of which no seeded version is known",
+                    f"{where} has {key} {shown_kind}, which has no seeded version",
                     f"use one of {', '.join(_INITIALIZERS)}",
                 )
             own = (

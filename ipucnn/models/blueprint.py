@@ -31,7 +31,7 @@ class Step:
     name: str
     kind: str
     layer_class: Optional[type]
-    config: PlainDict
+    config: Dict[str, Any]
     inputs: List[str]
     channels: Optional[int] = None
     constants: List[float] = field(default_factory=list)

@@ -146,7 +146,7 @@ class OwnNetwork:
             _check_own_layer(name, model.get_layer(layer))
         if model.losses:
             raise ConfigurationError(
-                f"{name}: layers of it add {counted(len(model.losses), 'loss')}, and training has its own",
+                f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
                 "drop them; --weight-decay and --l2-regularization hold for the whole network",
             )
         _exchange(blueprint, model, name)
@@ -166,7 +166,7 @@ class OwnNetwork:
             # Whatever this process trains next would have it, too.
             keras.mixed_precision.set_global_policy(before)
             raise ConfigurationError(
-                f"{name} is built while the type of all of Keras' layers is {policy}",
+                f"{name} sets the type of all of Keras' layers to {policy}",
                 "leave types out of the network: --precision 16.16 trains in 16 bits",
             )
         if not isinstance(model, keras.Model):

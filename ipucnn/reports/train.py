@@ -80,8 +80,9 @@ def program_line(program: Program) -> str:
 class TrainProgress(ProgressBar):
     """A progress bar on a terminal; in a pipe one line per validation or execution."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, class_names: Sequence[str] = ()) -> None:
         self._program = program
+        self._class_names = [printable(name) for name in class_names]
         self._execution = ""
 
     def __enter__(self) -> TrainProgress:
@@ -114,10 +115,12 @@ class TrainProgress(ProgressBar):
         """A validation is over."""
         m = event.metrics
         text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
-        if "dice" in m:
-            text += f"  Dice {m['dice']:.4f}"
         if "dice_background" in m:
-            text += f" / {m['dice_background']:.4f} of the background"
+            titles = _titles(self._class_names)
+            text += "".join(f"  {titles[key]} {m[key]:.4f}" for key in ("dice", "dice_background"))
+        elif "dice" in m:
+            # Of several classes all but the first are counted together.
+            text += f"  Dice of all but {next(iter(self._class_names), 'class 0')} {m['dice']:.4f}"
         self._print(f"{self._execution}  {text}" if self._execution else text)
         self._execution = ""
 
@@ -186,7 +189,7 @@ class RunDisplay:
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")
             note(f"run folder {event.folder}; compiling")
-            self._progress = TrainProgress(event.program)
+            self._progress = TrainProgress(event.program, run.info.class_names)
             self._progress.__enter__()
         elif self._progress is None:
             return

@@ -2,6 +2,7 @@
 
 from typing import Optional
 
+from ipucnn import text
 from ipucnn.text import percent as percent
 
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -28,18 +29,8 @@ def count(value: float) -> str:
 
 
 def size(num_bytes: Optional[float]) -> str:
-    """Three digits in KiB, GiB or TiB, whole MiB between them; nothing where it is unknown."""
-    if num_bytes is None:
-        return ""
-    if num_bytes >= 1000 * 2**30:
-        return f"{num_bytes / 2**40:.3g} TiB"
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.3g} GiB"
-    return (
-        f"{num_bytes / 2**20:.0f} MiB"
-        if num_bytes >= 2**20 or not num_bytes
-        else f"{num_bytes / 2**10:.3g} KiB"
-    )
+    """As :func:`ipucnn.text.size_text` has it; nothing where it is unknown."""
+    return "" if num_bytes is None else text.size_text(num_bytes)
 
 
 def mebibytes(num_bytes: float) -> str:

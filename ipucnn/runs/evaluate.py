@@ -1,4 +1,4 @@
-"""Evaluation: every sample of a data set exactly once, of a segmentation network every pixel of whole images.
+"""Evaluation: takes every sample of a data set exactly once; for segmentation, every pixel of whole images.
 
 Classes are predicted on batches of one fixed shape.  Masks are judged image by image: their pixels, the scores of
 the ISBI 2012 challenge where the truth is membranes, and a baseline that knows nothing but the commonest class.

@@ -106,7 +106,7 @@ class CrossValidation:
         if self._instances.count > 1 and resolved.config.run_dir is None:
             who = "instances of poprun" if self._instances.is_distributed else "workers"
             raise ConfigurationError(
-                f"--kfold in {self._instances.count} {who} needs a folder that all of them mean",
+                f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
@@ -374,10 +374,10 @@ class CrossValidation:
             same = all(self._is_of_this_data(fold) for fold in others)
         if not same:
             location = self._first.info.location
-            verb = "goes on with" if config.resume else "joins"
+            verb = "go on with" if config.resume else "join"
             raise ConfigurationError(
-                f"{location} is not the data set of the folds in {self.root} (images or labels differ), so it "
-                f"{verb} none of them",
+                f"the folds in {self.root} are of other data than {location} (images or labels differ), so this run "
+                f"cannot {verb} them",
                 "give their data with --dataset-path, or another --run-dir",
             )
 

@@ -697,7 +697,9 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
     pixels = (height or 1) * (width or 1)
     count, rest = divmod(weight, pixels) if info.tiled else (weight, 0)
     if rest or count != int(count):
-        raise RuntimeError(f"the validation's weights add up to {weight:g}, which are no whole images")
+        raise RuntimeError(
+            f"the validation's weights add up to {weight:g}, which is no whole number of images"
+        )
     return int(count)
 
 

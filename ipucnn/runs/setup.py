@@ -22,7 +22,7 @@ from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.text import counted
+from ipucnn.text import counted, size_text
 from ipucnn.training.program import Layout, Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -449,8 +449,8 @@ def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
     needed_bytes = batch_size * sample_bytes
     if memory_bytes and needed_bytes > memory_bytes:
         raise ConfigurationError(
-            f"batches of {counted(batch_size, 'image')} need {needed_bytes / 2**30:.4g} GiB, and the machine has "
-            f"{memory_bytes / 2**30:.4g} GiB",
+            f"batches of {counted(batch_size, 'image')} need {size_text(needed_bytes)}, and the machine has "
+            f"{size_text(memory_bytes)}",
             f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",
         )
 

@@ -263,7 +263,7 @@ class TrainingRun:
         """What the user should know before the run starts, one line each."""
         from ipucnn.sessions.factory import runs_on_ipus
 
-        lines = [*self.info.warnings, *self.program.warnings]
+        lines = [*self.info.warnings, *self.info.training_warnings, *self.program.warnings]
         lines += [
             s.warning for s in SPECS if s.warning and getattr(self.resolved.config, s.name) != s.default
         ]

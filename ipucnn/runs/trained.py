@@ -3,6 +3,8 @@
 What the command line names is found out, and all that can be is checked, without TensorFlow.
 """
 
+import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
@@ -10,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from ipucnn.aliases import KerasModel, PlainValue
-from ipucnn.config.options import BY_NAME
+from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
 from ipucnn.datasets.base import (
@@ -23,7 +25,7 @@ from ipucnn.datasets.base import (
     limit_source,
 )
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import exists, expand, is_file
+from ipucnn.filesystem import exists, expand, is_file, is_folder
 from ipucnn.machine import fix_threads, num_cores
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
@@ -304,7 +306,11 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
         _refuse_data(flags)
-    resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
+    try:
+        resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
+    except (ConfigurationError, DataError) as error:
+        where = _data_of_run(run.config, flags, path)
+        raise type(error)(error.message, where or error.hint) from error
     if record is not None:
         resolved = replace(resolved, record=record)
     resolved = _here(command, resolved)
@@ -331,6 +337,28 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         names=lambda: facts.class_names,
         num_stored=num_stored,
     )
+
+
+def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
+    """What to type where a run's data set is not found because the run was trained in another folder than this one.
+
+    Returns:
+        The hint; "" where the command line names the data, or the run does so from the root of the file system.
+    """
+    if "dataset" in flags or "dataset_path" in flags:
+        return ""
+    flag, given = "--dataset-path", str(config.dataset_path)
+    if config.dataset is not None and os.sep in config.dataset:
+        flag, given = "--dataset", config.dataset
+    if os.path.isabs(os.path.expanduser(given)):
+        return ""
+    trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
+    for folder in Path(os.path.abspath(run)).parents:
+        there = os.path.relpath(folder / given)
+        # The folder itself is no answer: whatever it holds, the run was not told its name.
+        if os.path.normpath(given) != os.curdir and is_folder(Path(there)):
+            return f"{trained}; from here, add {flag} {shlex.quote(there)}"
+    return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
 def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:

@@ -166,7 +166,7 @@ def save_checkpoint(
     header["sha256"] = digest_of(arrays, header)
     text: Any = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
     # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in {"meta": text, **arrays}.items():
             entry = zipfile.ZipInfo(name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))
             with archive.open(entry, "w", force_zip64=True) as handle:

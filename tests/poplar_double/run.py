@@ -5,6 +5,7 @@ Arguments may be those of several commands, with ``+`` between them, run one aft
 ``POPLAR_DOUBLE_SDK`` and ``POPLAR_DOUBLE_IPUS`` say which SDK and how many IPUs are there.
 """
 
+import gc
 import os
 import sys
 from typing import List
@@ -16,7 +17,10 @@ def main(arguments: List[str]) -> int:
     from ipucnn.sessions.host.environment import set_variables
 
     set_variables()
+    gc.disable()  # importing TensorFlow makes no garbage
     from poplar_double import installed
+
+    gc.enable()
     from poplar_double.exchange import FOLDER_VARIABLE
 
     sdk, ipus = os.environ.get("POPLAR_DOUBLE_SDK", "3.4"), os.environ.get("POPLAR_DOUBLE_IPUS", "16")

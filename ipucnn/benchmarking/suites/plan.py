@@ -21,6 +21,7 @@ from ipucnn.config.resolve import Resolved, convert_flags
 from ipucnn.datasets.base import DataSource
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.models.registry import nearest_legal_sizes
+from ipucnn.text import size_text
 
 # Flags that are about the suite, not about its rows.
 _OF_SUITE = ("run_dir", "overwrite", "model_name")
@@ -337,7 +338,6 @@ def _check_fits(micro_batch_size: int, shape: Tuple[int, int, int]) -> None:
             f"{micro_batch_size} image{'s' if micro_batch_size > 1 else ''} of {height}x{width}x{channels}"
         )
         raise InfeasibleError(
-            f"a micro-batch of {images} takes {needed_bytes / 2**30:.4g} GiB, and the machine has "
-            f"{memory_bytes / 2**30:.4g} GiB",
+            f"a micro-batch of {images} takes {size_text(needed_bytes)}, and the machine has {size_text(memory_bytes)}",
             "lower --image-size or --micro-batch-size",
         )

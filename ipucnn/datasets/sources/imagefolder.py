@@ -178,7 +178,6 @@ def open_imagefolder(
         for where, examples in ((part, train), (evaluation_part, evaluation)):
             if len(examples) == 0:
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
-    warnings += _few(names, np.bincount(train.labels, minlength=len(names)))
     if skipped_train + skipped_eval:
         warnings.append(
             f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
@@ -200,6 +199,7 @@ def open_imagefolder(
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         warnings=tuple(warnings),
+        training_warnings=tuple(_few(names, np.bincount(train.labels, minlength=len(names)))),
         crops=name,
         augmentation="none",  # the random crops of files happen while they are decoded
     )

@@ -1,8 +1,8 @@
 """Builds ImageNet's record files, as :mod:`ipucnn.datasets.sources.records` reads them, from class folders.
 
-What an image becomes depends on the image alone, and which file it goes into on the names of all alone: so any number
-of workers make the same files, and those that were made before a build was killed stay.  The features are those of the
-public builders (for example tensorflow/models, ``build_imagenet_data.py``), in the order of their names.
+A record depends on its image alone, and the names of all images decide which file it goes into.  So any number of
+workers make the same files, and the files that were finished before a build was killed stay.  The features are
+those of the public builders (for example tensorflow/models, ``build_imagenet_data.py``), in the order of their names.
 """
 
 import hashlib

@@ -23,6 +23,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.errors import DataError, MissingError
 from ipucnn.filesystem import shown
+from ipucnn.text import size_text
 
 MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
@@ -63,7 +64,7 @@ def refuse_foreign_features(connector: Type[Any]) -> None:
     if getattr(find, "refuses_foreign", False):
         return
 
-    def cls_from_name(cls: Type[Any], python_class_name: str) -> Type[Any]:
+    def cls_from_name(cls: type, python_class_name: str) -> Type[Any]:
         if not python_class_name.startswith("tensorflow_datasets.core.features."):
             raise DataError(
                 f"the data set's features.json names {shown(python_class_name)}, which is no feature of TFDS",
@@ -168,7 +169,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
         if needed > MAX_BYTES:
             raise DataError(
-                f"data set {name} needs {needed / 2**30:.0f} GiB of memory, over {MAX_BYTES // 2**30}",
+                f"data set {name} needs {size_text(needed)} of memory, and at most {size_text(MAX_BYTES)} are taken",
                 "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR",
             )
         read = _read_arrays if one_size else _read_encoded

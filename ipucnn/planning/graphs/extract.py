@@ -23,6 +23,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.models.sources import code_digest
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.text import size_text
 
 MOST_BYTES = 2**26
 FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
@@ -95,8 +96,8 @@ def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
         height, width, channels = options.input_shape
         raise InfeasibleError(
             f"{record.name} for {options.num_classes} classes and images of {height}x{width}x{channels} has some "
-            f"{num_weights:.2g} weights, which take {needed_bytes / 2**30:.4g} GiB while it is made, and the machine "
-            f"has {memory_bytes / 2**30:.4g} GiB",
+            f"{num_weights:.2g} weights, which take {size_text(needed_bytes)} while it is made, and the machine "
+            f"has {size_text(memory_bytes)}",
             "lower the classes, --image-size or --base-filters",
         )
 

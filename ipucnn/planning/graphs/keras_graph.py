@@ -237,7 +237,7 @@ def _layers(
 ) -> List[Layer]:
     """A Keras layer as one layer of the graph, or two for a separable convolution."""
     kind, config = facts.kind, facts.settings
-    common: PlainDict = dict(
+    common: Dict[str, Any] = dict(
         inputs=tuple(inputs),
         output_shape=shape,
         input_channels=input_shapes[0][-1] if input_shapes else 0,

@@ -361,7 +361,7 @@ def _read_layer(entry: PlainValue, i: int) -> Layer:
     for key in entry:
         if key not in known:
             raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(key, known) or _HINT)
-    values: PlainDict = {key: _get(entry, key, str, where) for key in ("name", "op_class")}
+    values: Dict[str, Any] = {key: _get(entry, key, str, where) for key in ("name", "op_class")}
     where = f"layer '{values['name']}'"
     values["output_shape"] = _integers(entry.get("output_shape"), f"{where}: output_shape")
     values["inputs"] = _names(entry.get("inputs"), f"{where}: inputs")

@@ -135,7 +135,7 @@ class _Network:
                 raise DataError(f"{self.name} has two layers '{shown_value(own)}'", "rename one of them")
             entry.setdefault("name", own)
             if not isinstance(entry.setdefault("inbound_nodes", []), list):
-                raise BadLayer(f"layer '{shown_value(own)}' is called by no list of calls")
+                raise BadLayer(f"layer '{shown_value(own)}' has no list of its calls")
         nodes = {own: max(1, len(entry["inbound_nodes"])) for own, entry in by_name.items()}
         done: Dict[Call, Call] = {}
         for (own, call), reads in calls_of(entries):

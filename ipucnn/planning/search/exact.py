@@ -143,7 +143,7 @@ def fastest_split(
         ConfigurationError: more stages than items, or segments of one IPU under another schedule.
     """
     if schedule not in SCHEDULES:
-        raise ConfigurationError(f"schedule '{schedule}'", f"it is one of {', '.join(SCHEDULES)}")
+        raise ConfigurationError(f"there is no schedule '{schedule}'", f"it is one of {', '.join(SCHEDULES)}")
     if not 1 <= num_stages <= tables.num_items:
         raise ConfigurationError(
             f"{num_stages} stages, but the model can be cut in {tables.num_items - 1} places",

@@ -33,6 +33,7 @@ from ipucnn.filesystem import (
     write_output,
 )
 from ipucnn.runs.images.inputs import is_volume_name
+from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
@@ -279,7 +280,7 @@ def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
     num_bytes = 4 * sum(height * width for height, width in sizes)
     if num_bytes > TIFF_BYTES:
         raise DataError(
-            f"image {name}: its probabilities would take {num_bytes / 2**30:.1f} GiB, and a TIFF holds 4",
+            f"image {name}: its probabilities would take {size_text(num_bytes)}, and a TIFF holds 4 GiB",
             "cut the volume into several",
         )
 

@@ -200,8 +200,8 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             if time.monotonic() > until:
                 missing = [str(r) for r in range(1, workers.count) if r not in links]
                 raise WorkersError(
-                    f"of {workers.count} workers number {', '.join(missing)} did not come to {workers.addresses[0]} "
-                    f"in time{problem}",
+                    f"worker{'s' * (len(missing) > 1)} {', '.join(missing)} of {workers.count} did not connect to "
+                    f"{workers.addresses[0]} in time{problem}",
                     "start them with the same command, or raise --start-timeout",
                 )
             try:
@@ -267,7 +267,7 @@ def _connect(workers: Workers, until: float) -> _Link:
         interrupts.check()
         if time.monotonic() > until:
             raise WorkersError(
-                f"worker 0 was not at {workers.addresses[0]} in time",
+                f"worker 0 could not be reached at {workers.addresses[0]} in time",
                 "start it with the same command, or raise --start-timeout",
             )
         try:
@@ -284,13 +284,14 @@ def _connect(workers: Workers, until: float) -> _Link:
             answer = link.receive(_MAX_GREETING_BYTES)
             if "problem" in answer:
                 raise ConfigurationError(
-                    f"worker 0 at {workers.addresses[0]} sent worker {workers.index} away: "
+                    f"worker 0 at {workers.addresses[0]} refused worker {workers.index}: "
                     f"{printable(str(answer['problem']))}",
                     "start all workers of a run with the same command and the same secret",
                 )
             if not hmac.compare_digest(str(answer["proof"]), _proof(own, 0, workers.count)):
                 raise ConfigurationError(
-                    f"who listens at {workers.addresses[0]} does not know this run's secret ({SECRET_VARIABLE})",
+                    f"the program that listens at {workers.addresses[0]} does not know this run's secret "
+                    f"({SECRET_VARIABLE})",
                     "give all workers the same one",
                 )
             return link

@@ -1,11 +1,11 @@
 """Batch norm's statistics for evaluation and checkpoints, measured over large batches of training images.
 
-Running statistics are averages over micro-batches of networks that went by, and of a micro-batch of 16 samples the
-deepest layers of a small image have 16 numbers per channel: what later layers see in training is then normalised
-otherwise than what they see in evaluation.  So the weights are given training images in larger batches (precise batch
-norm: Wu and Johnson 2021, arXiv:2105.07576, section 3).  Each batch norm normalises by the statistics of the whole
-batch, and the moments of the batches are pooled.  In all else the pass is that of evaluation: of images as they are,
-and without dropout, which would make variances larger than they are there (Li et al. 2018, arXiv:1801.05134).
+Running statistics are averages over many micro-batches, and the weights changed between them.  They can also be
+imprecise: with 16 samples of small images, the deepest layers have 16 numbers per channel.  Then evaluation normalises
+differently from training.  So the final weights are given training images in larger batches (precise batch norm: Wu and
+Johnson 2021, arXiv:2105.07576, section 3).  Each batch norm normalises by the statistics of the whole batch, and the
+moments of the batches are pooled.  In all else the pass is that of evaluation: images are not augmented, and there is
+no dropout, which would make variances larger than they are in evaluation (Li et al. 2018, arXiv:1801.05134).
 """
 
 from typing import Callable, Dict, Iterable, List, Tuple

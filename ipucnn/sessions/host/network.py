@@ -1,4 +1,4 @@
-"""A network computed layer by layer, for a host does it otherwise than Keras' own forward pass, and its weights.
+"""The forward pass of a network layer by layer, where a host computes it differently from Keras; and its weights.
 
 - On a CPU many layers are computed by faster operations (``fast_layers.py``).
 - In 16 bits, what leaves a layer, and the gradient that comes back to it, is rounded; so is the image.

@@ -1,4 +1,4 @@
-"""Who the workers of a run are: as ``TF_CONFIG``, Slurm or ``--hosts`` say; what is refused of them.
+"""Finds out who the workers of a run are, from ``TF_CONFIG``, Slurm or ``--hosts``, and refuses what cannot work.
 
 Everything here is looked at before TensorFlow is imported.
 """
