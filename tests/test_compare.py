@@ -169,7 +169,8 @@ def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, 
     Path("runs/measured").mkdir()
     for place in ("folds", "measured"):
         shutil.copy(str(folder / "first" / "config.yml"), f"runs/{place}/config.yml")
-    shutil.copy(str(folder / "first" / "report.json"), "runs/measured/report.json")
+    for name in ("report.json", "program.json"):
+        shutil.copy(str(folder / "first" / name), f"runs/measured/{name}")
     code, out, _ = run("runs", "--json")
     assert code == 0 and [row["run"] for row in json.loads(out)] == ["runs/folds/fold-1", "runs/folds/fold-2"]
     shutil.copytree("runs/folds/fold-2", "runs/folds/fold-10")

@@ -174,6 +174,12 @@ def test_devices_that_cannot_share_a_weight_update():
         ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
     ):
         check_sharing(4, 1, 2, 1, 4)
+    with pytest.raises(ConfigurationError, match="1 micro-batch, which 2 workers cannot") as refused:
+        check_sharing(1, 1, 2, 1)
+    assert (
+        "so that there are 2, or a multiple of 2" in refused.value.hint
+        and "divisor" not in refused.value.hint
+    )
     program = SimpleNamespace(fused_micro_batches=0, num_micro_batches=6, dbn_replica_group_size=1)
     with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
         check_workers(Instances(), RunConfig(devices=4), program)

@@ -65,7 +65,7 @@ def export(
     left. The folder also gets the labels, a description of the input, and a page about the network.
     """
     from ipucnn.filesystem import expand
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import LOADING, waiting
     from ipucnn.reports.evaluate import print_export
     from ipucnn.runs.export import ExportRequest, export_run
     from ipucnn.runs.trained import Named
@@ -85,7 +85,8 @@ def export(
         output=None if output is None else expand(output, "--output"),
         overwrite=overwrite,
     )
-    record = export_run(request, verbose=verbose, say=note)
+    with waiting(LOADING) as bar:
+        record = export_run(request, verbose=verbose, say=bar.line, now=bar.now)
     if json_output:
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:

@@ -72,7 +72,7 @@ def models(
             _print_json(report)
             return
         _print_table(_LAYER_COLUMNS, rows)
-        print(
+        _print_line(
             f"{report['model']}: {counted(len(rows), 'layer')}, {report['parameters']:,} trainable parameters, "
             f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}, "
             f"{counted(num_classes, 'class')}"
@@ -132,7 +132,7 @@ def _record_row(record: ModelRecord) -> List[str]:
         record.name,
         record.home_dataset,
         _dimensions(record.input_shape),
-        str(record.num_classes),
+        f"{record.num_classes:,}",
         units.count(counts.parameters) if counts else "?",
         units.count(counts.macs) if counts else "?",
         record.default_norm,
@@ -182,10 +182,12 @@ def _summarise(
 ) -> Tuple[List[List[str]], Dict[str, Any]]:
     """Table rows and the JSON report of a model's layers."""
     from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.reports.console import LOADING, waiting
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    import_tensorflow()
-    model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
+    with waiting(LOADING):
+        import_tensorflow()
+        model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
 
     rows, layers = [], []
     for layer in model.layers:
@@ -226,6 +228,16 @@ def _print_json(value: PlainValue) -> None:
     print(json.dumps(value, indent=2))
 
 
+def _print_line(text: str) -> None:
+    """A line; on a terminal as many as it takes."""
+    if sys.stdout.isatty():
+        from ipucnn.reports.console import console
+
+        console(sys.stdout).print(text, markup=False)
+    else:
+        print(text)
+
+
 def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]) -> None:
     """A Rich table on a terminal; aligned columns, all of them and never cut, elsewhere."""
     if not sys.stdout.isatty():
@@ -238,13 +250,11 @@ def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]
             ]
             print("  ".join(cells).rstrip())
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from ipucnn.reports.console import console, plain_table, print_table
 
-    console = Console(highlight=False)
-    shown = [i for i, (_, _, width) in enumerate(columns) if console.width >= width]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    out = console(sys.stdout)
+    shown = [i for i, (_, _, width) in enumerate(columns) if out.width >= width]
+    table = plain_table(padding=(0, 1, 0, 0))
     for i in shown:
         title, number, _ = columns[i]
         table.add_column(
@@ -252,4 +262,4 @@ def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]
         )
     for row in rows:
         table.add_row(*(row[i] for i in shown))
-    console.print(table)
+    print_table(out, table)

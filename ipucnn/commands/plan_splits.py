@@ -177,7 +177,7 @@ def plan_splits(
         return
     from ipucnn.planning.plan import NothingFits, check_not_fitting, load_graph, make_plan
     from ipucnn.planning.request import make_request
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import note, waiting
     from ipucnn.runs.setup import input_shape_for, network_options
     from ipucnn.sessions.host.environment import import_tensorflow
 
@@ -239,7 +239,8 @@ def plan_splits(
         _show_optimisations(request, resolved, json_output)
         return
     try:
-        plan = make_plan(request, compare or [], note, import_tensorflow)
+        with waiting("searching" if request.splits is None else "predicting") as bar:
+            plan = make_plan(request, compare or [], bar.line, import_tensorflow)
     except NothingFits as error:
         if json_output:
             sys.stdout.write(error.to_json())
@@ -253,7 +254,9 @@ def plan_splits(
         from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        texts.append((html_to, render(plan, choices(request, plan, note, import_tensorflow))))
+        with waiting("predicting what the page offers") as bar:
+            offered = choices(request, plan, bar.line, import_tensorflow)
+        texts.append((html_to, render(plan, offered)))
     for path, text in texts:
         write_output_text(path, text)
     if json_output and rows is not None:
@@ -320,11 +323,12 @@ def _calibrate(
 
 def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
     from ipucnn.planning.plan import make_optimisations
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import waiting
     from ipucnn.reports.plan import optimisations_json, print_optimisations
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    candidate, base, found = make_optimisations(request, resolved.config, note, import_tensorflow)
+    with waiting("predicting") as bar:
+        candidate, base, found = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
     if json_output:
         print(optimisations_json(request, candidate, base, found))
     else:

@@ -70,18 +70,22 @@ def console(stream: TextIO) -> Console:
 
 def note(message: str) -> None:
     """One line on stderr; on a terminal as many as it takes without breaking a word."""
+    print(_for_stderr(message), file=sys.stderr, flush=True)
+
+
+def _for_stderr(message: str) -> str:
     text = printable(message)
-    if sys.stderr.isatty():
-        # Wrapped by words, not in columns of their own: what is longer than the screen stays whole.
-        lines = textwrap.wrap(
-            text,
-            console(sys.stderr).width,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        text = "\n".join(lines)
-    print(text, file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        return text
+    # Wrapped by words, not in columns of their own: what is longer than the screen stays whole.
+    lines = textwrap.wrap(
+        text,
+        console(sys.stderr).width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
 
 
 def plain_table(**details: PlainValue) -> Table:
@@ -95,6 +99,7 @@ def plain_table(**details: PlainValue) -> Table:
 def print_table(out: Console, table: Table, keys: int = 1) -> None:
     """Prints a table of texts so that no column is lost and no word broken, if the words are no wider than the screen.
 
+    The table has ``padding=(0, 1, 0, 0)``, as the width of its columns is reckoned with.
     Columns that may be wrapped are at least as wide as their longest word.  Where the columns are too wide even so, the
     rest of them follows in a table below, behind the first ``keys`` columns once more.
     """
@@ -225,11 +230,11 @@ class ProgressBar:
             self._bar.update(self._task, **details)
 
     def line(self, text: str) -> None:
-        """A line on stderr, above the bar."""
+        """A line on stderr, above the bar, as :func:`note` prints it."""
         if self._bar is not None:
             from rich.text import Text
 
-            self._bar.console.print(Text(printable(text)), soft_wrap=True)
+            self._bar.console.print(Text(_for_stderr(text)), soft_wrap=True)
         else:
             note(text)
 
@@ -262,6 +267,12 @@ class ItemProgress(ProgressBar):
         if self._before:
             self._start((SPINNER, self._before, ELAPSED), None)
         return self
+
+    def now(self, what: str) -> None:
+        """Something else goes on, with a time of its own."""
+        self.__exit__()
+        self._before, self._counts = what, False
+        self.__enter__()
 
     def update(self, done: int, total: int) -> None:
         """So many of all are done."""

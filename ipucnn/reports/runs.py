@@ -117,7 +117,7 @@ def print_diff(found: Dict[str, PlainValue]) -> None:
         figures = {name: _told_apart(*values) for name, values in history["figures"].items()}
         out.print(_pairs(f"the first row that differs ({history['event']})", found["runs"], figures))
     for line in _conclusions(found):
-        out.print(Text(printable(line)), soft_wrap=True)
+        out.print(Text(printable(line)))
 
 
 def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[PlainValue]]) -> Table:

@@ -557,7 +557,7 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> N
             text.format(row["validation"][key]) if row["validation"] else "-" for key, _, text in columns
         ]
         held_out = held_out_text(row["held_out"])
-        table.add_row(str(row["fold"]), held_out, *cells, f"{row['train_s']:.0f} s")
+        table.add_row(str(row["fold"]), held_out, *cells, units.duration(row["train_s"]))
     if len(report["folds"]) > 1 and columns:
         for name, values in (("mean", report["mean"]), ("std", report["std"])):
             table.add_row(name, "", *(_cell(values[key], text) for key, _, text in columns), "")

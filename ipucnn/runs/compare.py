@@ -205,8 +205,8 @@ def runs_of(path: Path) -> List[Path]:
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     folds = _folds(folder)
-    # What a run writes last is the report; a benchmark writes nothing besides.
-    of_a_run = any(is_file(folder / name) for name in (ENVIRONMENT, PROGRAM, METRICS))
+    # What a run writes last is the report; a benchmark writes a program and that, and nothing besides.
+    of_a_run = any(is_file(folder / name) for name in (ENVIRONMENT, METRICS))
     is_benchmark = is_file(folder / REPORT) and not of_a_run
     if is_file(folder / CONFIG) and not folds:
         if not is_benchmark:

@@ -123,7 +123,10 @@ class Samples:
 
 
 def export_run(
-    request: ExportRequest, verbose: bool = False, say: Callable[[str], None] = lambda line: None
+    request: ExportRequest,
+    verbose: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    now: Callable[[str], None] = lambda what: None,
 ) -> PlainDict:
     """Exports a network, and proves what was written.
 
@@ -131,6 +134,7 @@ def export_run(
         request: what to write, and where.
         verbose: let TensorFlow and the converters speak.
         say: takes lines worth knowing.
+        now: takes what begins after the network is built, and takes its time.
 
     Returns:
         What stands in ``export.json``, and ``folder``.
@@ -167,12 +171,14 @@ def export_run(
 
     def write(folder: Path) -> None:
         run: Optional[RunBatch] = None
+        now("writing the network")
         with _converting(request, verbose):
             if request.form == IPU:
                 where, run = _write_for_ipus(request, trained, model, folder, verbose)
             else:
                 where = _write(request, trained, model, folder)
         record.update(_describe(request, trained, labels, folder, where))
+        now("proving what was written, in a process of its own")
         record["proof"] = _prove(request, record, samples, folder, labels, run)
         _write_json(folder / RECORD, record)
         write_text(folder / CARD, _card(record))

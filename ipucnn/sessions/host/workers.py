@@ -320,7 +320,8 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
             )
         raise ConfigurationError(
             f"a weight update has {what}, which {who} cannot share evenly",
-            f"use a divisor of {num_groups}, or more --gradient-accumulation-count or --num-replicas",
+            f"choose --num-replicas and --gradient-accumulation-count so that there are {sharing}, or a multiple "
+            f"of {sharing}" + (f", or share it among a divisor of {num_groups}" if num_groups > 1 else ""),
         )
 
 
