@@ -144,7 +144,7 @@ SCREENS = {
         "--compare",
         "equal-layers",
     ],
-    "judged splits": ["plan-splits", "resnet50", "--splits", "conv3_block1_out", "--micro-batch-size", "2"],
+    "judged splits": ["plan-splits", "cifar_resnet8", "--splits", "conv3_block1_add"],
     "suite": ["benchmark", "--suite", "keras-tutorial", "--print-config", "--seed", "1"],
     "runs": ["runs", "."],
     "difference": ["diff", "run", "run2"],
@@ -233,3 +233,33 @@ def test_a_broken_word_is_noticed():
     assert broken("x", "images per sec\nond", wide, 20) == ([], ["ond", "sec"], [])
     assert broken("x", "images per second", wide, 10)[0] == ["images per second"]
     assert broken("x", "imag…", wide, 80)[2] == ["imag…"]
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (
+            ["plan-splits", "lenet", "--ipus", "2", "--html", "page.html"],
+            ("searching", "what the page offers"),
+        ),
+        (["plan-splits", "cifar_resnet8", "--splits", "conv3_block1_add"], ("predicting",)),
+        (["plan-splits", "cifar_resnet8", "--stages", "2", "--optimisations"], ("predicting",)),
+        (["models", "lenet", "--summary"], ("loading TensorFlow",)),
+        (["export", "run", "--format", "keras"], ("loading TensorFlow", "writing the network", "proving")),
+    ],
+)
+def test_what_takes_its_time_says_so_on_a_terminal(command, what, monkeypatch, request, tmp_path):
+    if "run" in command:
+        monkeypatch.chdir(request.getfixturevalue("trained"))
+        command = [*command, "--output", str(tmp_path / "exported")]
+    else:
+        monkeypatch.chdir(tmp_path)
+    for watched in (True, False):
+        monkeypatch.delenv("CI", raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        err = Terminal() if watched else io.StringIO()
+        monkeypatch.setattr(sys, "stderr", err)
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        overwrite = ["--overwrite"] if "run" in command and not watched else []
+        assert cli.run([*command, *overwrite]) == 0, err.getvalue()
+        assert [word for word in what if (word in err.getvalue()) != watched] == []
