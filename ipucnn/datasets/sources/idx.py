@@ -112,7 +112,7 @@ def _read_idx(
         )
     check_memory(size, f"{name} of {shown} bytes")
     data: np.ndarray = np.empty(size, np.uint8)
-    view, filled = memoryview(data), 0
+    view, filled = data.data, 0
     while filled < size:
         count = stream.readinto(view[filled : filled + _PIECE_BYTES])  # type: ignore[union-attr]
         if not count:
