@@ -220,7 +220,7 @@ def plan(
 
 
 class Training:
-    """A training run that begins when it is iterated over; see :func:`train`.
+    """A training run that begins when it is iterated over, which can be done once; see :func:`train`.
 
     Attributes:
         folder: the run folder.
@@ -229,6 +229,7 @@ class Training:
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
+        self._has_begun = False
         self.folder: Path = run.folder.path
 
     @property
@@ -237,6 +238,22 @@ class Training:
         return self._run.final_report
 
     def __iter__(self) -> Iterator["RunEvent"]:
+        """Trains, and gives each event as it happens.
+
+        Raises:
+            ConfigurationError: it was iterated over before.
+        """
+        # Not in the generator, whose first line runs only when the first event is asked for.
+        if self._has_begun:
+            raise ConfigurationError(
+                f"this training has been iterated over before, and it trains only once; its run is {self.folder}",
+                "call ipucnn.train() again for a new run; to read the events twice, keep them: "
+                "events = list(ipucnn.train(...))",
+            )
+        self._has_begun = True
+        return self._events()
+
+    def _events(self) -> Iterator["RunEvent"]:
         from ipucnn.reports.runs import write_page_of
 
         yield from self._run.events()

@@ -109,6 +109,35 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
 
 
+def test_a_training_is_iterated_over_once(tmp_path, monkeypatch):
+    """Also one that stopped early: a second pass would write a second run, with the first one's rows in it."""
+    monkeypatch.chdir(tmp_path)
+    options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
+
+    def written():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    for wanted in (None, 1):
+        training = ipucnn.train("toy_model", **options)
+        events = iter(training)
+        taken = [event for event, _ in zip(events, range(wanted or 1000))]
+        assert len(taken) == wanted or len(taken) > 3
+        before = written()
+        for again in (iter, list):
+            with pytest.raises(ConfigurationError, match="it trains only once; its run is runs.toy_model") as caught:
+                again(training)
+            assert str(training.folder) in caught.value.message and "ipucnn.train()" in caught.value.hint
+        assert written() == before
+        if wanted:
+            # The first pass goes on where it was.
+            assert len(list(events)) > 2
+        assert training.report["trained_samples"] == 32
+        assert len(ipucnn.read_history(training.folder)) == len(
+            {(row["event"], row["weight_updates"]) for row in ipucnn.read_history(training.folder)}
+        )
+    assert len(list(Path("runs").iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     ("program", "told"),
     [
