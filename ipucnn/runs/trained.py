@@ -40,7 +40,7 @@ from ipucnn.models.registry import (
 )
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
-from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
+from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.sessions.host.cluster import Cluster, join
@@ -206,9 +206,15 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         return trained
     if named.weights is None and is_keras_file(path):
         if "model_name" not in named.flags:
+            if is_file(path.parent / RECORD):
+                raise ConfigurationError(
+                    f"{target} is a network that `ipucnn export` wrote for Keras; `ipucnn {command}` cannot run it",
+                    f"name the run it was exported from: ipucnn {command} RUN; or export the run with --format onnx "
+                    "or tflite, and name that file",
+                )
             raise ConfigurationError(
-                f"{target} holds weights only; the network they belong to must be named",
-                f"ipucnn {command} {target} --model-name lenet --dataset mnist",
+                f"of {target} only the weights are read, and the network they belong to is not named",
+                "add --model-name and --dataset, for example --model-name lenet --dataset mnist",
             )
         named = replace(named, target=str(named.flags["model_name"]), weights=target)
     if named.weights is None:
