@@ -84,6 +84,8 @@ def verify_dataset(
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
         note(f"contact sheet of {counted(len(sheet), 'sample')} in {sheet_to}")
+        if sheet.num_undrawn:
+            note(f"{counted(sheet.num_undrawn, 'sample')} chosen for the sheet could not be drawn")
     elif sheet_to is not None:
         note("no contact sheet: no sample could be read")
     if found.num_errors:
