@@ -211,3 +211,16 @@ def test_an_input_much_larger_than_the_pictures_or_than_the_first_weights_had_is
     ]
     assert warnings("small", "--weights", "first", "--image-size", 32, "--dry-run") == []
     assert warnings("small", "--weights", "first", "--image-size", 64, "--dry-run") == []
+
+
+def test_training_on_a_damaged_folder_names_what_finds_all_of_it(run):
+    pictures("of mine", 32)
+    for name in ("of mine/a/0.png", "of mine/b/3.png"):
+        Path(name).write_bytes(Path(name).read_bytes()[:200])
+    train = ("train", write(NESTED), "--num-epochs", 1, "--micro-batch-size", 2, "--image-size", 32)
+    code, _, err = run(*train, "--dataset", "of mine", columns=400)
+    hint = err.splitlines()[-1]
+    assert code == 3 and "cannot be decoded" in err
+    assert hint.endswith("ipucnn verify-dataset --dataset-path 'of mine' names every damaged file")
+    code, out, _ = run("verify-dataset", "--dataset-path", "of mine", columns=400)
+    assert code == 3 and "a/0.png" in out and "b/3.png" in out
