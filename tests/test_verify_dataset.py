@@ -1087,6 +1087,15 @@ def test_a_contact_sheet_that_cannot_be_written_is_told_first(run, made):
     assert code == 3 and out == "" and "there is no folder absent" in err
 
 
+def test_a_data_folder_that_is_none_is_told(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    for arguments in (["--dataset-path"], ["imagefolder", "--dataset-path"]):
+        code, out, err = run("verify-dataset", *arguments, "absent")
+        assert code == 3 and out == "" and "error: data folder absent does not exist" in err
+        code, out, err = run("verify-dataset", *arguments, "notes.txt")
+        assert code == 3 and out == "" and "error: --dataset-path notes.txt is a file, not a folder" in err
+
+
 def test_two_names_are_refused(run):
     code, out, err = run("verify-dataset", "digits", "--dataset", "random")
     assert code == 2 and out == "" and "given twice" in err
