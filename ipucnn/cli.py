@@ -3,6 +3,7 @@
 Only the command that runs is imported.  The root help page and ``--version`` do not even need Typer.
 """
 
+import contextlib
 import errno
 import os
 import sys
@@ -231,8 +232,9 @@ def _silence_stdout() -> None:
 def _dispatch(args: List[str]) -> int:
     if COMPLETE_VARIABLE not in os.environ:
         first = next((arg for arg in args if arg not in ("-v", "--verbose")), "--help")
-        if first in ("--help", "-h"):
-            words = [arg for arg in args[args.index(first) + 1 :] if not arg.startswith("-")] if args else []
+        if first in ("--help", "-h", "--help-all"):
+            asked_after = args.index(first) + 1 if first in args else len(args)
+            words = [arg for arg in args[asked_after:] if not arg.startswith("-")]
             if not words:
                 print_root_help()
                 return EXIT_OK
@@ -333,7 +335,9 @@ def _print_error(error: UserError, verbose: bool) -> None:
     for line in lines:
         _print_line(line)
         if error_copy is not None:
-            print(printable(line), file=error_copy, flush=True)
+            # Who started the workers may be gone, and what was to be said has been said.
+            with contextlib.suppress(OSError):
+                print(printable(line), file=error_copy, flush=True)
     cause = error.__cause__
     while verbose and cause is not None:
         _print_line(f"caused by: {type(cause).__name__}: {cause}")

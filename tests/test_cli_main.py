@@ -51,7 +51,9 @@ def test_version(capsys):
     assert _run(capsys, "--version") == (0, f"ipucnn {__version__}\n", "")
 
 
-@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("-v", "--help")])
+@pytest.mark.parametrize(
+    "args", [(), ("--help",), ("-h",), ("--help-all",), ("-v",), ("-v", "--verbose"), ("-v", "--help")]
+)
 def test_root_help_lists_every_command(capsys, args):
     code, out, err = _run(capsys, *args)
     assert (code, err) == (0, "")

@@ -434,9 +434,11 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *FLAGS, "--run-dir", "two"]
     command[command.index("--num-epochs") + 1] = "4000"
-    parent = subprocess.Popen(
-        command, cwd=str(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    said = tmp_path / "said"
+    with said.open("wb") as stderr:
+        parent = subprocess.Popen(
+            command, cwd=str(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=stderr
+        )
     workers = []
     while len(workers) < 2:
         assert parent.poll() is None
@@ -447,7 +449,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     alive = psutil.wait_procs(workers, timeout=60)[1]
     for worker in alive:
         worker.kill()
-    assert not alive
+    assert not alive and "Traceback" not in said.read_text(encoding="utf-8")
 
 
 def test_nobody_comes():

@@ -662,6 +662,9 @@ def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypa
         assert f"from here, add {flag} '../home/my photos'" in " ".join(err.split())
         code, out, err = run("evaluate", f"../home/runs/{number}", flag, "../home/my photos")
         assert code == 0 and "samples seen" in out, err
+        # A value that is wrong has its own hint, wherever the data are.
+        code, _, err = run("evaluate", f"../home/runs/{number}", "--validation-micro-batch-size", "0")
+        assert code == 2 and "another folder" not in err and "--validation-micro-batch-size" in err
         # What is of use to those who train says nothing to those who evaluate.
         assert "few training images" not in err
     (home / "my photos").rename(home / "gone")

@@ -8,7 +8,7 @@ import typer
 
 from ipucnn.aliases import PlainValue
 from ipucnn.commands.run_arguments import own_option
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
@@ -78,17 +78,17 @@ def models(
             f"{counted(num_classes, 'class')}"
         )
         return
+    wildcard = any(mark in pattern for mark in "*?[")
     for option, given in (
         ("--image-size", image_size),
         ("--dataset", dataset),
         ("--dataset-path", dataset_path),
     ):
         if given is not None:
+            name = "NAME" if wildcard else shown_value(pattern)
             raise ConfigurationError(
-                f"{option} needs --summary",
-                f"ipucnn models {shown_value(pattern)} --summary {option} {shown_value(given)}",
+                f"{option} needs --summary", f"ipucnn models {name} --summary {option} {shown_value(given)}"
             )
-    wildcard = any(mark in pattern for mark in "*?[")
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
         raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
@@ -160,7 +160,10 @@ def _input(
 
         typed = (("dataset", dataset), ("dataset_path", dataset_path), ("image_size", image_size))
         flags = {name: value for name, value in typed if value is not None}
-        resolved = resolve("train", flags, model=record.name)
+        try:
+            resolved = resolve("train", flags, model=record.name)
+        except DataError as error:
+            raise DataError(error.message, "name the folder that has it with --dataset-path DIR") from error
         note(resolved.choice.message)
         setup = prepare(resolved, seed=0)
         return setup.input_shape, setup.source.info.num_classes

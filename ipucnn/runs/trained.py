@@ -306,11 +306,14 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
         _refuse_data(flags)
-    try:
-        resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
-    except (ConfigurationError, DataError) as error:
-        where = _data_of_run(run.config, flags, path)
-        raise type(error)(error.message, where or error.hint) from error
+    # Without data first: what is wrong with a value has a hint of its own, and what remains is that there are no data.
+    resolved = resolve_saved(command, run.config, flags, reads_data=False)
+    if reads_data:
+        try:
+            resolved = resolve_saved(command, run.config, flags, reads_data=True)
+        except (ConfigurationError, DataError) as error:
+            where = _data_of_run(run.config, flags, path)
+            raise type(error)(error.message, where or error.hint) from error
     if record is not None:
         resolved = replace(resolved, record=record)
     resolved = _here(command, resolved)
@@ -343,7 +346,8 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
     """What to type where a run's data set is not found because the run was trained in another folder than this one.
 
     Returns:
-        The hint; "" where the command line names the data, or the run does so from the root of the file system.
+        The hint; "" where the command line names the data, or the run does so from the root of the file system, or
+        where the run lies below this folder, so that it is not another one that is known of.
     """
     if "dataset" in flags or "dataset_path" in flags:
         return ""
@@ -351,6 +355,8 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
     if config.dataset is not None and os.sep in config.dataset:
         flag, given = "--dataset", config.dataset
     if os.path.isabs(os.path.expanduser(given)):
+        return ""
+    if not os.path.relpath(run).startswith(os.pardir):
         return ""
     trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
     for folder in Path(os.path.abspath(run)).parents:
