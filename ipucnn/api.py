@@ -74,7 +74,8 @@ class Run:
         """The probabilities of the classes of images, which are brought to the network as ``ipucnn infer`` does it.
 
         Args:
-            images: one, several in a list, or several of one size in an array [n, height, width, channels].
+            images: one, several in a list, or several of one size in an array [images, height, width, channels];
+                where the data set is grey, [images, height, width] will do.
 
         Returns:
             float32 [n, classes].
@@ -91,7 +92,7 @@ class Run:
                 f"{self._trained.record.name} segments images, and predict() gives one answer for each",
                 "write masks with: ipucnn infer RUN IMAGE --output masks",
             )
-        if isinstance(images, (str, Path)) or (isinstance(images, np.ndarray) and images.ndim < 4):
+        if isinstance(images, (str, Path)) or (isinstance(images, np.ndarray) and not self._is_batch(images)):
             images = [images]
         pixels = [self._pixels(image) for image in images]
         self._ready()
@@ -110,6 +111,15 @@ class Run:
                 "load the run that it was exported from",
             )
 
+    def _is_batch(self, images: np.ndarray) -> bool:
+        """Whether an array holds several images, of grey ones also without an axis of channels."""
+        if images.ndim != 3:
+            return images.ndim > 3
+        # Of a network of colour images it may be one image with the channels first, which is not to be guessed.  Four
+        # channels are an image with transparency, which is refused, rather than images four pixels wide.
+        is_grey = 1 in (self._trained.input_shape[2], self._trained.source.info.image_shape[2])
+        return is_grey and images.shape[2] > 4
+
     def _pixels(self, image: Image) -> np.ndarray:
         from ipucnn.runs.images.inputs import images_of_files
 
@@ -122,7 +132,8 @@ class Run:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
             raise DataError(
                 f"an array of type {pixels.dtype} and shape {list(np.shape(image))} is no image",
-                "give uint8 pixels of 0..255, [height, width] or [height, width, 1 or 3]",
+                "give uint8 pixels of 0..255: [height, width], [height, width, 1 or 3], or of several images "
+                "[images, height, width, 1 or 3], where images[..., np.newaxis] adds the last axis to grey ones",
             )
         return pixels
 
@@ -220,7 +231,7 @@ def plan(
 
 
 class Training:
-    """A training run that begins when it is iterated over; see :func:`train`.
+    """A training run that begins when it is iterated over, which can be done once; see :func:`train`.
 
     Attributes:
         folder: the run folder.
@@ -229,6 +240,7 @@ class Training:
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
+        self._has_begun = False
         self.folder: Path = run.folder.path
 
     @property
@@ -237,6 +249,22 @@ class Training:
         return self._run.final_report
 
     def __iter__(self) -> Iterator["RunEvent"]:
+        """Trains, and gives each event as it happens.
+
+        Raises:
+            ConfigurationError: it was iterated over before.
+        """
+        # Not in the generator, whose first line runs only when the first event is asked for.
+        if self._has_begun:
+            raise ConfigurationError(
+                f"this training has been iterated over before, and it trains only once; its run is {self.folder}",
+                "call ipucnn.train() again for a new run; to read the events twice, keep them: "
+                "events = list(ipucnn.train(...))",
+            )
+        self._has_begun = True
+        return self._events()
+
+    def _events(self) -> Iterator["RunEvent"]:
         from ipucnn.reports.runs import write_page_of
 
         yield from self._run.events()
@@ -287,11 +315,12 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
     from ipucnn.planning.pipeline_plan import read_plan
 
     known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
+    own = ("stages", "system") if command == "plan-splits" else ()
     for name in options:
         if name not in known:
             raise ConfigurationError(
                 f"`ipucnn {command}` has no option {name}",
-                did_you_mean(name, known) or f"`ipucnn {command} --help` lists them",
+                did_you_mean(name, [*known, *own]) or f"`ipucnn {command} --help` lists them",
             )
     values = {name: _typed(name, value) for name, value in options.items() if value is not None}
     return RunRequest(command, values, model, read_plan=read_plan)

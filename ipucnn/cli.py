@@ -21,6 +21,7 @@ from ipucnn.errors import (
     DataError,
     InfeasibleError,
     UserError,
+    text_of,
 )
 from ipucnn.text import printable, shown_value
 
@@ -340,7 +341,7 @@ def _print_error(error: UserError, verbose: bool) -> None:
                 print(printable(line), file=error_copy, flush=True)
     cause = error.__cause__
     while verbose and cause is not None:
-        _print_line(f"caused by: {type(cause).__name__}: {cause}")
+        _print_line(f"caused by: {type(cause).__name__}: {text_of(cause)}")
         cause = cause.__cause__
 
 

@@ -39,6 +39,10 @@ class UserError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """The message and, on a second line, the hint: what Python shows where nobody catches the error."""
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
 
 class ConfigurationError(UserError):
     """A flag, a YAML key or a combination of them is wrong."""
@@ -74,6 +78,11 @@ class WorkersError(UserError):
     """A worker did not come in time, or left before the end."""
 
     exit_code = EXIT_WORKERS
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, to be quoted in another one: of a ``UserError`` the message without its hint."""
+    return error.message if isinstance(error, UserError) else str(error)
 
 
 def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "Optional[str]":

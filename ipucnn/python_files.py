@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import absolute, expand, read_bytes, shown
 from ipucnn.text import printable, shown_value
 
@@ -142,7 +142,7 @@ def own_code_failed(error: BaseException, what: str, path: Optional[Path] = None
     if isinstance(error, SyntaxError) and error.filename:
         where = f", {shown(Path(error.filename))}, line {error.lineno}"
     # Keras writes several lines, the cause among them, with a terminal's colours.
-    text = printable(" ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split()))[:300]
+    text = printable(" ".join(re.sub(r"\x1b\[[0-9;]*m", "", text_of(error)).split()))[:300]
     return ConfigurationError(
         f"{shown_value(what)} raised {type(error).__name__}{': ' + text if text else ''}{where}", hint
     )

@@ -2,9 +2,11 @@
 
 import doctest
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +48,8 @@ def test_predictions_are_those_of_the_command(folder, run):
         for guess in result["predictions"]:
             wanted[row, guess["class"]] = guess["probability"]
     loaded = ipucnn.load(folder / "runs" / "mine")
-    for images in (names, [Path(name) for name in names], arrays, np.stack(arrays)[..., np.newaxis]):
+    stack = np.stack(arrays)
+    for images in (names, [Path(name) for name in names], arrays, stack[..., np.newaxis], stack):
         found = loaded.predict(images)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
@@ -68,6 +71,24 @@ def test_images_of_several_sizes_keep_their_order(folder):
     np.testing.assert_allclose(loaded.predict(images), alone, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("channels", "shape", "is_batch"),
+    [
+        ((1, 1), (5, 8, 8), True),
+        ((3, 1), (5, 8, 8), True),
+        ((3, 3), (3, 8, 8), False),
+        ((1, 1), (8, 8, 4), False),
+        ((1, 1), (8, 8, 3), False),
+        ((1, 1), (8, 8), False),
+        ((3, 3), (5, 8, 8, 3), True),
+    ],
+)
+def test_three_axes_are_a_stack_of_grey_images_only_where_that_is_certain(channels, shape, is_batch):
+    info = SimpleNamespace(image_shape=(8, 8, channels[1]))
+    trained = SimpleNamespace(input_shape=(8, 8, channels[0]), source=SimpleNamespace(info=info), config=None)
+    assert api.Run(trained, "x")._is_batch(np.zeros(shape, np.uint8)) == is_batch
+
+
 def test_mistakes_are_those_of_the_commands(folder):
     with pytest.raises(DataError, match="run folder absent does not exist"):
         ipucnn.load("absent")
@@ -75,13 +96,23 @@ def test_mistakes_are_those_of_the_commands(folder):
         ipucnn.load(folder / "runs" / "mine", checkpoint="better")
     loaded = ipucnn.load(folder / "runs" / "mine")
     for wrong in (np.zeros((8, 8), np.float32), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8)):
-        with pytest.raises(DataError, match="is no image"):
+        with pytest.raises(DataError, match="is no image") as caught:
             loaded.predict(wrong)
+        assert "[images, height, width, 1 or 3]" in caught.value.hint
     with pytest.raises(DataError):
         loaded.predict("absent.png")
     with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
         ipucnn.train("lenet", num_epoch=3)
     assert "'num_epochs'" in caught.value.hint
+    # Nobody but Python shows it, so that its text has the hint as well.
+    assert str(caught.value) == f"{caught.value.message}\nhint: {caught.value.hint}"
+    for typed, meant in (("stage", "stages"), ("sistem", "system"), ("micro_batchsize", "micro_batch_size")):
+        with pytest.raises(ConfigurationError, match=f"`ipucnn plan-splits` has no option {typed}") as caught:
+            ipucnn.plan("resnet50", **{typed: 4})
+        assert caught.value.hint.startswith(f"did you mean '{meant}'")
+    with pytest.raises(ConfigurationError) as caught:
+        ipucnn.train("toy_model", stage=4)
+    assert "'stages'" not in caught.value.hint
     for option, said in (({"kfold": 3}, "a cross-validation is several"), ({"dry_run": True}, "dry_run: ")):
         with pytest.raises(ConfigurationError, match=said) as caught:
             ipucnn.train("toy_model", dataset="digits", **option)
@@ -107,6 +138,35 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     )
     assert there == here and "report.html" in here
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
+
+
+def test_a_training_is_iterated_over_once(tmp_path, monkeypatch):
+    """Also one that stopped early: a second pass would write a second run, with the first one's rows in it."""
+    monkeypatch.chdir(tmp_path)
+    options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
+
+    def written():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    for wanted in (None, 1):
+        training = ipucnn.train("toy_model", **options)
+        events = iter(training)
+        taken = [event for event, _ in zip(events, range(wanted or 1000))]
+        assert len(taken) == wanted or len(taken) > 3
+        before = written()
+        for again in (iter, list):
+            with pytest.raises(ConfigurationError, match="it trains only once; its run is ") as caught:
+                again(training)
+            assert str(training.folder) in caught.value.message and "ipucnn.train()" in caught.value.hint
+        assert written() == before
+        if wanted:
+            # The first pass goes on where it was.
+            assert len(list(events)) > 2
+        assert training.report["trained_samples"] == 32
+        assert len(ipucnn.read_history(training.folder)) == len(
+            {(row["event"], row["weight_updates"]) for row in ipucnn.read_history(training.folder)}
+        )
+    assert len(list(Path("runs").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -136,6 +196,19 @@ def test_the_package_says_that_it_is_typed():
     assert (package / "py.typed").is_file()
     stub = (package / "__init__.pyi").read_text()
     assert all(f"import {name} as {name}\n" in stub for name in ipucnn.__all__ if name != "__version__")
+
+
+def test_the_page_can_be_pasted_into_an_empty_folder(tmp_path, monkeypatch, capsys):
+    """The block of docs/api.md as it stands, with nothing made before it."""
+    text = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "docs/api.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Started\n") and "ExecutionFinished" in printed and "Validated" in printed
+    assert names["run"].predict(names["images"]).shape == (2, 10) and len(names["plan"].splits) == 3
+    assert names["training"].report["trained_samples"] > 0 and names["run"].history[-1]["accuracy"] > 0.5
 
 
 @pytest.mark.slow

@@ -430,6 +430,24 @@ def test_verbose_names_the_cause(capsys, monkeypatch):
     assert "caused by: OSError: disk on fire" in _run(capsys, "train", "-v")[2]
 
 
+def test_a_hint_is_printed_once(capsys, monkeypatch):
+    """Python shows the hint as a part of the error's text, the command line on a line of its own."""
+
+    def fail(args):
+        try:
+            raise errors.DataError("no file", "make the file")
+        except errors.DataError as cause:
+            raise errors.DataError("no run", "make a run") from cause
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(errors.DataError, match=r"^no run\nhint: make a run\Z"):
+        fail([])
+    assert str(errors.DataError("no run")) == "no run"
+    assert _run(capsys, "train")[2].splitlines() == ["error: no run", "hint: make a run"]
+    said = _run(capsys, "train", "-v")[2].splitlines()
+    assert said == ["error: no run", "hint: make a run", "caused by: DataError: no file"]
+
+
 def _program(*args, **environment):
     return subprocess.run(
         [sys.executable, "-m", "ipucnn", *args],

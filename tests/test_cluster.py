@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ipucnn
 from ipucnn import cli, interrupts, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
@@ -561,7 +562,7 @@ def test_which_numbers_of_workers_fit():
     # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
     for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
         with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
-            check_sharing(*numbers)
+            check_sharing(*numbers, accumulation=numbers[0])
         assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
@@ -1132,6 +1133,32 @@ def test_what_to_type_where_a_worker_was_killed(monkeypatch, command, hint):
     with pytest.raises(WorkersError, match="was ended by SIGKILL") as raised:
         launching._Workers([command], 2, [{}] * 2).run()
     assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_worker_is_told_that_launch_started_it(monkeypatch, capfd, workers):
+    from ipucnn.commands import launch as launching
+
+    monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
+    assert launching._Workers(["train"], workers, [{}] * workers).run() == 0
+    said = capfd.readouterr()
+    assert [line.split()[-1] for line in (said.out + said.err).splitlines()] == [str(workers)] * workers
+
+
+@pytest.mark.parametrize(
+    ("launched", "command"), [(None, "ipucnn train"), ("2", "ipucnn launch -n 2 -- train")]
+)
+def test_what_continues_a_run_that_was_interrupted(tmp_path, monkeypatch, launched, command):
+    """A run of several workers goes on with as many, where `ipucnn launch` started them."""
+    if launched is not None:
+        monkeypatch.setenv("IPUCNN_LAUNCH", launched)
+    folder = tmp_path / "run"
+    options = dict(dataset="digits", limit_train=64, limit_eval=10, num_epochs=50, run_dir=str(folder))
+    with pytest.raises(Interrupted, match="checkpoint ") as ended:
+        for event in ipucnn.train("toy_model", **options):
+            if type(event).__name__ == "ExecutionFinished":
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.hint == f"continue it with: {command} --resume --run-dir {folder}"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ TensorFlow makes its devices once in a process, so that what needs several runs 
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +138,10 @@ def chosen(there, devices=None, fused=0, micro_batches=8, group=1, cluster=None,
     config = RunConfig(devices=devices, **options)
     session = HostSession(DeviceInfo("gpu", "x", 1, 0), names[0], config, cluster, names[1:])
     program = SimpleNamespace(
-        fused_micro_batches=fused, num_micro_batches=micro_batches, dbn_replica_group_size=group
+        fused_micro_batches=fused,
+        num_micro_batches=micro_batches,
+        dbn_replica_group_size=group,
+        gradient_accumulation_count=micro_batches,
     )
     return session._choose_devices(program)
 
@@ -173,17 +177,42 @@ def test_devices_that_cannot_share_a_weight_update():
     with pytest.raises(
         ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
     ):
-        check_sharing(4, 1, 2, 1, 4)
+        check_sharing(4, 1, 2, 1, 4, accumulation=4)
     with pytest.raises(ConfigurationError, match="1 micro-batch, which 2 workers cannot") as refused:
-        check_sharing(1, 1, 2, 1)
+        check_sharing(1, 1, 2, 1, accumulation=1)
     assert (
-        "so that there are 2, or a multiple of 2" in refused.value.hint
-        and "divisor" not in refused.value.hint
+        refused.value.hint
+        == "add --gradient-accumulation-count 2, and divide --micro-batch-size by 2 to keep the global batch"
     )
-    program = SimpleNamespace(fused_micro_batches=0, num_micro_batches=6, dbn_replica_group_size=1)
+    program = SimpleNamespace(
+        fused_micro_batches=0, num_micro_batches=6, dbn_replica_group_size=1, gradient_accumulation_count=6
+    )
     with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
         check_workers(Instances(), RunConfig(devices=4), program)
     check_workers(Instances(), RunConfig(devices=3), program)
+
+
+@pytest.mark.parametrize("num_groups", range(1, 13))
+@pytest.mark.parametrize("sharing", range(2, 9))
+def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
+    """The smallest multiple of the accumulation count that can be shared, and numbers of workers that can share."""
+    for accumulation in (n for n in range(1, num_groups + 1) if num_groups % n == 0):
+        per_step = num_groups // accumulation
+        try:
+            check_sharing(num_groups, 1, sharing, 1, accumulation=accumulation)
+            assert num_groups % sharing == 0
+            continue
+        except ConfigurationError as refused:
+            hint = refused.hint
+        found = re.match(
+            r"add --gradient-accumulation-count (\d+), and divide --micro-batch-size by (\d+) ", hint
+        )
+        count, times = map(int, found.groups())
+        check_sharing(count * per_step, 1, sharing, 1, accumulation=count)
+        assert count == accumulation * times
+        assert all((num_groups * smaller) % sharing for smaller in range(1, times))
+        for workers in map(int, re.findall(r"\d+", hint.partition("share the weight update among")[2])):
+            check_sharing(num_groups, 1, workers, 1, accumulation=accumulation)
 
 
 def test_workers_with_different_numbers_of_devices():

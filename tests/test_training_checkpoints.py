@@ -117,7 +117,7 @@ def test_numpy_s_advice_to_load_unsafely_is_not_passed_on(tmp_path):
             load_checkpoint(path)
         assert "pickle" not in str(error.value) + error.value.hint
     np.savez(path, meta=np.array([{}], dtype=object))
-    with pytest.raises(DataError, match=r"damaged or no checkpoint$"):
+    with pytest.raises(DataError, match=r"damaged or no checkpoint\nhint: "):
         load_checkpoint(path)
 
 

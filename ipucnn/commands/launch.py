@@ -19,7 +19,14 @@ import ipucnn
 from ipucnn import command_table, interrupts
 from ipucnn.config import spec
 from ipucnn.errors import EXIT_OK, EXIT_SIGTERM, ConfigurationError, WorkersError
-from ipucnn.sessions.host.workers import BEGIN_AGAIN, GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
+from ipucnn.sessions.host.workers import (
+    BEGIN_AGAIN,
+    GRACE_S,
+    LAUNCH_VARIABLE,
+    SECRET_VARIABLE,
+    SILENCE_S,
+    TF_CONFIG,
+)
 from ipucnn.text import shown_value
 
 COMMANDS = ("train", "evaluate", "infer")
@@ -176,6 +183,7 @@ class _Workers:
                 **self._variables[rank],
                 TF_CONFIG: json.dumps(told),
                 SECRET_VARIABLE: self._secret,
+                LAUNCH_VARIABLE: str(len(self._addresses)),
             },
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,

@@ -18,7 +18,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, text_of
 from ipucnn.models.blueprint import Blueprint, Step, assemble
 from ipucnn.models.names import INPUT_NAME, snake_case
 from ipucnn.text import shown_value
@@ -133,7 +133,7 @@ def from_data(data: PlainValue, what: str) -> Architecture:
             known.add(name)
         return Architecture(tuple(layers), shape)
     except (TypeError, ValueError, KeyError, ConfigurationError) as error:
-        reason = error.message if isinstance(error, ConfigurationError) else str(error)
+        reason = text_of(error)
         raise DataError(
             f"{what} has no network that can be read: {shown_value(reason)}", "give another checkpoint"
         ) from None
@@ -650,7 +650,7 @@ def blueprint_of(
     try:
         model = assemble(blueprint, images, "own")
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = " ".join(text_of(error).split())
         raise ConfigurationError(
             f"{what} cannot be built for images of {'x'.join(map(str, images.shape[1:]))}: {shown_value(text)}",
             "change the network or --image-size",

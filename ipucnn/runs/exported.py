@@ -18,7 +18,7 @@ from ipucnn.aliases import KerasModel, PlainValue, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record
-from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.errors import ConfigurationError, DataError, MissingError, text_of
 from ipucnn.filesystem import Kind, entries, is_file, is_link, kind_of, open_regular
 from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
@@ -287,7 +287,7 @@ class RuntimeSession(Session):
         try:
             self._loaded = runtimes.load(network.form, network.path, num_cores())
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(text_of(error).split())[:300]
             raise DataError(
                 f"{network.path} cannot be loaded: {type(error).__name__}: {reason}", _HINT
             ) from error

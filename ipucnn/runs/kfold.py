@@ -42,7 +42,7 @@ from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.cluster import Cluster
-from ipucnn.sessions.host.workers import Workers, find_group
+from ipucnn.sessions.host.workers import Workers, find_group, resume_command
 
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
@@ -189,7 +189,7 @@ class CrossValidation:
                     is_written = is_written or self._write(run)
                     yield event
             except Interrupted as interrupted:
-                hint: Optional[str] = f"continue it with: ipucnn train --resume --run-dir {self.root}"
+                hint: Optional[str] = f"continue it with: {resume_command(self.root)}"
                 if not is_written:
                     hint = interrupted.hint
                 elif len(self.folds) == 1:

@@ -28,6 +28,7 @@ from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
+from ipucnn.sessions.host.workers import resume_command
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
@@ -521,7 +522,7 @@ class Recorder:
         raise Interrupted(
             exit_code,
             f"interrupted after {updates}; checkpoint {path}",
-            f"continue it with: ipucnn train --resume --run-dir {self._folder.path}",
+            f"continue it with: {resume_command(self._folder.path)}",
         )
 
     def finish(self) -> Iterator[RunEvent]:

@@ -712,4 +712,5 @@ def check_workers(instances: Instances, config: RunConfig, program: Program) -> 
             count,
             config.max_workers,
             devices,
+            accumulation=program.gradient_accumulation_count,
         )

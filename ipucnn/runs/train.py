@@ -37,7 +37,13 @@ from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import Workers, compared_options, find_group, notes_of_sharing
+from ipucnn.sessions.host.workers import (
+    Workers,
+    compared_options,
+    find_group,
+    notes_of_sharing,
+    resume_command,
+)
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -379,7 +385,7 @@ class TrainingRun:
         """What to type where this process is ended before it did anything; None if nothing was there before it."""
         if self.start.checkpoint is None or not self.start.in_place:
             return None
-        return f"continue it with: ipucnn train --resume --run-dir {self.folder.path}"
+        return f"continue it with: {resume_command(self.folder.path)}"
 
     def _events(self, guard: InterruptGuard, cluster: Optional[Cluster]) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session

@@ -264,7 +264,9 @@ class HostSession(Session):
             ]
             wanted = max([n // workers for n in usable if n // workers <= wanted], default=1)
         if not fused:
-            check_sharing(units, group, workers, most, wanted)
+            check_sharing(
+                units, group, workers, most, wanted, accumulation=program.gradient_accumulation_count
+            )
         everyone = self._cluster.exchange("devices", wanted)
         for rank, other in enumerate(everyone):
             if other != everyone[0]:

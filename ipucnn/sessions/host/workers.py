@@ -6,10 +6,12 @@ Everything here is looked at before TensorFlow is imported.
 import ipaddress
 import itertools
 import json
+import math
 import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.bounds import MAX_CLUSTER
@@ -23,6 +25,8 @@ from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
 TF_CONFIG = "TF_CONFIG"
+# How many workers ``ipucnn launch`` started; it sets this for each of them, and nobody else does.
+LAUNCH_VARIABLE = "IPUCNN_LAUNCH"
 # A worker that says nothing for so long has left: it was stopped, or its machine or network is gone.
 SILENCE_S = 30.0
 # How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
@@ -283,6 +287,13 @@ def _require_private(address: str) -> None:
         )
 
 
+def resume_command(folder: Path) -> str:
+    """What to type to continue a run: with as many workers, if ``ipucnn launch`` started this one."""
+    count = os.environ.get(LAUNCH_VARIABLE, "")
+    launch = f"launch -n {count} -- " if count.isdigit() else ""
+    return f"ipucnn {launch}train --resume --run-dir {folder}"
+
+
 def sharers(workers: int, devices: int) -> str:
     """Who shares a weight update, in words."""
     if devices == 1:
@@ -290,7 +301,15 @@ def sharers(workers: int, devices: int) -> str:
     return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
 
 
-def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: int, devices: int = 1) -> None:
+def check_sharing(
+    num_groups: int,
+    group_size: int,
+    workers: int,
+    max_workers: int,
+    devices: int = 1,
+    *,
+    accumulation: int,
+) -> None:
     """Refuses numbers of workers that no number of fused micro-batches lets share a weight update evenly.
 
     Args:
@@ -299,6 +318,7 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
         workers: that there are.
         max_workers: that are to share a weight update later.
         devices: of each worker.
+        accumulation: the run's gradient accumulation count.
 
     Raises:
         ConfigurationError: with what would do.
@@ -313,6 +333,7 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
     sharing = max(max_workers, together)
     who = who if sharing == together else f"{sharing} workers"
     if num_groups % sharing:
+        times = sharing // math.gcd(num_groups, sharing)
         what = counted(num_groups, "micro-batch")
         if group_size > 1:
             what = (
@@ -320,8 +341,9 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
             )
         raise ConfigurationError(
             f"a weight update has {what}, which {who} cannot share evenly",
-            f"choose --num-replicas and --gradient-accumulation-count so that there are {sharing}, or a multiple "
-            f"of {sharing}" + (f", or share it among a divisor of {num_groups}" if num_groups > 1 else ""),
+            f"add --gradient-accumulation-count {accumulation * times}, and divide --micro-batch-size by {times} to "
+            "keep the global batch"
+            + (f"; or share the weight update among {_legal(num_groups)} of them" if num_groups > 1 else ""),
         )
 
 
