@@ -398,7 +398,9 @@ def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
     first, second = met(2, run=run, start_timeout=3.0)
     assert isinstance(second, ConfigurationError) and "another secret" in second.message
     assert (
-        isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
+        isinstance(first, WorkersError)
+        and first.exit_code == 7
+        and "worker 1 of 2 did not connect" in first.message
     )
     assert "sent away, as it has another secret" in first.message
 

@@ -340,7 +340,10 @@ def keras_types():
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("keras.mixed_precision.set_global_policy('mixed_float16')", "all of Keras' layers to mixed_float16"),
+        (
+            "keras.mixed_precision.set_global_policy('mixed_float16')",
+            "sets the type of all of Keras' layers to mixed_float16",
+        ),
         ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
     ],
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from poplar_double import installed
 from test_cluster import assert_same, launch
 from test_own_networks import MIXING, NESTED, RESIDUAL, TRAIN, last, write
@@ -179,3 +180,47 @@ def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_e
     assert code == 0 and "weights, an estimate: centre" in " ".join(err.split()), err
     program = json.loads(Path("planned/program.json").read_text())
     assert len(program["pipeline_splits"]) == 1
+
+
+def pictures(folder, size):
+    for n in range(8):
+        path = Path(folder, "ab"[n % 2], f"{n}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.RandomState(n).randint(0, 256, (size, size, 3)).astype(np.uint8)).save(path)
+
+
+def test_an_input_much_larger_than_the_pictures_or_than_the_first_weights_had_is_warned_of(lightly, run):
+    pictures("small", 32)
+    pictures("large", 120)
+    name = write(NESTED)
+    train = ("train", name, "--num-epochs", 1, "--micro-batch-size", 2, "--dataset")
+
+    def warnings(*words):
+        code, _, err = run(*train, *words, columns=400)
+        assert code == 0, err
+        return [line for line in err.splitlines() if "warning" in line and "--image-size" in line]
+
+    (line,) = warnings("small", "--dry-run")
+    assert "of 32x32, are enlarged to 224x224" in line and "--image-size 32 keeps" in line
+    assert warnings("large", "--dry-run") == []
+    assert warnings("small", "--image-size", 32, "--run-dir", "first") == []
+    (line,) = warnings("small", "--weights", "first", "--dry-run")
+    assert "first was trained on images of 32x32, and this run takes 224x224: --image-size 32 keeps" in line
+    assert warnings("small", "--weights", "first/checkpoints/last.npz", "--dry-run") == [
+        line.replace("first was", "first/checkpoints/last.npz was")
+    ]
+    assert warnings("small", "--weights", "first", "--image-size", 32, "--dry-run") == []
+    assert warnings("small", "--weights", "first", "--image-size", 64, "--dry-run") == []
+
+
+def test_training_on_a_damaged_folder_names_what_finds_all_of_it(run):
+    pictures("of mine", 32)
+    for name in ("of mine/a/0.png", "of mine/b/3.png"):
+        Path(name).write_bytes(Path(name).read_bytes()[:200])
+    train = ("train", write(NESTED), "--num-epochs", 1, "--micro-batch-size", 2, "--image-size", 32)
+    code, _, err = run(*train, "--dataset", "of mine", columns=400)
+    hint = err.splitlines()[-1]
+    assert code == 3 and "cannot be decoded" in err
+    assert hint.endswith("ipucnn verify-dataset --dataset-path 'of mine' names every damaged file")
+    code, out, _ = run("verify-dataset", "--dataset-path", "of mine", columns=400)
+    assert code == 3 and "a/0.png" in out and "b/3.png" in out

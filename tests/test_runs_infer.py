@@ -407,6 +407,17 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--output", "masks", "--overlay"], ["--output", "masks"], ["--views", "8"], ["--only-mistakes"]],
+)
+def test_a_run_that_does_not_exist_is_told_before_options_are_judged(trained, run, images, options):
+    missing = trained.parent / "lenett"
+    code, _, err = run("infer", str(missing), str(images), *options)
+    assert code == 3 and f"error: run folder {missing} does not exist" in err
+    assert f"did you mean '{trained}'" in err and "drop it" not in err
+
+
 def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
     assert "--weights imagenet" in run("infer", "mobilenet", "in")[2]
     code, _, err = run("infer", "lenet", "in")

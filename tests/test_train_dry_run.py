@@ -47,6 +47,21 @@ def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
     assert list(here.iterdir()) == []
 
 
+def test_what_also_happens_at_the_end_is_said(capsys, here):
+    def rows(*words):
+        code, out, err = run(capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "96", *words)
+        assert code == 0, err
+        lines = [line.split(maxsplit=1) for line in out.splitlines()]
+        return {line[0]: line[1].strip() for line in lines if len(line) == 2}
+
+    rare = rows("--ckpts-per-epoch", "1/4")
+    assert rare["checkpoints"] == rare["validation"] == "at the end"
+    uneven = rows("--num-epochs", "3", "--ckpts-per-epoch", "1/2", "--logs-per-epoch", "1")
+    assert uneven["checkpoints"] == "after every 2 executions and at the end"
+    even = rows("--ckpts-per-epoch", "1", "--logs-per-epoch", "1")
+    assert even["checkpoints"] == "after every execution"
+
+
 def test_large_numbers_have_separators(capsys, here):
     batch = ("--micro-batch-size", "1200", "--weight-updates-per-epoch", "2000")
     code, out, err = run(capsys, "--dry-run", *batch)

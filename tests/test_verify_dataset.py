@@ -998,10 +998,102 @@ def test_a_contact_sheet_marks_what_is_wrong_and_is_drawn_of_a_damaged_set(run, 
         assert (200, 30, 30) in {colour for _, colour in sheet.convert("RGB").getcolors(10**6)}
 
 
+FRAMED = {
+    "a copy": (
+        "folders",
+        FOLDERS["a copy in another format"][1],
+        {"train/bee/2.png", "train/bee/copy.bmp"},
+        "duplicate",
+    ),
+    "two classes": (
+        "folders",
+        FOLDERS["a copy in another class"][1],
+        {"train/bee/2.png", "train/ant/7.png"},
+        "conflict",
+    ),
+    "a leak": ("folders", FOLDERS["a leak"][1], {"train/bee/2.png", "val/bee/7.png"}, "leakage"),
+    "grey": ("folders", FOLDERS["grey"][1], {"train/bee/9.png"}, "odd-mode"),
+    "a leak of arrays": (
+        "idx",
+        leak_idx,
+        {f"{IMAGES}, sample 0", "t10k-images-idx3-ubyte, sample 0"},
+        "leakage",
+    ),
+    "small arrays": (
+        "idx",
+        IDX["another size"][1],
+        {f"{IMAGES}, sample {n}" for n in range(NUM[TRAIN])},
+        "wrong-shape",
+    ),
+    "mask values": ("masks", MASKS["another value"][1], {"images/3.png"}, "mask-values"),
+    "a colour image": ("masks", MASKS["colour"][1], {"images/3.png"}, "wrong-mode"),
+    "a pair of another size": (
+        "masks",
+        MASKS["an image of another size"][1],
+        {"images/3.png"},
+        "wrong-shape",
+    ),
+    "other masks": ("masks", MASKS["other masks"][1], {"images/3.png", "images/4.png"}, "conflict"),
+    "a small page": (
+        "volumes",
+        VOLUMES["a page twice"][1],
+        {"train-volume.tif, page 1", "train-volume.tif, page 2"},
+        "duplicate",
+    ),
+    "grey labels": ("volumes", VOLUMES["grey labels"][1], {"train-volume.tif, page 1"}, "mask-values"),
+}
+
+
+@pytest.mark.parametrize("what", FRAMED)
+def test_every_sample_with_a_finding_is_framed_and_no_other(made, what):
+    kind, damage, names, code = FRAMED[what]
+    name, folder = made(kind)
+    damage(folder)
+    drawn = {}
+    watcher = samples.Watcher(
+        wants=lambda position: True, on_sample=lambda position, sample: drawn.update({position: sample})
+    )
+    check(name, folder, watcher=watcher)
+    marked = {sample.name for sample in drawn.values() if code in sample.problems}
+    assert marked == names
+
+
+@pytest.mark.parametrize("kind, side", [("folders", 136), ("masks", 3 * 192)])
+def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
+    """A copy makes two red frames, around the three pictures of a pair with a mask; a damaged file is told."""
+    _, folder = made(kind)
+    if kind == "folders":
+        FOLDERS["a copy in another format"][1](folder)
+        (folder / "val" / "ant" / "1.png").write_bytes(b"hello")
+    else:
+        MASKS["other masks"][1](folder)
+        (folder / "images" / "9.png").write_bytes(b"hello")
+    code, _, err = run("verify-dataset", folder, "--contact-sheet", "sheet.png")
+    assert code == 3 and "1 sample chosen for the sheet could not be drawn" in err
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        red = (np.asarray(sheet.convert("RGB")) == (200, 30, 30)).all(axis=2)
+    # The upper edge of a frame: a run of red as wide as a picture, with none above it.
+    edges = 0
+    for above, row in zip(np.vstack([np.zeros_like(red[:1]), red]), red):
+        starts = np.diff(np.concatenate([[0], row & ~above, [0]]).astype(int))
+        widths = np.flatnonzero(starts == -1) - np.flatnonzero(starts == 1)
+        edges += (widths >= side).sum()
+    assert edges == 2
+
+
 def test_a_contact_sheet_that_cannot_be_written_is_told_first(run, made):
     _, folder = made("folders")
     code, out, err = run("verify-dataset", folder, "--contact-sheet", "absent/sheet.png")
     assert code == 3 and out == "" and "there is no folder absent" in err
+
+
+def test_a_data_folder_that_is_none_is_told(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    for arguments in (["--dataset-path"], ["imagefolder", "--dataset-path"]):
+        code, out, err = run("verify-dataset", *arguments, "absent")
+        assert code == 3 and out == "" and "error: data folder absent does not exist" in err
+        code, out, err = run("verify-dataset", *arguments, "notes.txt")
+        assert code == 3 and out == "" and "error: --dataset-path notes.txt is a file, not a folder" in err
 
 
 def test_two_names_are_refused(run):

@@ -85,17 +85,21 @@ def infer(
     is then 3.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.runs.trained import Named, task_of
+    from ipucnn.runs.trained import Named, open_trained, task_of
 
     output_to = own_output(None if output is None else expand(output, "--output"))
     sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     named = Named("infer", run, flags, which=checkpoint, weights=weights, trust=trust)
+    task = task_of(named)
+    if task is None:
+        # Which options fit depends on what the network does; what hides that is said before they are judged.
+        open_trained(named)
     if only_mistakes and (split is None or contact_sheet is None):
         raise ConfigurationError(
             "--only-mistakes draws images whose true class is known, on a contact sheet",
             "add --split eval --contact-sheet sheet.png",
         )
-    if task_of(named) == "segmentation":
+    if task == "segmentation":
         if only_mistakes:
             raise ConfigurationError(f"--only-mistakes: {run} segments images, it has no labels", "drop it")
         for option, given in (("--top", top), ("--format", form)):

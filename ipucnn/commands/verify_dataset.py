@@ -39,6 +39,7 @@ def verify_dataset(
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
+    from ipucnn.datasets.registry import check_is_there
     from ipucnn.datasets.sources.imagefolder import division, is_undivided
     from ipucnn.datasets.verification.samples import Watcher
     from ipucnn.datasets.verification.verify import choose, verify
@@ -54,6 +55,8 @@ def verify_dataset(
     sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
     if sheet_to is not None:
         check_output(sheet_to, "--contact-sheet")
+    if name is None and "dataset" not in given and "dataset_path" in given:
+        check_is_there(expand(given["dataset_path"], "--dataset-path"))
     download = given.get("download", RunConfig.download)
     choice = choose(
         given.get("dataset") if name is None else name,
@@ -84,6 +87,8 @@ def verify_dataset(
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
         note(f"contact sheet of {counted(len(sheet), 'sample')} in {sheet_to}")
+        if sheet.num_undrawn:
+            note(f"{counted(sheet.num_undrawn, 'sample')} chosen for the sheet could not be drawn")
     elif sheet_to is not None:
         note("no contact sheet: no sample could be read")
     if found.num_errors:

@@ -90,7 +90,7 @@ class Resolved:
     command: str
     config: RunConfig
     origins: Dict[str, str]
-    record: Any
+    record: "ModelRecord"
     choice: Any
     preset: Optional[str]
     without_effect: Tuple[str, ...]

@@ -6,6 +6,7 @@ A run that was cut anywhere, or that changes how many micro-batches it fuses, se
 """
 
 import re
+import shlex
 from contextlib import contextmanager
 from typing import Callable, Iterator, List, Optional, Tuple
 
@@ -361,13 +362,23 @@ def _decode_in_python(
                         )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
-            raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error
+            hint = _hint_of_file(error, info)
+            raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{hint}\x1f") from error
         return images
 
     epochs, turns = random[1:] if random is not None else (indices, indices)
     images = tf.numpy_function(decode, [indices, epochs, turns], tf.uint8)
     images.set_shape((indices.shape[0], size[0], size[1], channels))
     return images
+
+
+def _hint_of_file(error: DataError, info: DatasetInfo) -> str:
+    """What to do about a file that cannot be read, and what names the others: training ends at the first one."""
+    hints = [error.hint] if error.hint else []
+    if info.location:
+        folder = shlex.quote(printable(info.location))
+        hints.append(f"ipucnn verify-dataset --dataset-path {folder} names every damaged file")
+    return "; ".join(hints)
 
 
 def _read_ahead(examples: ImageFiles, positions: List[int]) -> Iterator[Tuple[bytes, str]]:

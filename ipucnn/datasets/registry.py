@@ -12,7 +12,7 @@ from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import entries, expand, is_file, is_folder, real, shown
+from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, real, shown
 from ipucnn.python_files import (
     PythonFunction,
     entry_point,
@@ -346,7 +346,7 @@ def choose_dataset(
         return Choice(known, location, f"data set {known} from {location}", task)
     if download and known in REMOTES:
         return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
-    _check_is_there(path)
+    check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
 
 
@@ -524,15 +524,21 @@ def _of_package(name: str, function: Callable[[], object]) -> Callable[[], objec
     return make
 
 
-def _check_is_there(folder: Path) -> None:
-    if not is_folder(folder, "--dataset-path"):
-        raise DataError(
-            f"data folder {folder} does not exist", "pass --dataset-path with the folder of the data"
-        )
+def check_is_there(folder: Path) -> None:
+    """Refuses a ``--dataset-path`` that leads to nothing, or to a file.
+
+    Raises:
+        DataError: it does.
+    """
+    kind, hint = kind_of(folder, "--dataset-path"), "pass --dataset-path with the folder of the data"
+    if kind is Kind.ABSENT:
+        raise DataError(f"data folder {folder} does not exist", hint)
+    if kind is not Kind.FOLDER:
+        raise DataError(f"--dataset-path {folder} is {kind.value}, not a folder", hint)
 
 
 def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
-    _check_is_there(folder)
+    check_is_there(folder)
     if not imagefolder.is_image_folder(folder) and not (divides and imagefolder.is_undivided(folder)):
         layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
@@ -540,7 +546,7 @@ def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
 
 
 def _choose_imagemasks(folder: Path) -> Choice:
-    _check_is_there(folder)
+    check_is_there(folder)
     if not imagemasks.is_imagemasks(folder):
         raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
     return Choice("imagemasks", folder, f"data set imagemasks from {folder}", "segmentation")

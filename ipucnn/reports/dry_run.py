@@ -58,10 +58,10 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
             f"{p.num_executions:,}, each of {counted(p.weight_updates_per_execution, 'weight update')}",
         ),
         ("logs", f"after every {_times(p.executions_per_log)}"),
-        ("validation", _events(p.executions_per_validation)),
-        ("checkpoints", _events(p.executions_per_checkpoint)),
+        ("validation", _events(p.executions_per_validation, p.num_executions)),
+        ("checkpoints", _events(p.executions_per_checkpoint, p.num_executions)),
     ]
-    if p.first_checkpoint_execution > 1 and p.executions_per_checkpoint:
+    if p.first_checkpoint_execution > 1 and 0 < p.executions_per_checkpoint < p.num_executions:
         rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution:,} on")
     if report["finished"]:
         rows.insert(4, ("starts", "not at all: the run is finished"))
@@ -94,8 +94,13 @@ def _times(count: int) -> str:
     return "execution" if count == 1 else f"{counted(count, 'execution')}"
 
 
-def _events(executions: int) -> str:
-    return f"after every {_times(executions)}" if executions else "none"
+def _events(executions: int, total: int) -> str:
+    """When something happens that always happens at the end of a run, too."""
+    if not executions:
+        return "none"
+    if executions >= total:
+        return "at the end"
+    return f"after every {_times(executions)}" + (" and at the end" if total % executions else "")
 
 
 def schedule_curve(schedule: Schedule, num_weight_updates: int) -> Tuple[np.ndarray, np.ndarray]:

@@ -69,6 +69,11 @@ class ContactSheet:
         """Whether the image at a position is one of those shown."""
         return position in self._wanted
 
+    @property
+    def num_wanted(self) -> int:
+        """Images that are to be shown, if they can be read."""
+        return len(self._wanted)
+
     def add(self, position: int, result: PlainDict, pixels: np.ndarray) -> None:
         """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
         self._given += 1
@@ -202,7 +207,7 @@ class PanelSheet:
         self.legend: Tuple[Tuple[Colour, str], ...] = ()
         self._wanted: Set[int] = set()
         self._total = 0
-        self._rows: List[Tuple[str, List[PilImage]]] = []
+        self._rows: List[Tuple[str, List[PilImage], Sequence[str]]] = []
 
     def expect(self, total: int) -> None:
         """Says how many images there will be."""
@@ -213,14 +218,20 @@ class PanelSheet:
         """Whether the image at a position is one of those shown."""
         return position in self._wanted
 
-    def add(self, caption: str, pictures: Sequence[np.ndarray]) -> None:
+    @property
+    def num_wanted(self) -> int:
+        """Images that are to be shown, if they can be read."""
+        return len(self._wanted)
+
+    def add(self, caption: str, pictures: Sequence[np.ndarray], problems: Sequence[str] = ()) -> None:
         """Takes an image.
 
         Args:
             caption: one line.
             pictures: as many as heads, uint8 [h, w] or [h, w, 3].
+            problems: what is wrong with the image, which is then framed in red; read when the sheet is saved.
         """
-        self._rows.append((caption, [_small(picture, self._side) for picture in pictures]))
+        self._rows.append((caption, [_small(picture, self._side) for picture in pictures], problems))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -244,7 +255,7 @@ class PanelSheet:
         for first in range(0, len(self._rows), columns):
             tops.append(bottom)
             beside = self._rows[first : first + columns]
-            tall = max(picture.height for _, pictures in beside for picture in pictures)
+            tall = max(picture.height for _, pictures, _ in beside for picture in pictures)
             bottom += tall + LINE + MARGIN
         sheet = Image.new("RGB", (columns * step, bottom + MARGIN), WHITE)
         draw = ImageDraw.Draw(sheet)
@@ -264,20 +275,25 @@ class PanelSheet:
             for i, text in enumerate(self.heads):
                 left = column * step + MARGIN + i * (side + GAP)
                 draw.text((left, top), fitting(text, letters, side), fill=BLACK, font=letters)
-        for i, (caption, pictures) in enumerate(self._rows):
+        for i, (caption, pictures, problems) in enumerate(self._rows):
             left, top = i % columns * step + MARGIN, tops[i // columns]
             for k, picture in enumerate(pictures):
                 place = (left + k * (side + GAP), top)
                 sheet.paste(picture, place)
                 corner = (place[0] + picture.width - 1, top + picture.height - 1)
-                draw.rectangle((place, corner), outline=GREY)
+                if problems:
+                    around = (place[0] - 2, place[1] - 2, corner[0] + 2, corner[1] + 2)
+                    draw.rectangle(around, outline=RED, width=3)
+                else:
+                    draw.rectangle((place, corner), outline=GREY)
             below = top + max(picture.height for picture in pictures) + 1
-            draw.text((left, below), fitting(caption, letters, inner), fill=DARK, font=letters)
+            text, fill = (f"{', '.join(problems)}: {caption}", RED) if problems else (caption, DARK)
+            draw.text((left, below), fitting(text, letters, inner), fill=fill, font=letters)
         sheet.save(str(path), format="PNG")
 
     def _drawn_side(self, letters: Font) -> int:
         """The width of a column: that of the widest picture, or of the longest head, but not more than a picture's."""
-        widest = max(picture.width for _, pictures in self._rows for picture in pictures)
+        widest = max(picture.width for _, pictures, _ in self._rows for picture in pictures)
         return min(self._side, max(widest, *(math.ceil(text_length(head, letters)) for head in self.heads)))
 
     def _draw_legend(self, draw: Draw, top: int, letters: Font) -> None:

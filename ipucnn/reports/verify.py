@@ -190,16 +190,20 @@ class LabelSheet:
             return
         assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
-        problems = f" ({', '.join(sample.problems)})" if sample.problems else ""
-        caption = f"{sample.name}: {sample.label}{problems}"
+        caption = f"{sample.name}: {sample.label}"
         if sample.num_classes > 2:
             pictures = [coloured(sample.mask), class_overlay(sample.image, sample.mask)]
         else:
             pictures = [255 * sample.mask.astype("uint8"), overlay(sample.image, sample.mask)]
-        self._panels.add(caption, [grey, *pictures])
+        self._panels.add(caption, [grey, *pictures], sample.problems)
 
     def __len__(self) -> int:
         return len(self._panels if self._tiles is None else self._tiles)
+
+    @property
+    def num_undrawn(self) -> int:
+        """Samples that were chosen to be shown, and could not be read."""
+        return (self._panels if self._tiles is None else self._tiles).num_wanted - len(self)
 
     def save(self, path: Path) -> None:
         """Draws the sheet into a PNG file, whatever the file's name."""

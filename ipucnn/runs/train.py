@@ -33,6 +33,7 @@ from ipucnn.planning.splits import (
 from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
+from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.host.cluster import Cluster, join
@@ -133,6 +134,8 @@ class TrainingRun:
         self.state = checkpoints.RunState([])
         self.final_report: Dict[str, Any] = {}
         self.pictures: List[Picture] = []
+        # What a continued run takes is decided already.
+        self._size_warnings = [] if self.start.checkpoint is not None else size_warnings(self.setup)
         self.fresh_weights = 0
         self.first_weight_update = 0
         self._former_rows = 0
@@ -269,7 +272,12 @@ class TrainingRun:
         """What the user should know before the run starts, one line each."""
         from ipucnn.sessions.factory import runs_on_ipus
 
-        lines = [*self.info.warnings, *self.info.training_warnings, *self.program.warnings]
+        lines = [
+            *self.info.warnings,
+            *self.info.training_warnings,
+            *self._size_warnings,
+            *self.program.warnings,
+        ]
         lines += [
             s.warning for s in SPECS if s.warning and getattr(self.resolved.config, s.name) != s.default
         ]

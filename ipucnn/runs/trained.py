@@ -240,10 +240,10 @@ def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     return found + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
-def task_of(named: Named) -> str:
+def task_of(named: Named) -> Optional[str]:
     """The task of what the command line names, with nothing read but a configuration.
 
-    It is "classification" where anything is wrong with the command line, which :func:`open_trained` then explains.
+    It is None where anything is wrong with the command line, which :func:`open_trained` then explains.
     """
     target, weights = named.target, named.weights
     try:
@@ -260,7 +260,7 @@ def task_of(named: Named) -> str:
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
     except (UserError, KeyError):
-        return "classification"
+        return None
 
 
 def _is_network(target: str) -> bool:

@@ -111,7 +111,9 @@ def walk_idx(survey: Survey, name: str, folder: Path) -> None:
         file_name = image_path.name
         if len(images) != len(labels):
             survey.find("count-mismatch", subset, f"{file_name}: {len(images)} images, {len(labels)} labels")
+        problems = []
         if images.shape[1:] != (28, 28):
+            problems.append("wrong-shape")
             survey.find(
                 "wrong-shape",
                 subset,
@@ -120,7 +122,7 @@ def walk_idx(survey: Survey, name: str, folder: Path) -> None:
             )
         survey.subsets[subset].name_of = lambda number, file_name=file_name: f"{file_name}, sample {number}"  # type: ignore[misc]
         num = min(len(images), len(labels))
-        survey.add_arrays(subset, images[:num, ..., np.newaxis], labels[:num])
+        survey.add_arrays(subset, images[:num, ..., np.newaxis], labels[:num], problems=problems)
 
 
 def _promised(path: Path) -> int:

@@ -8,7 +8,20 @@ from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import (
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -250,10 +263,17 @@ def check_png(data: bytes, origin: str) -> None:
 
 
 def take_look(
-    survey: Survey, subset: str, number: int, label: int, looked: Look, name: str, ending: str = ""
+    survey: Survey,
+    subset: str,
+    number: int,
+    label: int,
+    looked: Look,
+    name: str,
+    ending: str = "",
+    problems: Sequence[str] = (),
 ) -> None:
-    """Hands a decoded image to the survey, with what is odd about its file."""
-    problems = []
+    """Hands a decoded image to the survey, with what is odd about its file beside the ``problems`` found already."""
+    problems = list(problems)
     survey.tally("mode", looked.mode, subset, name)
     if looked.mode not in ("grey", "colour"):
         problems.append("odd-mode")
@@ -314,9 +334,10 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
         return TRAIN if page < first_eval else EVAL
 
     masks: List[Tuple[Tuple[int, ...], Optional[np.ndarray]]] = []
+    wrong_masks: Set[int] = set()
     if label_path is not None:
         # Of the labels a bit per pixel is kept; pages of both volumes at once could wait for each other's memory.
-        masks = [_packed(mask) for mask in _pages(survey, label_path, subset_of, is_mask=True)]
+        masks = [_packed(mask) for mask in _pages(survey, label_path, subset_of, wrong_masks)]
     if image_path is None:
         return
     if masks and num_pages != len(masks):
@@ -324,7 +345,7 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
     survey.expect({TRAIN: first_eval, EVAL: num_pages - first_eval})
     survey.subsets[TRAIN].name_of = lambda number: f"{image_path.name}, page {number + 1}"
     survey.subsets[EVAL].name_of = lambda number: f"{image_path.name}, page {first_eval + number + 1}"
-    for page, image in enumerate(_pages(survey, image_path, subset_of, is_mask=False)):
+    for page, image in enumerate(_pages(survey, image_path, subset_of)):
         subset = subset_of(page)
         number = page if subset == TRAIN else page - first_eval
         if not survey.subsets[subset].is_chosen(number):
@@ -343,7 +364,9 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
             survey.passed(subset)
             continue
         mask = np.unpackbits(bits)[: image.size].reshape(image.shape)
-        survey.add_mask(subset, number, image[..., np.newaxis], mask)
+        survey.add_mask(
+            subset, number, image[..., np.newaxis], mask, _MASK_VALUES if page in wrong_masks else ()
+        )
     survey.odd_ones("size of images", "wrong-shape")
 
 
@@ -360,9 +383,12 @@ def _packed(mask: Optional[np.ndarray]) -> Tuple[Tuple[int, ...], Optional[np.nd
 
 
 def _pages(
-    survey: Survey, path: Path, subset_of: Callable[[int], str], is_mask: bool
+    survey: Survey, path: Path, subset_of: Callable[[int], str], wrong_masks: Optional[Set[int]] = None
 ) -> Iterator[Optional[np.ndarray]]:
-    """uint8 [h, w] of each page of a volume, None for one that cannot be read; what is wrong is noted."""
+    """uint8 [h, w] of each page of a volume, None for one that cannot be read; what is wrong is noted.
+
+    Of a volume of masks ``wrong_masks`` is given, and takes the pages with values that are no mask's.
+    """
     other: Optional[int] = None
     with survey.noting(None, path.name, path), open_volume(path, survey.max_pixels) as (volume, count):
         for page in range(count):
@@ -371,27 +397,31 @@ def _pages(
                 pixels = read_page(volume, page, page_name(path, page, count), None, survey.max_pixels)
             except DataError as error:
                 survey.note_error(subset_of(page), name, error, said=page_name(path, page, count))
-            if pixels is not None and not is_mask:
+            if pixels is not None and wrong_masks is None:
                 survey.tally("size of images", _size(pixels.shape), subset_of(page), name)
-            if pixels is not None and is_mask:
-                other = _check_mask(survey, subset_of(page), name, pixels, other)
+            if pixels is not None and wrong_masks is not None:
+                other, is_right = _check_mask(survey, subset_of(page), name, pixels, other)
+                if not is_right:
+                    wrong_masks.add(page)
             yield pixels
 
 
 def _check_mask(
     survey: Survey, subset: str, name: str, mask: np.ndarray, other: Optional[int]
-) -> Optional[int]:
-    """Notes a mask of other values than 0 and ``other``; gives the value that later masks must have."""
+) -> Tuple[Optional[int], bool]:
+    """Notes a mask of other values than 0 and ``other``; gives the value that later masks must have, and whether this
+    one is right."""
     values = [value for value in mask_values(mask) if value]
     if other is None and len(values) == 1:
         other = values[0]
-    if values and values != [other]:
+    is_right = not values or values == [other]
+    if not is_right:
         several = len(values) > 1 or other is None
         text = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
         survey.find(
             "mask-values", subset, f"{name}: {text}" + ("" if several else f" where others have {other}")
         )
-    return other
+    return other, is_right
 
 
 def _size(shape: Iterable[int]) -> str:
@@ -399,6 +429,7 @@ def _size(shape: Iterable[int]) -> str:
 
 
 _BELOW = ("images", "masks")
+_MASK_VALUES = ("mask-values",)
 
 
 def walk_imagemasks(survey: Survey, folder: Path) -> None:
@@ -429,6 +460,7 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
             if not survey.subsets[subset].is_chosen(number):
                 continue
             image = mask = None
+            is_right = True
             with survey.noting(subset, names[number], image_path):
                 check_png(read_file(str(image_path)), f"image {image_path}")
                 image = imagemasks.read_image(image_path, survey.max_pixels)
@@ -440,7 +472,7 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
                 mask = imagemasks.read_mask(mask_path, survey.max_pixels, classes.colours)
                 if classes.any_other:
                     mask = codes(mask, False, f"mask {mask_path}")
-                    other = _check_mask(survey, subset, mask_name, mask, other)
+                    other, is_right = _check_mask(survey, subset, mask_name, mask, other)
                 mask = classes.of(mask, f"mask {mask_path}")
             if image is None or mask is None:
                 survey.passed(subset)
@@ -452,7 +484,8 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
                 )
                 survey.passed(subset)
             else:
-                survey.add_mask(subset, number, image[..., np.newaxis] if image.ndim == 2 else image, mask)
+                image = image[..., np.newaxis] if image.ndim == 2 else image
+                survey.add_mask(subset, number, image, mask, () if is_right else _MASK_VALUES)
     survey.odd_ones("size", "wrong-shape")
     survey.odd_ones("pixels", "wrong-mode")
 

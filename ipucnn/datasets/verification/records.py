@@ -212,13 +212,17 @@ def _walk_shard(survey: Survey, subset: str, shard: _Shard, parse: _Parse, shape
                 if not item.is_end:
                     survey.passed(subset)
                 continue
+            problems = []
             if None not in shape and looked.size != shape[:2]:
+                problems.append("wrong-shape")
                 survey.find(
                     "wrong-shape",
                     subset,
                     f"{name}: {looked.size[0]}x{looked.size[1]}, not {shape[0]}x{shape[1]}",
                 )
-            take_look(survey, subset, shard.number_of(item.record), item.label, looked, name)
+            take_look(
+                survey, subset, shard.number_of(item.record), item.label, looked, name, problems=problems
+            )
     return num_records
 
 

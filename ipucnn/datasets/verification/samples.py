@@ -4,7 +4,7 @@ import hashlib
 import math
 from array import array
 from dataclasses import dataclass
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -62,7 +62,8 @@ class Sample(NamedTuple):
     Attributes:
         name: file, or file and number.
         label: of the class, or the masked share.
-        problems: codes of findings about this sample alone.
+        problems: codes of findings about this sample.  What only the whole set tells is added when it was read: that
+            there is another with the same pixels, or that most samples are of another size.
         image: uint8 [h, w, 1 or 3].
         mask: uint8 [h, w] of classes, of segmentation sets.
         num_classes: that masks may have.
@@ -70,7 +71,7 @@ class Sample(NamedTuple):
 
     name: str
     label: str
-    problems: Tuple[str, ...]
+    problems: List[str]
     image: np.ndarray
     mask: Optional[np.ndarray] = None
     num_classes: int = 0

@@ -224,6 +224,9 @@ class Survey:
         self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
         self._severities: Dict[str, str] = {}
         self._tallies: Dict[str, Dict[str, List[Any]]] = {}
+        # Of the few samples that are drawn: by subset and number, and by subset, name and property its value.
+        self._drawn: Dict[Tuple[str, int], Sample] = {}
+        self._values: Dict[Tuple[str, str, str], str] = {}
         self._done = self._total = 0
 
     # -- what readers say -------------------------------------------------------------------------------------
@@ -315,6 +318,8 @@ class Survey:
         if len(examples) < MOST_EXAMPLES:
             examples.append(example)
         entry[1][subset] = (count + 1, examples)
+        if self._watcher.wants(self._done):
+            self._values[what, subset, example] = value
 
     def odd_ones(self, what: str, code: str, usual: Optional[Callable[[str], bool]] = None) -> None:
         """Finds the samples whose property is not the one that most samples have.
@@ -336,6 +341,19 @@ class Survey:
                     self.find(
                         code, subset, f"{example}: {instead}", count - len(examples) + 1 if not number else 1
                     )
+        for (subset, number), sample in self._drawn.items():
+            if self._values.get((what, subset, sample.name), common) != common:
+                self._frame(subset, number, code)
+
+    def _frame(self, subset: str, number: int, code: str) -> None:
+        """Tells a sample that is drawn, if this one is, of a problem that was found after it was read."""
+        sample = self._drawn.get((subset, number))
+        if sample is not None and code not in sample.problems:
+            sample.problems.append(code)
+
+    def _draw(self, subset: str, number: int, position: int, sample: Sample) -> None:
+        self._drawn[subset, number] = sample
+        self._watcher.on_sample(position, sample)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Says how many samples each subset has, before any is handed in; limits are applied to these numbers."""
@@ -394,8 +412,18 @@ class Survey:
         """
         self._take(subset, [number], [label], measured, size, lambda _: image, problems)
 
-    def add_arrays(self, subset: str, images: np.ndarray, labels: np.ndarray, first: int = 0) -> None:
-        """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``."""
+    def add_arrays(
+        self,
+        subset: str,
+        images: np.ndarray,
+        labels: np.ndarray,
+        first: int = 0,
+        problems: Sequence[str] = (),
+    ) -> None:
+        """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``.
+
+        ``problems`` are codes that were found about all of them.
+        """
         into = self.subsets[subset]
         for start in range(0, len(images), BATCH):
             numbers = [n for n in range(start, min(start + BATCH, len(images))) if into.is_chosen(first + n)]
@@ -409,6 +437,7 @@ class Survey:
                 measure(batch),
                 batch.shape[1:3],
                 lambda k, batch=batch: batch[k],  # type: ignore[misc]
+                problems,
             )
 
     def _take(
@@ -449,34 +478,47 @@ class Survey:
                 name = self.class_names[label] if 0 <= label < num_classes else f"label {label}"
                 image = image_of(k)
                 assert image is not None
-                self._watcher.on_sample(self._done + k, Sample(into.name_of(number), name, tuple(own), image))
+                self._draw(subset, number, self._done + k, Sample(into.name_of(number), name, own, image))
         into.checked += len(numbers)
         self._advance(len(numbers))
 
-    def add_mask(self, subset: str, number: int, image: np.ndarray, mask: np.ndarray) -> None:
-        """Takes one sample with a mask: uint8 [h, w, c] and uint8 [h, w] of classes."""
+    def add_mask(
+        self,
+        subset: str,
+        number: int,
+        image: np.ndarray,
+        mask: np.ndarray,
+        problems: Sequence[str] = (),
+    ) -> None:
+        """Takes one sample with a mask.
+
+        Args:
+            subset: it is in.
+            number: of it among the subset's.
+            image: uint8 [h, w, c].
+            mask: uint8 [h, w] of classes.
+            problems: codes that were found about it already.
+        """
         into, num_classes = self.subsets[subset], len(self.class_names)
         into.class_unit = "pixels"
         measured = measure(image[np.newaxis])
         into.record([number], [zlib.crc32(np.ascontiguousarray(mask).data)], measured, image.shape[:2])
         counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
         into.count_classes(counts[:num_classes])
-        problems, name = [], into.name_of(number)
+        found, name = list(problems), into.name_of(number)
         if counts[num_classes:].any():
             self.find("label-range", subset, f"{name}: class {len(counts) - 1} of {num_classes} in its mask")
-            problems.append("label-range")
+            found.append("label-range")
         if (counts > 0).sum() == 1:
             self.find("mask-constant", subset, f"{name}: all {self.class_names[int(counts.argmax())]}")
-            problems.append("mask-constant")
+            found.append("mask-constant")
         if measured.constant[0] and mask.size > 1:
             self.find("constant-image", subset, name)
-            problems.append("constant-image")
+            found.append("constant-image")
         if self._watcher.wants(self._done):
             rarest = int(counts[:num_classes].argmin())
             label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
-            self._watcher.on_sample(
-                self._done, Sample(name, label, tuple(problems), image, mask, num_classes)
-            )
+            self._draw(subset, number, self._done, Sample(name, label, found, image, mask, num_classes))
         into.checked += 1
         self._advance(1)
 
@@ -612,22 +654,34 @@ class Survey:
             for name, members in parts.items():
                 if len(members) > 1:
                     self.find("duplicate", name, self._same(members), len(members) - 1)
+                    self._frame_all(members, "duplicate")
             if len(parts[TRAIN]) and len(parts[EVAL]):
                 pair = [parts[EVAL][0], parts[TRAIN][0]]
                 self.find("leakage", EVAL, self._same(pair, with_subset=True), len(parts[EVAL]))
+                self._frame_all(group, "leakage")
             if (labels[group] != labels[group[0]]).any():
                 other = group[np.flatnonzero(labels[group] != labels[group[0]])[0]]
                 is_both = len(parts[TRAIN]) > 0 and len(parts[EVAL]) > 0
                 subset = None if is_both else TRAIN if len(parts[TRAIN]) else EVAL
                 shown = self._same([group[0], other], with_subset=is_both, with_label=True)
                 self.find("conflict", subset, shown, len(group))
+                self._frame_all(group, "conflict")
+
+    def _frame_all(self, members: Sequence[int], code: str) -> None:
+        for member in members if self._drawn else ():
+            name, at = self._place(member)
+            self._frame(name, self.subsets[name].numbers[at], code)
+
+    def _place(self, member: int) -> Tuple[str, int]:
+        """The subset of one of all samples that were read, those for training first, and its place there."""
+        num_train = len(self.subsets[TRAIN].numbers)
+        return (TRAIN, member) if member < num_train else (EVAL, member - num_train)
 
     def _same(self, members: Sequence[int], with_subset: bool = False, with_label: bool = False) -> str:
         """Two samples of a group as an example names them, and how many more there are."""
         texts = []
-        num_train = len(self.subsets[TRAIN].numbers)
         for member in members[:2]:
-            name, at = (TRAIN, member) if member < num_train else (EVAL, member - num_train)
+            name, at = self._place(member)
             subset = self.subsets[name]
             text = subset.name_of(subset.numbers[at])
             if with_label and subset.class_unit == "samples":

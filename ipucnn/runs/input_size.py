@@ -1,0 +1,82 @@
+"""What is said of a network's input size that nobody chose, where the pictures or the first weights suggest another."""
+
+import contextlib
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.config.resolve import FLAG
+from ipucnn.config.values import image_size_to_yaml
+from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
+from ipucnn.datasets.images import opened
+from ipucnn.errors import DataError, UserError
+from ipucnn.filesystem import expand, is_file, is_folder
+from ipucnn.runs.folder import BEST, LAST, RunFolder
+from ipucnn.runs.setup import Setup
+from ipucnn.text import shown_value
+from ipucnn.training.checkpoints import read_meta
+
+_LOOKED_AT = 16
+"""Pictures whose headers are read, evenly spread over those for training: enough to tell 32 pixels from 224."""
+_MUCH = 2
+"""How many times larger than the pictures an input is that is warned of."""
+
+
+def size_warnings(setup: Setup) -> List[str]:
+    """At most one warning, which names ``--image-size N``; none where the command line gives a size.
+
+    The weights of ``--weights RUN`` were trained on images of one size, and are as good only on such images.  A network
+    of one's own that takes any size gets 224x224 of class folders, whose pictures may be much smaller.
+    """
+    if setup.resolved.origins["image_size"] == FLAG or setup.source.info.tiled:
+        return []
+    input_size = setup.input_shape[:2]
+    weights = setup.config.weights
+    trained = None if weights in (None, "imagenet") else _size_of_run(expand(str(weights), "--weights"))
+    if trained is not None and trained != input_size:
+        return [
+            f"{shown_value(weights)} was trained on images of {_text(trained)}, and this run takes "
+            f"{_text(input_size)}: --image-size {image_size_to_yaml(trained)} keeps its size"
+        ]
+    is_open = setup.record.own is not None and None in setup.record.own.input_shape[:2]
+    if trained is None and is_open and setup.config.image_size is None:
+        largest = _largest_picture(setup.source.train, setup.config.max_image_pixels)
+        if largest is not None and _MUCH * max(largest) <= min(input_size):
+            return [
+                f"the pictures, of {_text(largest)}, are enlarged to {_text(input_size)}, which takes time and memory: "
+                f"--image-size {max(largest)} keeps their size"
+            ]
+    return []
+
+
+def _largest_picture(examples: Examples, max_pixels: int) -> Optional[Tuple[int, int]]:
+    """(height, width) of the largest of a few pictures, of files; None where none can be read."""
+    if not isinstance(examples, (FileExamples, EncodedExamples)) or not len(examples):
+        return None
+    sizes = []
+    for index in np.unique(np.linspace(0, len(examples) - 1, _LOOKED_AT).astype(int)):
+        at = int(index)
+        # What cannot be read is told when it is its turn.
+        with contextlib.suppress(DataError), opened(
+            examples.encoded(at), examples.describe(at), max_pixels
+        ) as image:
+            sizes.append((int(image.height), int(image.width)))
+    return max(sizes, key=max, default=None)
+
+
+def _size_of_run(path: Path) -> Optional[Tuple[int, int]]:
+    """(height, width) that a run or checkpoint was trained on; None where it cannot be read, which loading it tells."""
+    with contextlib.suppress(UserError):
+        if is_folder(path):
+            folder = RunFolder(path, RunFolder(path).read_config().checkpoint_dir)
+            path = next(
+                (at for at in (folder.checkpoints / LAST, folder.checkpoints / BEST) if is_file(at)), path
+            )
+        height, width, _ = read_meta(path)["input_shape"]
+        return int(height), int(width)
+    return None
+
+
+def _text(size: Tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
