@@ -348,6 +348,9 @@ def main() -> None:
             chosen = [mutant for mutant in mutants if pool.is_for_all(mutant) == on_import]
             runs.run_all(slots, tasks_of(tree, pool, chosen, done, results), until)
     print_table({module: done[module] for module in arguments.modules if module in done})
+    if time.monotonic() >= until:
+        how = "the same command goes on" if arguments.keep else "with --keep DIR a second command would go on"
+        sys.exit(f"--max-hours {arguments.max_hours:g} is over, and not every mutant was tried; {how}")
 
 
 def note(

@@ -2,6 +2,7 @@
 
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Optional
 
 SHOWN_CHARACTERS = 200
 """How much of a path or value a message repeats."""
@@ -52,6 +53,16 @@ def size_text(num_bytes: float) -> str:
     if num_bytes >= 2**20 or not num_bytes:
         return f"{num_bytes / 2**20:.0f} MiB"
     return f"{num_bytes / 2**10:.3g} KiB"
+
+
+def number(value: Optional[float]) -> str:
+    """Four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; nothing where unknown."""
+    if value is None:
+        return ""
+    if value >= 1000:
+        digits = max(0, len(str(int(value))) - 4)
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.4g}"
 
 
 def percent(share: float) -> str:

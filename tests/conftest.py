@@ -258,7 +258,9 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_make_parametrize_id(val):
-    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so."""
+    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so.  Long texts are cut."""
+    if isinstance(val, str) and len(val) > 200:
+        return f"{ascii(val[:40])[1:-1]}...({len(val)} characters)"
     return str(int(val)) if isinstance(val, signal.Signals) else None
 
 

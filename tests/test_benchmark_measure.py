@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure
+from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure, shortfall
 
 
 class Clock:
@@ -128,6 +128,17 @@ def test_least_time_and_most_time():
     short = measure([contender], Limits(max_time_s=100.0), clock=clock)
     assert 3 <= len(short.measurements[0].executions) < 10 and short.out_of_time
     assert clock.now <= 100.0
+    limits = Limits(max_time_s=100.0)
+    assert f"instead of {limits.min_executions}, because --max-time 100 s" in shortfall(short, limits)
+    assert shortfall(long, Limits(min_executions=3, min_time_s=30.0)) is None
+    clock = Clock()
+    contender = Fake(clock, lambda c, u: 2.0)
+    contender.check = lambda: None
+    limits = Limits(min_executions=3, min_time_s=60.0, max_time_s=30.0)
+    note = shortfall(measure([contender], limits, clock=clock), limits)
+    assert note.endswith(
+        " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over"
+    )
     clock = Clock()
     contender = Fake(clock, lambda c, u: 500.0 if c == 1 else 5.0)
     contender.check = lambda: None

@@ -113,6 +113,8 @@ def test_what_is_wrong_is_told(run, words, code, message):
 
 
 def test_two_runs_of_one_command_are_equal(folder, run):
+    code, _, err = run("diff", folder / "frist", folder / "again")
+    assert code == 3 and f"hint: did you mean '{folder / 'first'}'" in " ".join(err.split())
     code, out, _ = run("diff", folder / "first", folder / "again")
     assert code == 0 and out.splitlines()[-1] == "equal" and "the same bytes in all" in out
     code, out, _ = run("diff", folder / "first", folder / "again", "--json")

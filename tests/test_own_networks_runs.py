@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from poplar_double import installed
 from test_cluster import assert_same, launch
-from test_own_networks import MIXING, NESTED, RESIDUAL, TRAIN, last, write
+from test_own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 
 import ipucnn
 from ipucnn.config.resolve import resolve
@@ -17,6 +17,14 @@ from ipucnn.python_files import find_function
 from ipucnn.runs.train import TrainingRun
 
 SHORT = ("--dataset", "digits", *TRAIN)
+SMALL_NETWORK = (
+    HEAD
+    + """
+    x = layers.Conv2D(4, 3, strides=16, use_bias=False)(images)
+    x = layers.GlobalAveragePooling2D()(layers.ReLU()(x))
+    return keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
+"""
+)
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +188,23 @@ def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_e
     assert code == 0 and "weights, an estimate: centre" in " ".join(err.split()), err
     program = json.loads(Path("planned/program.json").read_text())
     assert len(program["pipeline_splits"]) == 1
+
+
+def test_what_a_network_is_built_for_without_a_data_set_is_said_before_it_is_built(lightly, run):
+    name = write(SMALL_NETWORK)
+    for line in (
+        ("plan-splits", name, "--stages", 2),
+        ("benchmark", name, "--host-generated-data", "--executions", 3, "--min-time", 0, "--max-time", 30),
+        ("models", name, "--summary"),
+    ):
+        code, _, err = run(*line, columns=400)
+        assert f"{name} is built for images of 224x224x3 and 1,000 classes; --dataset" in err, (
+            line,
+            code,
+            err,
+        )
+    _, _, err = run("plan-splits", name, "--stages", 2, "--dataset", "digits", columns=400)
+    assert "is built for" not in err
 
 
 def pictures(folder, size):

@@ -54,6 +54,11 @@ def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypat
             assert (outline == GREY).all()
         assert (pixels[338, left - 1 : right + 1] == GREY).all()
     assert any("the inner 40x40 of 224x224 pixels" in text for text in drawn)
+    plain = Image.open(tmp_path / "p.png").size
+    save_predictions([Picture(0, white, mask, mask)], ("membrane", "cell"), tmp_path / "p.png", "runs/unet")
+    assert "runs/unet" in drawn
+    width, height = Image.open(tmp_path / "p.png").size
+    assert width == plain[0] and height == plain[1] + 18
 
 
 def test_a_run_draws_what_it_predicts(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Batch and program arithmetic: the public application's examples, and properties over random numbers."""
 
 import dataclasses
+import re
 from fractions import Fraction
 
 import pytest
@@ -153,8 +154,16 @@ def test_both_counts_are_refused():
 def test_an_epoch_uses_whole_weight_updates(samples, size, count, replicas):
     batch = batching.Batching(size, count, replicas)
     if samples < batch.global_batch_size:
-        with pytest.raises(ConfigurationError, match="larger than the training set"):
+        with pytest.raises(ConfigurationError, match="larger than the training set") as error:
             batching.make_epoch(samples, batch)
+        # What the hint says is enough.
+        wanted = dict(re.findall(r"--([a-z-]+) (\d+)", error.value.hint))
+        mended = batching.Batching(
+            int(wanted.get("micro-batch-size", size)),
+            int(wanted.get("gradient-accumulation-count", count if size * replicas <= samples else 1)),
+            int(wanted.get("num-replicas", replicas)),
+        )
+        assert wanted and batching.make_epoch(samples, mended).weight_updates >= 1
         return
     epoch = batching.make_epoch(samples, batch)
     assert epoch.samples + epoch.samples_discarded == samples

@@ -15,6 +15,7 @@ from ipucnn.training.metrics import (
     overlaps,
     pairs,
     segment_pixels,
+    thinned_components,
 )
 
 
@@ -38,9 +39,49 @@ def naive_components(mask):
     return found
 
 
-def naive_scores(predicted, truth):
+def neighbours(pixel):
+    """Left, above, right, below, of (column, row)."""
+    x, y = pixel
+    return [(x - 1, y), (x, y - 1), (x + 1, y), (x, y + 1)]
+
+
+def naive_watershed(heights):
+    """The flooding of Vincent and Soille of an image of any heights, pixels column by column; {pixel: basin or 0}."""
+    found, basins = {}, 0
+    for height in sorted(set(heights.values())):
+        level = sorted(pixel for pixel in heights if heights[pixel] == height)
+        found.update(dict.fromkeys(level, "dry"))
+        flooded = [p for p in level if any(isinstance(found.get(n), int) for n in neighbours(p))]
+        found.update(dict.fromkeys(flooded, "waiting"))
+        while flooded:
+            pixel = flooded.pop(0)
+            for n in neighbours(pixel):
+                if found.get(n) == "dry":
+                    found[n] = "waiting"
+                    flooded.append(n)
+            around = {found[n] for n in neighbours(pixel) if isinstance(found.get(n), int)} - {0}
+            found[pixel] = around.pop() if len(around) == 1 else 0
+        for pixel in level:  # what no water has reached is a new basin
+            if found[pixel] == "dry":
+                basins += 1
+                reached = [pixel]
+                while reached:
+                    one = reached.pop()
+                    found[one] = basins
+                    reached += [n for n in neighbours(one) if found.get(n) == "dry"]
+    return found
+
+
+def naive_thinned(mask):
+    """Components of the watershed of a mask in which cells lie below membranes."""
+    heights = {(x, y): 0 if cell else 255 for (y, x), cell in np.ndenumerate(mask)}
+    found = naive_watershed(heights)
+    return np.array([[found[x, y] for x in range(mask.shape[1])] for y in range(mask.shape[0])])
+
+
+def naive_scores(predicted, truth, components=naive_components):
     """(Rand split, merge, score), (information split, merge, score): the paper's sums over p_ij, s_i, t_j."""
-    t, s = naive_components(truth), naive_components(predicted)
+    t, s = naive_components(truth), components(predicted)
     joint, alone = Counter(), 0
     for row in range(truth.shape[0]):
         for column in range(truth.shape[1]):
@@ -65,8 +106,8 @@ def naive_scores(predicted, truth):
     return rand, (split, merge, score)
 
 
-def scores(predicted, truth):
-    counts = overlaps(*segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool)))
+def scores(predicted, truth, thin=False):
+    counts = overlaps(*segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool), thin))
     both, in_true, in_found = pairs(counts)
     return (both / in_true, both / in_found, 2 * both / (in_true + in_found)), information(counts)
 
@@ -89,6 +130,48 @@ def two_masks(draw):
 def test_scores_are_the_papers_sums(pair):
     for got, expected in zip(scores(*pair), naive_scores(*pair)):
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60)
+@given(two_masks())
+def test_scores_after_thinning_are_those_of_the_watershed(pair):
+    predicted = pair[0]
+    thinned, expected = thinned_components(predicted), naive_thinned(predicted)
+    assert ((thinned > 0) == (expected > 0)).all()
+    # The same components, whatever their numbers.
+    assert len(set(zip(thinned.flat, expected.flat))) == len(set(expected.flat)) == len(set(thinned.flat))
+    for got, wanted in zip(scores(*pair, thin=True), naive_scores(*pair, components=naive_thinned)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=25)
+@given(two_masks())
+def test_thinning_keeps_cells_apart_and_moves_no_cell(pair):
+    mask, _ = pair
+    before, after = naive_components(mask), thinned_components(mask)
+    assert (after[mask] > 0).all()
+    if mask.any():
+        assert len(set(zip(before[mask], after[mask]))) == before.max() == after.max()
+    for number in range(1, after.max() + 1):
+        assert naive_components(after == number).max() == 1  # grown, and not torn
+    for part in scores(mask, mask, thin=True) if mask.any() else ():
+        assert part == pytest.approx((1, 1, 1))
+
+
+def test_a_wide_membrane_becomes_a_line():
+    lines = {
+        "#...# #...#": "11022 11022",  # a line in the middle
+        "#....# #....#": "111022 111022",  # of the two in the middle, the one that is reached second
+        "#.. ... ...": "111 111 111",
+        "... ...": "111 111",  # no cell: one component
+        "#.#.# ..... #.#.#": "10203 00000 40506",  # a dam of one pixel stays as it is
+    }
+    for text, expected in lines.items():
+        found = thinned_components(masks(text))
+        assert [" ".join("".join(map(str, row)) for row in found)] == [expected]
+    truth = masks("##.## ##.## ##.##")
+    wide = masks("#...# #...# #...#")
+    assert scores(wide, truth)[0][2] < 1 and scores(wide, truth, thin=True)[0] == pytest.approx((1, 1, 1))
 
 
 @settings(max_examples=25)
@@ -138,7 +221,7 @@ def test_cells_that_flow_together_and_cells_that_fall_apart():
 
 def test_pairs_add_up_over_images_and_information_is_a_mean():
     random = np.random.RandomState(0)
-    totals, rand, info = SegmentScores(), [], []
+    totals, rand, info, thinned = SegmentScores(), [], [], []
     for _ in range(3):
         truth = random.uniform(size=(12, 15)) > 0.3
         cell = np.clip(truth * 0.6 + random.uniform(0, 0.5, truth.shape), 0, 1)
@@ -147,6 +230,9 @@ def test_pairs_add_up_over_images_and_information_is_a_mean():
         assert own["rand"] == pytest.approx(at[5][0][2]) and own["info"] == pytest.approx(at[5][1][2])
         rand.append([pairs(overlaps(*segment_pixels(cell > threshold, truth))) for threshold in THRESHOLDS])
         info.append([one for _, one in at])
+        thinned.append([scores(cell > threshold, truth, thin=True) for threshold in THRESHOLDS])
+        assert own["rand_thinned"] == pytest.approx(thinned[-1][5][0][2])
+        assert own["info_thinned"] == pytest.approx(thinned[-1][5][1][2])
     assert totals.add(cell, np.zeros(truth.shape)) is None
     result = totals.result()
     both, in_true, in_found = np.sum(rand, axis=0).T
@@ -157,4 +243,8 @@ def test_pairs_add_up_over_images_and_information_is_a_mean():
         assert result[name]["best"]["threshold"] == THRESHOLDS[int(values.argmax())]
     assert result["rand"]["split"] == pytest.approx(both[5] / in_true[5])
     assert result["rand"]["merge"] == pytest.approx(both[5] / in_found[5])
+    means = np.mean([[one[1] for one in image] for image in thinned], axis=0)[:, 2]
+    assert result["info_thinned"]["best"]["score"] == pytest.approx(means.max())
+    assert result["info_thinned"]["score"] == pytest.approx(means[5])
+    assert result["rand_thinned"]["best"]["score"] >= result["rand_thinned"]["score"] > 0
     assert SegmentScores().result() is None

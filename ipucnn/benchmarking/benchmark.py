@@ -35,7 +35,15 @@ from ipucnn.benchmarking.input_pipeline import (
     pipeline_figures,
     random_source,
 )
-from ipucnn.benchmarking.measure import Contender, Measurement, Reference, Report, ignore_progress, measure
+from ipucnn.benchmarking.measure import (
+    Contender,
+    Measurement,
+    Reference,
+    Report,
+    ignore_progress,
+    measure,
+    shortfall,
+)
 from ipucnn.benchmarking.records import (
     BenchmarkReport,
     Compilation,
@@ -557,11 +565,9 @@ class Benchmark:
             result.execution.reference_repetitions = yardstick.repetitions
         if gate is not None and result.measured is not None:
             result.regression = gate.compare(result.executions, others_share)
-        done, wanted = len(result.executions), limits.min_executions
-        if measured.out_of_time and done < wanted:
-            result.notes.append(
-                f"{done} executions instead of {wanted}: --max-time {limits.max_time_s:g} s was over"
-            )
+        lacking = shortfall(measured, limits)
+        if lacking is not None:
+            result.notes.append(lacking)
 
     def _would_fit(self, model: KerasModel) -> MemoryAdvice:
         name, config = self.resolved.record.name, self.resolved.config

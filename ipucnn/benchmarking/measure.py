@@ -11,6 +11,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking.records import Execution
 from ipucnn.benchmarking.statistics import is_steady
+from ipucnn.text import number
 
 Report = Callable[[str, int, int, str], None]
 """(phase, executions done, of how many, figures): called after each execution, and at the end of each phase, when as
@@ -269,10 +270,24 @@ def _rounds(
         report("measured", rounds, rounds + left, _speeds(measured))
 
 
+def shortfall(measured: Measured, limits: Limits) -> Optional[str]:
+    """What ``--max-time`` left unmeasured of what was asked for, a sentence; None where it left nothing."""
+    if not measured.out_of_time:
+        return None
+    own = measured.measurements[0].executions
+    measured_s = sum(execution.wall_s for execution in own)
+    what = (
+        f"{len(own)} executions were measured instead of {limits.min_executions}"
+        if len(own) < limits.min_executions
+        else f"{measured_s:.1f} s were measured instead of the {limits.min_time_s:g} s of --min-time"
+    )
+    return f"{what}, because --max-time {limits.max_time_s:g} s was over"
+
+
 def _speeds(measured: Measured) -> str:
     parts = []
     for m in measured.measurements:
         total = sum(e.wall_s for e in m.executions)
         rate = sum(e.samples for e in m.executions) / total
-        parts.append(f"{m.contender.name} {rate:.4g} images/s")
+        parts.append(f"{m.contender.name} {number(rate)} images/s")
     return ", ".join(parts)

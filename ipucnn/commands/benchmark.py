@@ -245,11 +245,15 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     from ipucnn.benchmarking.benchmark import Benchmark
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.settings import make_settings
+    from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note, telling_of_indexing
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
+    assumed = assumption(resolved.record, resolved.config.image_size)
+    if assumed and resolved.config.dataset is None and resolved.config.host_generated_data:
+        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size another size")
     with telling_of_indexing():
         one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
@@ -440,8 +444,8 @@ def _messages(plan: SuitePlan) -> List[str]:
         for warning in device_warnings(device)
     ]
     for row in plan.rows:
-        if row.resolved.choice is not None:
-            lines.append(row.resolved.choice.message)
+        if row.resolved.data is not None:
+            lines.append(row.resolved.data.message)
         effect = row.resolved.host_note()
         if effect:
             lines.append(effect)

@@ -10,7 +10,7 @@ from ipucnn.aliases import PlainValue
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
-from ipucnn.models.registry import ModelRecord, find_network, list_models, validate_input_shape
+from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.text import counted, shown_value
 
@@ -172,11 +172,9 @@ def _input(
         height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
     shape = (height, width, channels)
     validate_input_shape(record, shape)
-    if record.own is not None and record.own.architecture is None:
-        note(
-            f"{record.name} is built for images of {_dimensions(shape)} and {counted(record.num_classes, 'class')}; "
-            "--dataset takes those of a data set"
-        )
+    assumed = assumption(record, (height, width))
+    if assumed:
+        note(f"{assumed}; --dataset takes those of a data set")
     return shape, record.num_classes
 
 

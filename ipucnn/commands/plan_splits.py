@@ -22,7 +22,7 @@ from ipucnn.filesystem import (
     shown,
     write_output_text,
 )
-from ipucnn.models.registry import NETWORK_FILES
+from ipucnn.models.registry import NETWORK_FILES, assumption
 
 if TYPE_CHECKING:
     from ipucnn.planning.request import PlanRequest
@@ -223,6 +223,9 @@ def plan_splits(
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
+    assumed = assumption(resolved.record, resolved.config.image_size)
+    if assumed and resolved.config.dataset is None and classes is None:
+        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size and --classes others")
     if graph_to is not None:
         if graph_to.suffix.lower() != NETWORK_FILES[1]:
             raise ConfigurationError(

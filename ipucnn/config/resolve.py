@@ -18,6 +18,7 @@ from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
+    from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
 DEFAULT = "default"
@@ -77,8 +78,8 @@ class Resolved:
         config: every option, validated.
         origins: field name -> "default", "preset NAME", "flag" (or "run": the run folder's config.yml).
         record: the model's registry record.
-        choice: the data set that was chosen; its ``message`` says which, and how to get another.  None for
-            commands that read no data set (infer, plan-splits).
+        data: the data set that was chosen; its ``message`` says which, and how to get another.  None for
+            commands that read no data set (infer, plan-splits), and in a suite where it is absent.
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU, or only 16 bits, act on, in order of declaration.
         typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line,
@@ -91,12 +92,18 @@ class Resolved:
     config: RunConfig
     origins: Dict[str, str]
     record: "ModelRecord"
-    choice: Any
+    data: "Optional[Choice]"
     preset: Optional[str]
     without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Optional[Plan] = None
     config_path: Optional[str] = None
+
+    @property
+    def choice(self) -> "Choice":
+        """The data set, of a command that reads one."""
+        assert self.data is not None, f"{self.command} reads no data set"
+        return self.data
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
@@ -238,7 +245,7 @@ def resolve(
         config=config,
         origins=origins,
         record=record,
-        choice=choice,
+        data=choice,
         preset=preset.name if preset is not None else None,
         without_effect=_without_effect(config, by_user),
         typed=by_user,
@@ -433,7 +440,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
         config=config,
         origins=dict.fromkeys(settings, RUN_ORIGIN),
         record=record,
-        choice=_choose_dataset(asked.command, record, {"dataset": asked.typed.get("dataset")}, settings),
+        data=_choose_dataset(asked.command, record, {"dataset": asked.typed.get("dataset")}, settings),
         preset=None,
     )
 
@@ -534,7 +541,9 @@ def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
     return BY_NAME[name].default
 
 
-def _choose_dataset(command: str, record: "ModelRecord", *layers: Mapping[str, PlainValue]) -> Any:
+def _choose_dataset(
+    command: str, record: "ModelRecord", *layers: Mapping[str, PlainValue]
+) -> "Optional[Choice]":
     """The data set registry's choice; None for a command that reads no data, which may then be absent."""
     if command not in BY_NAME["dataset_path"].commands:
         return None

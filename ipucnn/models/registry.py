@@ -18,7 +18,7 @@ from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.python_files import MODELS_GROUP, entry_point, entry_points, is_python_name, label_of
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.models.own_networks import OwnNetwork
@@ -257,6 +257,24 @@ def _own_record(own: "OwnNetwork") -> ModelRecord:
         input_range="standard",
         own=own,
     )
+
+
+def assumption(record: ModelRecord, image_size: Optional[Tuple[int, int]] = None) -> Optional[str]:
+    """What a function's network is built for where no data set is named; None of a network whose input is known.
+
+    To be said before it is built: 1,000 classes and images of 224x224 can make a network of one's own very large.
+
+    Args:
+        record: the network.
+        image_size: (height, width) that was asked for.
+    """
+    if record.own is None or record.own.architecture is not None:
+        return None
+    height, width, channels = record.input_shape
+    if image_size is not None:
+        height, width = image_size
+    classes = counted(record.num_classes, "class")
+    return f"{shown_value(record.name)} is built for images of {height}x{width}x{channels} and {classes}"
 
 
 def is_own_name(name: str) -> bool:

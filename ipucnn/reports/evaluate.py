@@ -21,6 +21,7 @@ from ipucnn.reports.console import console, fact_table, plain_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
 from ipucnn.runs.images.outputs import class_colour, coloured
 from ipucnn.text import counted, printable
+from ipucnn.training.metrics import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -275,7 +276,7 @@ def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
 def _score_rows(found: PlainDict) -> List[Row]:
     scores, trivial = found["scores"], found["baseline"]["scores"] or {}
     rows = []
-    for key, title in (("rand", "V^Rand"), ("info", "V^Info")):
+    for key, title in zip(SCORES, ("V^Rand", "V^Info", "V^Rand, thinned", "V^Info, thinned")):
         if scores is None:
             continue
         part = scores[key]

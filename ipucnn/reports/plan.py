@@ -373,7 +373,12 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
     print_table(out, table)
     out.print(Text("x best: the tick, divided by that of the best splits that need no more memory"))
     if any(other.ratio < 0.995 for other in plan.comparison):
-        out.print(Text("below 1: another schedule, with shorter ticks and more of them to fill and drain"))
+        out.print(
+            Text(
+                "A row below 1 has another schedule. Its ticks are shorter, and more of them fill and drain "
+                "the pipeline."
+            )
+        )
     if band_of_rows(plan):
         out.print(Text(band_of_rows(plan)))
     out.print()

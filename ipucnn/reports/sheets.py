@@ -318,10 +318,15 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
     return image
 
 
-def save_predictions(pictures: Sequence[Picture], class_names: Sequence[str], path: Path) -> None:
+def save_predictions(
+    pictures: Sequence[Picture], class_names: Sequence[str], path: Path, heading: str = ""
+) -> None:
     """Draws pictures of masks into a PNG file, whole or not at all.
 
     The difference tints the rarer class of the two commonest: where it is right, missed, or found wrongly.
+
+    Args:
+        heading: a line above the pictures: of which run they are, and how good it is.
     """
     from PIL import Image, ImageDraw
 
@@ -334,23 +339,32 @@ def save_predictions(pictures: Sequence[Picture], class_names: Sequence[str], pa
     size = (round(width * scale), round(height * scale))
     font = load_font()
     titles = ["image", "truth", "prediction", f"{name}: "]
+    head = PREDICTION_LINE if heading else 0
     sheet = Image.new(
         "RGB",
         (
             4 * size[0] + 5 * PREDICTION_GAP,
-            PREDICTION_LINE + len(pictures) * (size[1] + PREDICTION_LINE + PREDICTION_GAP) + PREDICTION_GAP,
+            head
+            + PREDICTION_LINE
+            + len(pictures) * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
+            + PREDICTION_GAP,
         ),
         WHITE,
     )
     draw = ImageDraw.Draw(sheet)
+    if heading:
+        text = fitting(to_ascii(heading), font, 4 * size[0] + 3 * PREDICTION_GAP)
+        draw.text((PREDICTION_GAP, 2), text, fill=BLACK, font=font)
     for column, title in enumerate(titles):
-        draw.text((PREDICTION_GAP + column * (size[0] + PREDICTION_GAP), 2), title, fill=BLACK, font=font)
+        draw.text(
+            (PREDICTION_GAP + column * (size[0] + PREDICTION_GAP), head + 2), title, fill=BLACK, font=font
+        )
     left = PREDICTION_GAP + 3 * (size[0] + PREDICTION_GAP) + round(text_length(titles[3], font))
     for word, colour in (("right", RIGHT), ("missed", MISSED), ("false", FALSE)):
-        draw.text((left, 2), word, fill=colour, font=font)
+        draw.text((left, head + 2), word, fill=colour, font=font)
         left += round(text_length(word + "   ", font))
     for row, picture in enumerate(pictures):
-        top = PREDICTION_LINE + row * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
+        top = head + PREDICTION_LINE + row * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
         for column, panel in enumerate(_panels(picture, shown, len(class_names))):
             panel_image = Image.fromarray(panel)
             kind = Image.NEAREST if scale >= 1 else Image.BILINEAR

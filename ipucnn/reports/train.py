@@ -209,8 +209,16 @@ class RunDisplay:
 
             run.folder.check_writer()
             path = run.folder.path / PREDICTIONS
-            save_predictions(run.pictures, run.info.class_names, path)
+            save_predictions(run.pictures, run.info.class_names, path, self._heading())
             note(f"picture of the predictions: {path}")
+
+    def _heading(self) -> str:
+        """Which run the picture is of, and the Dice score of each class over all held-out images."""
+        names = self.run.info.class_names
+        validation = self.run.final_report.get("validation") or {}
+        scores = ", ".join(f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names))
+        held_out = f"{validation['samples']:,.0f} held-out images: {scores}" if scores else ""
+        return ", ".join(part for part in (str(self.run.folder.path), held_out) if part)
 
     def print_result(self, as_json: bool) -> None:
         """The report at the end, on stdout."""
@@ -430,24 +438,35 @@ def report_rows(
     return rows
 
 
+def _dice_of_classes(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:
+    """``Dice of cell`` and its value, for each class of pixels; nothing of a network that classifies images."""
+    if "dice_background" in validation:
+        titles = _titles(names)
+        return [(titles[key], validation[key]) for key in ("dice", "dice_background")]
+    own = [(name, validation.get(f"dice_class_{k}")) for k, name in enumerate(names)]
+    return [(f"Dice of {name}", value) for name, value in own if value is not None]
+
+
 def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
     """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
+    scores = _dice_of_classes(validation, names)
     if "dice_background" not in validation:
-        own = [(name, validation.get(f"dice_class_{k}")) for k, name in enumerate(names)]
         return [
-            *((f"Dice of {name}", f"{value:.4f}") for name, value in own if value is not None),
+            *((title, f"{value:.4f}") for title, value in scores),
             (
                 "Dice, IoU",
                 f"{validation['dice']:.4f}, {validation['iou']:.4f} of all but {names[0] if names else 'class 0'}",
             ),
         ]
-    background, foreground = names if len(names) == 2 else ("background", "foreground")
+    foreground = names[1] if len(names) == 2 else "foreground"
     trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
     return [
-        (f"Dice of {foreground}", f"{validation['dice']:.4f} ({trivial})"),
-        (f"Dice of {background}", f"{validation['dice_background']:.4f} (the same scores 0)"),
+        *(
+            (title, f"{value:.4f} ({beside})")
+            for (title, value), beside in zip(scores, (trivial, "the same scores 0"))
+        ),
         (f"IoU of {foreground}", f"{validation['iou']:.4f}"),
     ]
 

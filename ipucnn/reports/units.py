@@ -3,19 +3,10 @@
 from typing import Optional
 
 from ipucnn import text
+from ipucnn.text import number as number
 from ipucnn.text import percent as percent
 
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def number(value: Optional[float]) -> str:
-    """Four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; nothing where unknown."""
-    if value is None:
-        return ""
-    if value >= 1000:
-        digits = max(0, len(str(int(value))) - 4)
-        return f"{round(value, -digits):,.0f}"
-    return f"{value:.4g}"
 
 
 def count(value: float) -> str:

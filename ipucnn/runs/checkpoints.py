@@ -15,10 +15,19 @@ import numpy as np
 from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.errors import DataError, did_you_mean
+from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, entries, exists, expand, is_file, is_folder, kind_of
 from ipucnn.models.registry import get_model
-from ipucnn.runs.folder import BEST, CHECKPOINTS, CONFIG, FOLDS, LAST, RunFolder, is_checkpoint_name
+from ipucnn.runs.folder import (
+    BEST,
+    CHECKPOINTS,
+    FOLDS,
+    LAST,
+    NAMED,
+    RunFolder,
+    is_checkpoint_name,
+    runs_there_are,
+)
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 from ipucnn.training.program import Program
@@ -270,7 +279,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
         return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
     if kind is Kind.ABSENT:
-        raise DataError(f"run folder {path} does not exist", _runs_there_are(path, command))
+        raise DataError(f"run folder {path} does not exist", runs_there_are(path, command))
     folder = RunFolder(path)
     if is_file(path / FOLDS):
         raise _is_cross_validation(path, command)
@@ -289,33 +298,9 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
 
 
-# How many runs or checkpoints a hint names.
-_NAMED = 5
-
-
-def _runs_there_are(path: Path, command: str) -> str:
-    """What to type where a run was asked for that is not there: the runs beside it, or below ``runs``."""
-    folders = (folder for folder in (path.parent, Path("runs")) if is_folder(folder))
-    for folder in folders:
-        runs = [p for p in entries(folder) if is_folder(p) and is_file(p / CONFIG)]
-        if runs:
-            close = did_you_mean(path.name, [p.name for p in runs])
-            named = sorted(runs, key=lambda p: p.name)
-            if close is not None:
-                # Names are compared, and paths are what can be typed.
-                for run in runs:
-                    close = close.replace(f"'{run.name}'", f"'{run}'")
-                return close
-            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-            return (
-                f"there are: {', '.join(map(str, named[:_NAMED]))}{more}; type: ipucnn {command} {named[0]}"
-            )
-    return "train one with: ipucnn train toy_model"
-
-
 def _nearest(names: List[str], wanted: str) -> str:
     """The checkpoints there are, of many those whose weight updates are nearest to the number that was given."""
-    if len(names) <= _NAMED:
+    if len(names) <= NAMED:
         return f"there are: {', '.join(names)}"
     digits = "".join(c for c in wanted if c.isdigit())
     number = int(digits) if digits else 0
@@ -324,7 +309,7 @@ def _nearest(names: List[str], wanted: str) -> str:
         own = "".join(c for c in name if c.isdigit())
         return abs(int(own) - number) if own else float("inf")
 
-    nearest = sorted(names, key=distance)[:_NAMED]
+    nearest = sorted(names, key=distance)[:NAMED]
     return f"there are {len(names)}, the nearest are {', '.join(sorted(nearest))}; also {LAST[:-4]} and {BEST[:-4]}"
 
 

@@ -30,7 +30,18 @@ from ipucnn.filesystem import (
 )
 from ipucnn.json_fields import is_count, is_number, is_text
 from ipucnn.models.registry import natural_key
-from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, REPORT, TIMINGS, RunFolder
+from ipucnn.runs.folder import (
+    BEST,
+    CONFIG,
+    ENVIRONMENT,
+    LAST,
+    METRICS,
+    PROGRAM,
+    REPORT,
+    TIMINGS,
+    RunFolder,
+    runs_there_are,
+)
 from ipucnn.text import counted, printable
 from ipucnn.training.checkpoints import read_meta
 
@@ -122,8 +133,9 @@ def read_run(path: Path) -> RunRecord:
         DataError: it is none, or one of a cross-validation, whose folds are runs.
     """
     if not is_folder(path):
-        what = "is a file" if exists(path) else "does not exist"
-        raise DataError(f"run folder {path} {what}", "`ipucnn runs` lists the runs there are")
+        if exists(path):
+            raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
+        raise DataError(f"run folder {path} does not exist", runs_there_are(path, "runs show"))
     folds = _folds(path)
     if folds:
         raise DataError(

@@ -27,7 +27,7 @@ from ipucnn.runs.images.segmentation import (
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.metrics import SegmentScores
+from ipucnn.training.metrics import SCORES, SegmentScores
 
 PLOTS = (".png", ".pdf", ".svg")
 OnBatch = Callable[[int, int], None]
@@ -312,7 +312,7 @@ class MaskEvaluation:
         if self._scores is not None and self._baseline is not None:
             started = time.perf_counter()
             own = self._scores.add(foreground_probability(logits), truth)
-            row.update({"rand": None, "info": None} if own is None else own)
+            row.update(dict.fromkeys(SCORES) if own is None else own)
             self._baseline.add(np.ones(truth.shape), truth)
             self._scores_s += time.perf_counter() - started
         self.rows.append(row)

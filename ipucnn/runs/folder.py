@@ -16,7 +16,7 @@ from ipucnn import json_fields
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, read_record_if_whole
-from ipucnn.errors import ConfigurationError, DataError, WorkersError
+from ipucnn.errors import ConfigurationError, DataError, WorkersError, did_you_mean
 from ipucnn.filesystem import (
     append_text,
     entries,
@@ -52,6 +52,8 @@ CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
+# How many runs or checkpoints a hint names.
+NAMED = 5
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
@@ -444,3 +446,21 @@ class SilentFolder(RunFolder):
     def link_checkpoint(self, source: Path, name: str) -> Path:
         """Writes nothing."""
         return self.checkpoints / name
+
+
+def runs_there_are(path: Path, command: str) -> str:
+    """What to type where a run was asked for that is not there: the runs beside it, or below ``runs``."""
+    folders = (folder for folder in (path.parent, Path("runs")) if is_folder(folder))
+    for folder in folders:
+        runs = [p for p in entries(folder) if is_folder(p) and is_file(p / CONFIG)]
+        if runs:
+            close = did_you_mean(path.name, [p.name for p in runs])
+            named = sorted(runs, key=lambda p: p.name)
+            if close is not None:
+                # Names are compared, and paths are what can be typed.
+                for run in runs:
+                    close = close.replace(f"'{run.name}'", f"'{run}'")
+                return close
+            more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+            return f"there are: {', '.join(map(str, named[:NAMED]))}{more}; type: ipucnn {command} {named[0]}"
+    return "train one with: ipucnn train toy_model"

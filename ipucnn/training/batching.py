@@ -233,7 +233,7 @@ def make_epoch(
                 f"use a smaller --micro-batch-size, or --gradient-accumulation-count {largest} or less (a pipeline "
                 "takes certain multiples only)"
                 if largest >= 1
-                else "use a smaller --micro-batch-size, or fewer --num-replicas"
+                else _smaller_step(batching, num_samples)
             )
             raise ConfigurationError(
                 f"the global batch of {size:,} samples ({batching.micro_batch_size:,} x "
@@ -250,6 +250,16 @@ def make_epoch(
         )
     samples = weight_updates_per_epoch * size
     return Epoch(weight_updates_per_epoch, samples, max(0, num_samples - samples))
+
+
+def _smaller_step(batching: Batching, num_samples: int) -> str:
+    """What to type where one micro-batch for each replica is more than the data set holds."""
+    micro_batch_size = num_samples // batching.num_replicas
+    if micro_batch_size < 1:
+        return f"use --num-replicas {num_samples} or fewer, each with --micro-batch-size 1"
+    accumulated = batching.gradient_accumulation_count
+    once = "" if accumulated == 1 else ", with --gradient-accumulation-count 1"
+    return f"use --micro-batch-size {micro_batch_size} or less{once}"
 
 
 def parse_frequency(value: object) -> Fraction:

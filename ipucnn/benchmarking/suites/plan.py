@@ -63,7 +63,7 @@ class PlannedRow:
             for spec in SPECS
             if spec.name not in _NOT_IDENTITY
         }
-        choice = self.resolved.choice
+        choice = self.resolved.data
         return {
             "id": self.id,
             "model": self.resolved.record.name,
@@ -301,7 +301,7 @@ def _check(row: PlannedRow) -> None:
 
     dry: Union[Benchmark, Fit]
     if row.mode == FIT:
-        is_random = row.resolved.choice is not None and row.resolved.choice.name == "random"
+        is_random = row.resolved.data is not None and row.resolved.data.name == "random"
         source = _blank_source(row.resolved) if is_random else None
         dry = Fit(row.resolved, row.engine, system=row.settings.system, source=source)
     else:

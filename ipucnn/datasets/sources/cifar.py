@@ -198,9 +198,11 @@ def open_cifar(name: str, folder: Path) -> DataSource:
     full = layout.per_train_file * len(layout.train)
     warnings = []
     if len(train) < full:
-        warnings.append(f"{name} is partial: {len(train)} of {full} train images ({', '.join(present)})")
+        warnings.append(f"{name} is partial: {len(train):,} of {full:,} train images ({', '.join(present)})")
     if len(evaluation) < TEST_SIZE:
-        warnings.append(f"{name} is partial: {len(evaluation)} of {TEST_SIZE} test images ({layout.test})")
+        warnings.append(
+            f"{name} is partial: {len(evaluation):,} of {TEST_SIZE:,} test images ({layout.test})"
+        )
     return array_source(
         train,
         evaluation,

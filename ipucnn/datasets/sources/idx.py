@@ -156,7 +156,7 @@ def open_idx(name: str, folder: Path) -> DataSource:
     if train.images.shape[1:] != evaluation.images.shape[1:]:
         raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
     warnings = [
-        f"{name} is partial: {len(examples)} of {FULL_SIZE[part]} {part} images"
+        f"{name} is partial: {len(examples):,} of {FULL_SIZE[part]:,} {part} images"
         for part, examples in (("train", train), ("eval", evaluation))
         if len(examples) < FULL_SIZE[part]
     ]
