@@ -251,8 +251,8 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    assumed = assumption(resolved.record, resolved.config.image_size)
-    if assumed and resolved.config.dataset is None and resolved.config.host_generated_data:
+    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size)
+    if assumed and resolved.config.host_generated_data:
         note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size another size")
     with telling_of_indexing():
         one = Benchmark(resolved, settings, verbose)

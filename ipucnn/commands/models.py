@@ -172,7 +172,7 @@ def _input(
         height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
     shape = (height, width, channels)
     validate_input_shape(record, shape)
-    assumed = assumption(record, (height, width))
+    assumed = assumption(record, dataset, (height, width))
     if assumed:
         note(f"{assumed}; --dataset takes those of a data set")
     return shape, record.num_classes

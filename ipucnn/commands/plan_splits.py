@@ -207,6 +207,9 @@ def plan_splits(
                 check_not_read(path, option, [("the file of --measured", measured_path)], ConfigurationError)
     if optimisations:
         _refuse(of_plans, "--optimisations")
+    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size)
+    if assumed and classes is None:
+        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size and --classes others")
     request = make_request(
         resolved,
         network_options,
@@ -223,9 +226,6 @@ def plan_splits(
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
-    assumed = assumption(resolved.record, resolved.config.image_size)
-    if assumed and resolved.config.dataset is None and classes is None:
-        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size and --classes others")
     if graph_to is not None:
         if graph_to.suffix.lower() != NETWORK_FILES[1]:
             raise ConfigurationError(

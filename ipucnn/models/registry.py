@@ -259,16 +259,20 @@ def _own_record(own: "OwnNetwork") -> ModelRecord:
     )
 
 
-def assumption(record: ModelRecord, image_size: Optional[Tuple[int, int]] = None) -> Optional[str]:
+def assumption(
+    record: ModelRecord, dataset: Optional[str] = None, image_size: Optional[Tuple[int, int]] = None
+) -> Optional[str]:
     """What a function's network is built for where no data set is named; None of a network whose input is known.
 
     To be said before it is built: 1,000 classes and images of 224x224 can make a network of one's own very large.
 
     Args:
         record: the network.
+        dataset: as it was named.
         image_size: (height, width) that was asked for.
     """
-    if record.own is None or record.own.architecture is not None:
+    is_known = record.own is None or record.own.architecture is not None
+    if is_known or dataset not in (None, record.home_dataset):
         return None
     height, width, channels = record.input_shape
     if image_size is not None:
