@@ -335,11 +335,13 @@ def main() -> None:
         )  # as it is now, whatever is edited meanwhile
         results = keep / f"mutants-{arguments.seed}.json"
         done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+        untried = False
         # What runs on import is shown to all tests, and takes longest: it comes last.
         for on_import, module in itertools.product((False, True), arguments.modules):
             files = tests_of(tree, module)
             reached = note(tree, slots, files, {*MODULES, *arguments.modules}, keep / "reached", until)
-            if len(reached) < len(files):
+            untried = len(reached) < len(files)
+            if untried:
                 break  # the time is over
             pool = Pool(module, files, reached)
             for test in [] if on_import else pool.passes:
@@ -347,8 +349,11 @@ def main() -> None:
             mutants = draw((tree / module).read_text(encoding="utf-8"), arguments.each, arguments.seed)
             chosen = [mutant for mutant in mutants if pool.is_for_all(mutant) == on_import]
             runs.run_all(slots, tasks_of(tree, pool, chosen, done, results), until)
+            untried = any(mutant.key not in done[module]["mutants"] for mutant in chosen)
+            if untried:
+                break
     print_table({module: done[module] for module in arguments.modules if module in done})
-    if time.monotonic() >= until:
+    if untried:
         how = "the same command goes on" if arguments.keep else "with --keep DIR a second command would go on"
         sys.exit(f"--max-hours {arguments.max_hours:g} is over, and not every mutant was tried; {how}")
 

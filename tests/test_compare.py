@@ -115,6 +115,19 @@ def test_what_is_wrong_is_told(run, words, code, message):
 def test_two_runs_of_one_command_are_equal(folder, run):
     code, _, err = run("diff", folder / "frist", folder / "again")
     assert code == 3 and f"hint: did you mean '{folder / 'first'}'" in " ".join(err.split())
+    # Neither a benchmark nor a cross-validation is a run to compare with.
+    bench, folds = folder / "nowhere", folder / "nowhere-kfold"
+    shutil.copytree(folder / "first", bench)
+    for file in ("environment.json", "metrics.jsonl"):
+        (bench / file).unlink()
+    folds.mkdir()
+    shutil.copy(folder / "first" / "config.yml", folds)
+    (folds / "folds.json").write_text("{}")
+    code, _, err = run("diff", folder / "nowhere1", folder / "again", columns=1000)
+    shutil.rmtree(bench)
+    shutil.rmtree(folds)
+    there = ", ".join(str(folder / name) for name in ("again", "faster", "first"))
+    assert code == 3 and f"hint: there are: {there}\n" in err
     code, out, _ = run("diff", folder / "first", folder / "again")
     assert code == 0 and out.splitlines()[-1] == "equal" and "the same bytes in all" in out
     code, out, _ = run("diff", folder / "first", folder / "again", "--json")

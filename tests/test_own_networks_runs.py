@@ -190,21 +190,26 @@ def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_e
     assert len(program["pipeline_splits"]) == 1
 
 
-def test_what_a_network_is_built_for_without_a_data_set_is_said_before_it_is_built(lightly, run):
+def test_what_is_assumed_without_a_data_set_is_said_before_the_network_is_built(lightly, run):
     name = write(SMALL_NETWORK)
-    for line in (
-        ("plan-splits", name, "--stages", 2),
-        ("benchmark", name, "--host-generated-data", "--executions", 3, "--min-time", 0, "--max-time", 30),
-        ("models", name, "--summary"),
+    both = f"{name}: images of 224x224x3 and 1,000 classes are assumed; --dataset NAME"
+    code, _, err = run("plan-splits", name, "--stages", 2, columns=400)
+    assert code == 0 and 0 <= err.index(both) < err.index("reading the layers")
+    small = ("--image-size", 64, "--executions", 3, "--min-time", 0, "--max-time", 30)
+    for noise in (("--host-generated-data",), ("--synthetic-data", "host")):
+        code, _, err = run("benchmark", name, *noise, *small, columns=400)
+        assert code == 0 and f"{name}: 1,000 classes are assumed; --dataset NAME" in err, (noise, err)
+    code, _, err = run("models", name, "--summary", columns=400)
+    assert code == 0 and both in err
+    # What is asked for is not assumed.
+    for asked, left in (
+        (("--classes", 5), "images of 224x224x3 are assumed"),
+        (("--image-size", 32), ": 1,000 classes are assumed"),
+        (("--dataset", "digits"), None),
+        (("--image-size", 32, "--classes", 5), None),
     ):
-        code, _, err = run(*line, columns=400)
-        assert f"{name} is built for images of 224x224x3 and 1,000 classes; --dataset" in err, (
-            line,
-            code,
-            err,
-        )
-    _, _, err = run("plan-splits", name, "--stages", 2, "--dataset", "digits", columns=400)
-    assert "is built for" not in err
+        _, _, err = run("plan-splits", name, "--stages", 2, *asked, columns=400)
+        assert ("assumed" not in err) if left is None else (left in err), (asked, err)
 
 
 def pictures(folder, size):

@@ -21,7 +21,7 @@ from ipucnn.runs.images.outputs import MaskFiles, PageSpool, overlay, plan_files
 from ipucnn.runs.images.segmentation import TiledNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.metrics import SegmentScores
+from ipucnn.training.metrics import SCORES, SegmentScores
 
 pytestmark = pytest.mark.usefixtures("membranes_once")
 
@@ -408,7 +408,8 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
     for name, value in totals.result().items():
         assert found["measured"][name] == pytest.approx(value, abs=1e-6), name
     segmentation, expected = found["segmentation"], scores.result()
-    for part in ("rand", "info"):
+    assert set(expected) == set(SCORES) == set(segmentation["scores"])
+    for part in SCORES:
         assert segmentation["scores"][part]["score"] == pytest.approx(expected[part]["score"])
         assert segmentation["scores"][part]["best"] == pytest.approx(expected[part]["best"])
     right = np.diag(counts)
@@ -428,6 +429,8 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
 def test_the_table_of_an_evaluation(trained, run):
     code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--tile-size", "316", columns=80)
     assert code == 0 and "every pixel cell" in out and "tiles of 316x316" in " ".join(out.split())
+    for row in ("V^Rand at 0.5", "V^Info, best", "V^Rand, thinned at 0.5", "V^Info, thinned, best"):
+        assert row in out
     for word in (
         "Dice, cell",
         "Dice, membrane",

@@ -154,21 +154,41 @@ def test_both_counts_are_refused():
 def test_an_epoch_uses_whole_weight_updates(samples, size, count, replicas):
     batch = batching.Batching(size, count, replicas)
     if samples < batch.global_batch_size:
-        with pytest.raises(ConfigurationError, match="larger than the training set") as error:
+        with pytest.raises(ConfigurationError, match="larger than the training set"):
             batching.make_epoch(samples, batch)
-        # What the hint says is enough.
-        wanted = dict(re.findall(r"--([a-z-]+) (\d+)", error.value.hint))
-        mended = batching.Batching(
-            int(wanted.get("micro-batch-size", size)),
-            int(wanted.get("gradient-accumulation-count", count if size * replicas <= samples else 1)),
-            int(wanted.get("num-replicas", replicas)),
-        )
-        assert wanted and batching.make_epoch(samples, mended).weight_updates >= 1
         return
     epoch = batching.make_epoch(samples, batch)
     assert epoch.samples + epoch.samples_discarded == samples
     assert 0 <= epoch.samples_discarded < batch.global_batch_size
     assert epoch.samples == epoch.weight_updates * batch.global_batch_size
+
+
+@given(st.integers(1, 200), SIZES, st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_what_the_hint_says_to_a_global_batch_that_is_too_large_is_enough(
+    samples, size, times, replicas, base, is_global
+):
+    batch = batching.Batching(size, times * base, replicas)
+    if samples >= batch.global_batch_size:
+        return
+    with pytest.raises(ConfigurationError, match="larger than the training set") as error:
+        batching.make_epoch(samples, batch, base=base, is_global=is_global)
+    if samples < base:
+        assert "larger data set" in error.value.hint
+        return
+    typed = {name: int(value) for name, value in re.findall(r"--([a-z-]+) (\d+)", error.value.hint)}
+    new_size, new_replicas = typed.get("micro-batch-size", size), typed.get("num-replicas", replicas)
+    # Both of them cannot be given.
+    assert ("gradient-accumulation-count" in typed) <= (not is_global) and (
+        "global-batch-size" in typed
+    ) == is_global
+    if is_global:
+        new_count, rest = divmod(typed["global-batch-size"], new_size * new_replicas)
+        assert rest == 0
+    else:
+        new_count = typed.get("gradient-accumulation-count", times * base)
+    mended = batching.Batching(new_size, new_count, new_replicas)
+    assert new_count % base == 0
+    assert batching.make_epoch(samples, mended, base=base).weight_updates >= 1
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.fractions(min_value=0, max_value=50, max_denominator=12))

@@ -277,7 +277,7 @@ def shortfall(measured: Measured, limits: Limits) -> Optional[str]:
     own = measured.measurements[0].executions
     measured_s = sum(execution.wall_s for execution in own)
     what = (
-        f"{len(own)} executions were measured instead of {limits.min_executions}"
+        f"{len(own):,} executions were measured instead of {limits.min_executions:,}"
         if len(own) < limits.min_executions
         else f"{measured_s:.1f} s were measured instead of the {limits.min_time_s:g} s of --min-time"
     )

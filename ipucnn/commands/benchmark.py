@@ -251,9 +251,11 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size)
-    if assumed and resolved.config.host_generated_data:
-        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size another size")
+    # Noise is of the network's own size, and says nothing about a network that takes any.
+    is_noise = resolved.choice.name == "random" and resolved.choice.like is None
+    assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_noise else None
+    if assumed:
+        note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     with telling_of_indexing():
         one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)

@@ -172,9 +172,9 @@ def _input(
         height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
     shape = (height, width, channels)
     validate_input_shape(record, shape)
-    assumed = assumption(record, dataset, (height, width))
+    assumed = assumption(record, image_size=None if image_size is None else (height, width))
     if assumed:
-        note(f"{assumed}; --dataset takes those of a data set")
+        note(f"{assumed}; --dataset NAME takes those of a data set")
     return shape, record.num_classes
 
 

@@ -207,9 +207,9 @@ def plan_splits(
                 check_not_read(path, option, [("the file of --measured", measured_path)], ConfigurationError)
     if optimisations:
         _refuse(of_plans, "--optimisations")
-    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size)
-    if assumed and classes is None:
-        note(f"{assumed}; --dataset NAME takes those of a data set, and --image-size and --classes others")
+    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
+    if assumed:
+        note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
     request = make_request(
         resolved,
         network_options,

@@ -260,25 +260,28 @@ def _own_record(own: "OwnNetwork") -> ModelRecord:
 
 
 def assumption(
-    record: ModelRecord, dataset: Optional[str] = None, image_size: Optional[Tuple[int, int]] = None
+    record: ModelRecord,
+    dataset: Optional[str] = None,
+    image_size: Optional[Tuple[int, int]] = None,
+    num_classes: Optional[int] = None,
 ) -> Optional[str]:
-    """What a function's network is built for where no data set is named; None of a network whose input is known.
+    """What is assumed of a function's network where no data set says it; None where nothing is.
 
     To be said before it is built: 1,000 classes and images of 224x224 can make a network of one's own very large.
 
     Args:
         record: the network.
-        dataset: as it was named.
+        dataset: as it was named; noise says nothing about images or classes.
         image_size: (height, width) that was asked for.
+        num_classes: that were asked for.
     """
     is_known = record.own is None or record.own.architecture is not None
-    if is_known or dataset not in (None, record.home_dataset):
+    if is_known or dataset not in (None, record.home_dataset, "random"):
         return None
-    height, width, channels = record.input_shape
-    if image_size is not None:
-        height, width = image_size
+    images = f"images of {'x'.join(map(str, record.input_shape))}"
     classes = counted(record.num_classes, "class")
-    return f"{shown_value(record.name)} is built for images of {height}x{width}x{channels} and {classes}"
+    assumed = [*([images] if image_size is None else []), *([classes] if num_classes is None else [])]
+    return f"{shown_value(record.name)}: {' and '.join(assumed)} are assumed" if assumed else None
 
 
 def is_own_name(name: str) -> bool:

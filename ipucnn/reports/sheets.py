@@ -353,7 +353,7 @@ def save_predictions(
     )
     draw = ImageDraw.Draw(sheet)
     if heading:
-        text = fitting(to_ascii(heading), font, 4 * size[0] + 3 * PREDICTION_GAP)
+        text = fitting(heading, font, 4 * size[0] + 3 * PREDICTION_GAP)
         draw.text((PREDICTION_GAP, 2), text, fill=BLACK, font=font)
     for column, title in enumerate(titles):
         draw.text(

@@ -213,12 +213,14 @@ class RunDisplay:
             note(f"picture of the predictions: {path}")
 
     def _heading(self) -> str:
-        """Which run the picture is of, and the Dice score of each class over all held-out images."""
-        names = self.run.info.class_names
-        validation = self.run.final_report.get("validation") or {}
-        scores = ", ".join(f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names))
-        held_out = f"{validation['samples']:,.0f} held-out images: {scores}" if scores else ""
-        return ", ".join(part for part in (str(self.run.folder.path), held_out) if part)
+        """The Dice score of each class over all held-out images, and which run the picture is of."""
+        report = self.run.final_report
+        names, validation = self.run.info.class_names, report.get("validation") or {}
+        parts = [f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names)]
+        if parts:
+            images = counted(int(validation["samples"]), "held-out image")
+            parts[-1] += f" over {images}{_region(report['dataset'])}"
+        return ", ".join([*parts, str(self.run.folder.path)])
 
     def print_result(self, as_json: bool) -> None:
         """The report at the end, on stdout."""
@@ -366,10 +368,7 @@ def report_rows(
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"
-        region = data.get("validated_pixels")
-        if region:
-            inner, whole = ("x".join(map(str, region[key])) for key in ("inner", "of"))
-            line += f", their inner {inner} of {whole} pixels"
+        line += _region(data)
         if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
             line += f" (best {report['best_validation']['accuracy']:.2%})"
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
@@ -436,6 +435,15 @@ def report_rows(
     )
     rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
+
+
+def _region(data: PlainDict) -> str:
+    """Which pixels of the images were judged, where it was not all of them."""
+    region = data.get("validated_pixels")
+    if not region:
+        return ""
+    inner, whole = ("x".join(map(str, region[key])) for key in ("inner", "of"))
+    return f", their inner {inner} of {whole} pixels"
 
 
 def _dice_of_classes(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:

@@ -37,9 +37,9 @@ from ipucnn.runs.folder import (
     LAST,
     METRICS,
     PROGRAM,
-    REPORT,
     TIMINGS,
     RunFolder,
+    is_run,
     runs_there_are,
 )
 from ipucnn.text import counted, printable
@@ -135,7 +135,7 @@ def read_run(path: Path) -> RunRecord:
     if not is_folder(path):
         if exists(path):
             raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
-        raise DataError(f"run folder {path} does not exist", runs_there_are(path, "runs show"))
+        raise DataError(f"run folder {path} does not exist", runs_there_are(path))
     folds = _folds(path)
     if folds:
         raise DataError(
@@ -217,11 +217,8 @@ def runs_of(path: Path) -> List[Path]:
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     folds = _folds(folder)
-    # What a run writes last is the report; a benchmark writes a program and that, and nothing besides.
-    of_a_run = any(is_file(folder / name) for name in (ENVIRONMENT, METRICS))
-    is_benchmark = is_file(folder / REPORT) and not of_a_run
     if is_file(folder / CONFIG) and not folds:
-        if not is_benchmark:
+        if is_run(folder):
             yield folder
     elif depth:
         for path in folds or sorted(entries(folder), key=lambda path: natural_key(path.name)):

@@ -31,11 +31,13 @@ from ipucnn.filesystem import (
     remove_file,
     remove_folder,
     remove_temporaries,
+    shown,
     used_bytes,
     write_atomically,
     write_text,
 )
 from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
+from ipucnn.models.registry import natural_key
 from ipucnn.training.program import Program
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
@@ -448,19 +450,33 @@ class SilentFolder(RunFolder):
         return self.checkpoints / name
 
 
-def runs_there_are(path: Path, command: str) -> str:
-    """What to type where a run was asked for that is not there: the runs beside it, or below ``runs``."""
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of one run: not of a benchmark, nor of a cross-validation, whose folds are runs."""
+    if not is_folder(path) or not is_file(path / CONFIG) or is_file(path / FOLDS):
+        return False
+    # What a run writes last is the report; a benchmark writes a program and that, and nothing besides.
+    of_a_run = any(is_file(path / name) for name in (ENVIRONMENT, METRICS))
+    return of_a_run or not is_file(path / REPORT)
+
+
+def runs_there_are(path: Path, command: Optional[str] = None) -> str:
+    """What to type where a run was asked for that is not there: the runs beside it, or below ``runs``.
+
+    Args:
+        path: of what is not there.
+        command: that a run can be given to as it is, for the whole line to type.
+    """
     folders = (folder for folder in (path.parent, Path("runs")) if is_folder(folder))
     for folder in folders:
-        runs = [p for p in entries(folder) if is_folder(p) and is_file(p / CONFIG)]
+        runs = sorted((p for p in entries(folder) if is_run(p)), key=lambda p: natural_key(p.name))
         if runs:
             close = did_you_mean(path.name, [p.name for p in runs])
-            named = sorted(runs, key=lambda p: p.name)
             if close is not None:
                 # Names are compared, and paths are what can be typed.
                 for run in runs:
-                    close = close.replace(f"'{run.name}'", f"'{run}'")
+                    close = close.replace(f"'{run.name}'", f"'{shown(run)}'")
                 return close
-            more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-            return f"there are: {', '.join(map(str, named[:NAMED]))}{more}; type: ipucnn {command} {named[0]}"
+            more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+            line = f"; type: ipucnn {command} {shown(runs[0])}" if command is not None else ""
+            return f"there are: {', '.join(map(shown, runs[:NAMED]))}{more}{line}"
     return "train one with: ipucnn train toy_model"

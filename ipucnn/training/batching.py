@@ -200,6 +200,8 @@ def make_epoch(
     batching: Batching,
     weight_updates_per_epoch: Optional[int] = None,
     pad: bool = False,
+    base: int = 1,
+    is_global: bool = False,
 ) -> Epoch:
     """Whole weight updates only; what is left of the data set after the last one is discarded, or padded.
 
@@ -209,6 +211,8 @@ def make_epoch(
         weight_updates_per_epoch: None or -1 for as many as the data set holds; more than that starts
             another permutation of the data within the epoch.
         pad: one more weight update takes what is left, filled up with samples that do not count.
+        base: what the schedule needs multiples of, for the hint of an error (:func:`overlap_length`).
+        is_global: the accumulation follows from ``--global-batch-size``, for the hint of an error.
 
     Raises:
         ConfigurationError: the data set holds less than one global batch and is not padded, a count below 1,
@@ -227,19 +231,11 @@ def make_epoch(
     if weight_updates_per_epoch in (None, -1):
         updates = num_samples // size
         if updates < 1:
-            per_step = batching.micro_batch_size * batching.num_replicas
-            largest = num_samples // per_step
-            hint = (
-                f"use a smaller --micro-batch-size, or --gradient-accumulation-count {largest} or less (a pipeline "
-                "takes certain multiples only)"
-                if largest >= 1
-                else _smaller_step(batching, num_samples)
-            )
             raise ConfigurationError(
                 f"the global batch of {size:,} samples ({batching.micro_batch_size:,} x "
                 f"{batching.gradient_accumulation_count:,} x {batching.num_replicas:,}) is larger than the "
                 f"training set of {num_samples:,}",
-                hint,
+                _that_fits(batching, num_samples, base, is_global),
             )
         return Epoch(updates, updates * size, num_samples - updates * size)
     assert weight_updates_per_epoch is not None
@@ -252,14 +248,28 @@ def make_epoch(
     return Epoch(weight_updates_per_epoch, samples, max(0, num_samples - samples))
 
 
-def _smaller_step(batching: Batching, num_samples: int) -> str:
-    """What to type where one micro-batch for each replica is more than the data set holds."""
-    micro_batch_size = num_samples // batching.num_replicas
-    if micro_batch_size < 1:
-        return f"use --num-replicas {num_samples} or fewer, each with --micro-batch-size 1"
-    accumulated = batching.gradient_accumulation_count
-    once = "" if accumulated == 1 else ", with --gradient-accumulation-count 1"
-    return f"use --micro-batch-size {micro_batch_size} or less{once}"
+def _that_fits(batching: Batching, num_samples: int, base: int, is_global: bool) -> str:
+    """What to type where the global batch is more than the data set holds.
+
+    The accumulation is made smaller if that is enough, then the micro-batch, then the number of replicas.
+    """
+    micro_batch_size, replicas = batching.micro_batch_size, batching.num_replicas
+    typed = []
+    count = num_samples // (micro_batch_size * replicas * base) * base
+    if count < base:
+        count = base
+        micro_batch_size = num_samples // (replicas * base)
+        if micro_batch_size < 1:
+            micro_batch_size, replicas = 1, num_samples // base
+            if replicas < 1:
+                return f"take a larger data set: a weight update of this schedule takes at least {base:,} samples"
+            typed.append(f"--num-replicas {replicas}")
+        typed.append(f"--micro-batch-size {micro_batch_size}")
+    if is_global:
+        typed.append(f"--global-batch-size {micro_batch_size * count * replicas}")
+    elif count != batching.gradient_accumulation_count:
+        typed.append(f"--gradient-accumulation-count {count}")
+    return f"use {' '.join(typed)}, or less"
 
 
 def parse_frequency(value: object) -> Fraction:

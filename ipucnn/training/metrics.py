@@ -1,11 +1,13 @@
 """Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.aliases import Tensor
+from ipucnn.compiled import HAS_KERNELS, import_numba, jit
 
 
 def batch_sums(
@@ -199,26 +201,56 @@ def thinned_components(cell: np.ndarray) -> np.ndarray:
     if not count:
         return np.ones(cell.shape, np.int64)
     # Column by column, with a frame around: neighbours are 1 and ``step`` away, and nothing needs a check of bounds.
-    state = np.pad(np.where(cell, components, _DRY).T, 1, constant_values=_OUTSIDE)
-    shape, step = state.shape, state.shape[1]
-    is_cell = state > 0
-    shore = binary_dilation(is_cell) & (state == _DRY)
-    state[shore] = _WAITING
-    queue = np.flatnonzero(shore).tolist()
-    pixels: List[int] = state.ravel().tolist()
-    for pixel in queue:  # which grows meanwhile
+    framed = np.pad(np.where(cell, components, _DRY).T, 1, constant_values=_OUTSIDE)
+    state: np.ndarray = np.ascontiguousarray(framed, np.int64)
+    shore = binary_dilation(state > 0) & (state == _DRY)
+    reached = np.flatnonzero(shore)
+    if len(reached):
+        state[shore] = _WAITING
+        queue: np.ndarray = np.zeros(int((~cell).sum()), np.int64)
+        queue[: len(reached)] = reached
+        _flood()(state.reshape(-1), queue, len(reached), state.shape[1])
+    return state[1:-1, 1:-1].T
+
+
+def _flood_level(pixels, queue, filled, step):  # type: ignore[no-untyped-def]
+    """Floods ``pixels`` in place, from the first ``filled`` of ``queue`` on, which has room for all that are dry."""
+    at = 0
+    while at < filled:
+        pixel = queue[at]
+        at += 1
         own, meet = _DAM, False
         for neighbour in (pixel - step, pixel - 1, pixel + step, pixel + 1):
             there = pixels[neighbour]
             if there > 0:
-                meet = meet or own not in (_DAM, there)
+                if own != _DAM and own != there:
+                    meet = True
                 own = there
             elif there == _DRY:
                 pixels[neighbour] = _WAITING
-                queue.append(neighbour)
+                queue[filled] = neighbour
+                filled += 1
         # Next to nothing but dams it goes on with the dam.
         pixels[pixel] = _DAM if meet else own
-    return np.reshape(pixels, shape)[1:-1, 1:-1].T.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=None)
+def _flood() -> Callable[[np.ndarray, np.ndarray, int, int], None]:
+    """:func:`_flood_level`, compiled where Numba compiles anything; lists are faster than arrays where it does not."""
+    if HAS_KERNELS:
+        numba = import_numba()
+        numbers = numba.int64[::1]
+        compiled: Callable[[np.ndarray, np.ndarray, int, int], None] = jit(
+            numbers, numbers, numba.int64, numba.int64
+        )(_flood_level)
+        return compiled
+
+    def interpreted(pixels: np.ndarray, queue: np.ndarray, filled: int, step: int) -> None:
+        found = pixels.tolist()
+        _flood_level(found, queue.tolist(), filled, step)
+        pixels[:] = found
+
+    return interpreted
 
 
 @dataclass(frozen=True)
@@ -312,7 +344,13 @@ class SegmentScores:
         masks = [np.asarray(cell) > threshold for threshold in self._thresholds]
         own: Dict[str, float] = {}
         for sums, ending in ((self._predicted, ""), (self._thinned, "_thinned")):
-            counted = [overlaps(*segment_pixels(mask, truth, thin=bool(ending))) for mask in masks]
+            counted: List[Overlaps] = []
+            for number, mask in enumerate(masks):
+                # Most pixels are far from any threshold: neighbouring ones often give the same mask.
+                same = number > 0 and np.array_equal(mask, masks[number - 1])
+                counted.append(
+                    counted[-1] if same else overlaps(*segment_pixels(mask, truth, thin=bool(ending)))
+                )
             sums.add(counted)
             middle = counted[self._middle]
             own["rand" + ending] = _rand(pairs(middle))["score"]

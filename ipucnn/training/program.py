@@ -369,7 +369,14 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
     ipus_per_replica = layout.ipus_per_replica
     warnings = list(layout.warnings)
     warn = warnings.append
-    epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch, config.pad_dataset)
+    epoch = arithmetic.make_epoch(
+        num_samples,
+        batch,
+        config.weight_updates_per_epoch,
+        config.pad_dataset,
+        arithmetic.overlap_length(config.pipeline_schedule, stages),
+        config.global_batch_size is not None,
+    )
     arithmetic.check_length(epoch.weight_updates, config.num_epochs)
     updates, executions_per_log = _execution_length(config, batch, epoch.weight_updates, warn)
     checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, executions_per_log, warn)
