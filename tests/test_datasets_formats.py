@@ -158,7 +158,7 @@ def test_open_mnist(tmp_path, compress):
     assert source.info.image_shape == (28, 28, 1) and source.info.class_names[9] == "Ankle boot"
     assert source.info.mean[0] == pytest.approx(written["train"][0].mean(), abs=1e-4)
     assert source.info.std[0] == pytest.approx(written["train"][0].std(), abs=1e-4)
-    assert len(source.info.warnings) == 2 and "20 of 60000" in source.info.warnings[0]
+    assert len(source.info.warnings) == 2 and "20 of 60,000" in source.info.warnings[0]
 
 
 # ---------------------------------------------------------------- CIFAR
@@ -214,8 +214,8 @@ def test_a_partial_cifar10_loads_with_warnings(tmp_path):
     write_cifar10(tmp_path, batches=(1, 3))
     source = cifar.open_cifar("cifar10", tmp_path)
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
-    assert "12 of 50000 train images (data_batch_1, data_batch_3)" in source.info.warnings[0]
-    assert "5 of 10000 test images" in source.info.warnings[1]
+    assert "12 of 50,000 train images (data_batch_1, data_batch_3)" in source.info.warnings[0]
+    assert "5 of 10,000 test images" in source.info.warnings[1]
     np.testing.assert_array_equal(source.train.images[6:], cifar_arrays(6, seed=3)[0])
     assert source.info.class_names == cifar.CIFAR10_CLASSES
 

@@ -79,7 +79,7 @@ def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch,
     )
     assert run(["models", "net.py:build", "--summary", "--image-size", "4"]) == 0
     captured = capsys.readouterr()
-    assert "1,000 classes" in captured.out and "--dataset takes those of a data set" in captured.err
+    assert "1,000 classes" in captured.out and "--dataset NAME takes those of a data set" in captured.err
     assert run(["models", "net.py:build", "--dataset", "data.py:load"]) == 2
     assert "ipucnn models net.py:build --summary --dataset data.py:load" in capsys.readouterr().err
     assert run(["models", "lenet", "--summary", "--dataset", "nosuch"]) == 2
