@@ -252,8 +252,8 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
     # Noise is of the network's own size, and says nothing about a network that takes any.
-    is_noise = resolved.choice.name == "random" and resolved.choice.like is None
-    assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_noise else None
+    is_any_noise = resolved.choice.is_noise and resolved.choice.like is None
+    assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_any_noise else None
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     with telling_of_indexing():

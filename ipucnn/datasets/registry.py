@@ -226,6 +226,11 @@ class Choice:
     make: Optional[Callable[[], Any]] = None
 
     @property
+    def is_noise(self) -> bool:
+        """Whether it is made of random numbers, on the host or on the device."""
+        return self.name == "random"
+
+    @property
     def sha256(self) -> Optional[str]:
         """Digest of the user's own Python file that reads it; None of any other set."""
         return self.make.sha256 if isinstance(self.make, PythonFunction) else None

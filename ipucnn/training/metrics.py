@@ -325,7 +325,7 @@ class SegmentScores:
     def __init__(self, thresholds: Sequence[float] = THRESHOLDS) -> None:
         self._thresholds = tuple(thresholds)
         self._middle = self._thresholds.index(0.5)
-        self._predicted, self._thinned = _Sums(), _Sums()
+        self._predicted, self._thinned = (_Sums(len(self._thresholds)) for _ in range(2))
 
     def add(self, cell: np.ndarray, truth: np.ndarray) -> Optional[Dict[str, float]]:
         """Adds an image.
@@ -351,10 +351,9 @@ class SegmentScores:
                 counted.append(
                     counted[-1] if same else overlaps(*segment_pixels(mask, truth, thin=bool(ending)))
                 )
-            sums.add(counted)
-            middle = counted[self._middle]
-            own["rand" + ending] = _rand(pairs(middle))["score"]
-            own["info" + ending] = information(middle)[2]
+            of_image = sums.add(counted)
+            own["rand" + ending] = _rand(of_image[self._middle])["score"]
+            own["info" + ending] = sums.information[-1][self._middle][2]
         return {name: own[name] for name in SCORES}
 
     def result(self) -> Optional[Dict[str, Any]]:
@@ -384,14 +383,16 @@ class _Sums:
         information: for each image and threshold what :func:`information` gave.
     """
 
-    def __init__(self) -> None:
-        self.pairs: np.ndarray = np.zeros((1, 3))
+    def __init__(self, thresholds: int) -> None:
+        self.pairs: np.ndarray = np.zeros((thresholds, 3))
         self.information: List[List[Tuple[float, float, float]]] = []
 
-    def add(self, counted: Sequence[Overlaps]) -> None:
-        """Adds an image, with its overlaps at each threshold."""
-        self.pairs = self.pairs + [pairs(counts) for counts in counted]
+    def add(self, counted: Sequence[Overlaps]) -> np.ndarray:
+        """Adds an image, with its overlaps at each threshold; returns its own pairs."""
+        own: np.ndarray = np.array([pairs(counts) for counts in counted])
+        self.pairs += own
         self.information.append([information(counts) for counts in counted])
+        return own
 
 
 def _rand(counts: np.ndarray) -> Dict[str, float]:

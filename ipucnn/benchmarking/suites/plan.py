@@ -301,7 +301,7 @@ def _check(row: PlannedRow) -> None:
 
     dry: Union[Benchmark, Fit]
     if row.mode == FIT:
-        is_random = row.resolved.data is not None and row.resolved.data.name == "random"
+        is_random = row.resolved.data is not None and row.resolved.data.is_noise
         source = _blank_source(row.resolved) if is_random else None
         dry = Fit(row.resolved, row.engine, system=row.settings.system, source=source)
     else:
