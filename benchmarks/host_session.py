@@ -47,14 +47,14 @@ def random_data(batch):
 
 def session_runner(name, micro_batch):
     """run(weight updates) of the host session, and the micro-batches it fuses."""
-    from ipucnn.sessions.factory import create_session
-
-    session = create_session("cpu")
     import dataclasses
 
     import numpy as np
 
     from ipucnn.config.options import RunConfig
+    from ipucnn.machine import fix_threads
+    from ipucnn.sessions.factory import create_session
+    from ipucnn.sessions.host.workers import threads_of_training
     from ipucnn.training.losses import make_loss
     from ipucnn.training.optimizers import make_settings
     from ipucnn.training.program import make_program
@@ -63,6 +63,8 @@ def session_runner(name, micro_batch):
         RunConfig(), micro_batch_size=micro_batch, gradient_accumulation_count=ACCUMULATE, validation=False
     )
     program = make_program(config, micro_batch * ACCUMULATE * 1000, seed=0)
+    fix_threads(threads_of_training(config, program))
+    session = create_session("cpu")
     optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
     session.compile(
         build(name, micro_batch), program, optimizer, make_loss("cross_entropy"),

@@ -4,12 +4,13 @@ The one place that asks the system about itself.  psutil answers where it can; w
 control groups and the processor's own description, is read from Linux's files, which no user chooses.
 """
 
+import collections
 import contextlib
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 # What is assumed to be available where no system tells.
 _UNKNOWN_MEMORY = 4 * 2**30
@@ -23,6 +24,9 @@ BYTE_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
 _UNKNOWN = (OSError, ValueError, KeyError, NotImplementedError)
 
 
+_Result = TypeVar("_Result")
+
+
 def num_cores() -> int:
     """CPU cores that this process may use; a container or ``taskset`` may leave it fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
@@ -30,17 +34,23 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-# How many threads share an operation, where the run says so.
+# How many threads share an operation, where the run says so, and whether it insists.
 _fixed_threads: Optional[int] = None
+_are_required = False
 
 
-def fix_threads(number: Optional[int]) -> None:
+def fix_threads(number: Optional[int], required: bool = True) -> None:
     """Sets how many threads share an operation, whatever cores there are: it decides the order of sums.
 
     Call it before TensorFlow is imported; None leaves it to the number of cores.
+
+    Args:
+        number: of threads.
+        required: where TensorFlow works with another number in this process already, that is an error; otherwise
+            that number holds.
     """
-    global _fixed_threads
-    _fixed_threads = number
+    global _fixed_threads, _are_required
+    _fixed_threads, _are_required = number, number is not None and required
 
 
 def fixed_threads() -> Optional[int]:
@@ -48,9 +58,39 @@ def fixed_threads() -> Optional[int]:
     return _fixed_threads
 
 
+def are_threads_required() -> bool:
+    """Whether :func:`fix_threads` was told that no other number will do."""
+    return _are_required
+
+
 def operation_threads() -> int:
     """How many threads share an operation: as fixed, else one for each core that this process may use."""
     return _fixed_threads or num_cores()
+
+
+def operations_at_once() -> int:
+    """How many operations, each shared by :func:`operation_threads`, keep all cores busy."""
+    return max(1, num_cores() // operation_threads())
+
+
+def side_by_side(
+    function: Callable[..., _Result], arguments: Iterable[Sequence[object]], at_once: int
+) -> Iterator[_Result]:
+    """``function(*given)`` for each of ``arguments``, in their order; ``at_once`` of them are computed in threads."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    if at_once == 1:
+        for given in arguments:
+            yield function(*given)
+        return
+    with ThreadPoolExecutor(at_once) as pool:
+        waiting: Deque[Future[_Result]] = collections.deque()
+        for given in arguments:
+            waiting.append(pool.submit(function, *given))
+            if len(waiting) == at_once:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def host_memory_bytes() -> int:

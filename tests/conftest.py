@@ -194,7 +194,8 @@ def signals_as_at_first():
 
 @pytest.fixture(autouse=True)
 def threads_as_at_first():
-    """A command fixes them for its process; here many commands share one."""
+    """A command fixes them for its process; here many commands share one, and TensorFlow keeps those of the first."""
+    machine.fix_threads(machine.num_cores())
     yield
     machine.fix_threads(None)
 

@@ -37,6 +37,7 @@ from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
+from ipucnn.sessions.host import workers as host_workers
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
@@ -216,7 +217,7 @@ def test_what_workers_compare(monkeypatch):
     monkeypatch.setattr(
         runs_train, "join", lambda workers, config, run, threads, met: (told.update(run), threads)
     )
-    monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
+    monkeypatch.setattr(runs_train, "fix_threads", lambda number, required: told.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
     run.instances, run.cluster = Workers(2, 0, addresses=("a:1", "b:1"), source="test"), None
     own = SimpleNamespace(sha256="f")
@@ -587,6 +588,32 @@ def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_
     alone = choose_fused(total, 4, group, bytes_per_sample, 2**33)
     assert fused in legal and (fused == alone or alone not in legal)
     assert fused == max([d for d in legal if d <= alone], default=legal[0])
+
+
+@pytest.mark.parametrize(
+    "cores, program, config, workers, threads",
+    [
+        (8, {}, {}, 1, 4),  # 12 micro-batches: two chunks of six
+        (7, {}, {}, 1, 7),  # cores that two cannot share
+        (1, {}, {}, 1, 1),
+        (8, {"num_micro_batches": 9}, {}, 1, 8),
+        (8, {"num_micro_batches": 1}, {}, 1, 8),
+        (8, {"dbn_replica_group_size": 4}, {}, 1, 8),  # three groups
+        (8, {"dbn_replica_group_size": 2}, {}, 1, 4),
+        (8, {"fused_micro_batches": 12}, {}, 1, 8),  # one chunk
+        (8, {"fused_micro_batches": 3}, {}, 1, 4),
+        (8, {}, {}, 3, 4),
+        (8, {}, {}, 4, 8),  # of three chunks for each worker none has a neighbour
+        (8, {}, {"max_workers": 6}, 1, 4),
+        (8, {}, {"max_workers": 4}, 1, 8),
+        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 2, 4),  # chunks are what they are
+        (8, {}, {"devices": 2}, 1, 8),
+    ],
+)
+def test_threads_of_training(monkeypatch, cores, program, config, workers, threads):
+    monkeypatch.setattr(host_workers, "num_cores", lambda: cores)
+    known = {"num_micro_batches": 12, "dbn_replica_group_size": 1, "fused_micro_batches": 0, **program}
+    assert host_workers.threads_of_training(RunConfig(**config), SimpleNamespace(**known), workers) == threads
 
 
 # -- what they train --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,6 +284,53 @@ def test_convolution_norm_and_activation_are_keras(size, layer, norm, activation
             np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize("size", [(4, 4), (8, 6), (5, 4), (7, 7), (2, 2), (1, 2)])
+@pytest.mark.parametrize("kernel, zeros, is_left", [
+    (3, ((0, 1), (0, 1)), lambda size: size % 2 == 0),  # as EfficientNets and MobileNets have them of even sizes
+    (3, ((1, 1), (1, 1)), lambda size: size % 2 == 1),  # and of odd ones
+    (5, ((1, 2), (1, 2)), lambda size: size % 2 == 0),
+    (5, ((2, 2), (2, 2)), lambda size: size % 2 == 1),
+    (3, ((1, 0), (1, 0)), lambda size: False),  # as nobody has them
+    (3, ((1, 2), (1, 2)), lambda size: False),
+])  # fmt: skip
+@pytest.mark.parametrize("is_depthwise", [True, False])
+def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
+    size, kernel, zeros, is_left, is_depthwise
+):
+    options = {"strides": 2, "use_bias": False, "name": "convolve"}
+    convolve = (
+        keras.layers.DepthwiseConv2D(kernel, **options)
+        if is_depthwise
+        else keras.layers.Conv2D(6, kernel, **options)
+    )
+    padded = keras.layers.ZeroPadding2D(zeros, name="zeros")
+    if any(n + sum(pair) < kernel for n, pair in zip(size, zeros)):
+        return
+    model = small_network(size, lambda x: convolve(padded(x)), "batch", "relu")
+    found = Network(model, on_cpu=True, alone=False)._fast[0]
+    expected = all(is_left(n) for n in size)
+    assert ("zeros" in found.done_in_training) == ("zeros" in found.done_in_inference) == expected
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
+    for training in (True, False):
+        pairs = list(both(model, images, training))
+        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
+        for keras_s, ours in pairs:
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
+
+
+@compiled
+def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch):
+    """Tasks are taken, not given: whoever is there does them."""
+    monkeypatch.setattr(kernels, "operation_threads", lambda: 3)
+    monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
+    monkeypatch.setattr(kernels, "_calls", SimpleNamespace(put=lambda call: None))
+    x = np.random.default_rng(0).normal(size=(8, 4, 4, 16)).astype(np.float32)
+    y, mean, _ = kernels.forward(x, np.ones(16, np.float32), np.zeros(16, np.float32), 1e-3, 4, 16, "linear")
+    expected, theirs, _ = naive_forward(x, np.ones(16), np.zeros(16), 1e-3, 4, 16)
+    np.testing.assert_allclose(y, expected.reshape(x.shape), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
     """A skip from before the activation, and --precision 16.16 or --fp-exceptions, which need each layer's output."""
     keras.backend.clear_session()
@@ -292,15 +340,18 @@ def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
     y = keras.layers.Activation("relu", name="relu")(normal)
     model = keras.Model(inputs, keras.layers.Add(name="add")([normal, y]))
     network = Network(model, on_cpu=True, alone=False)
-    assert network._fast[0].done_before == [] and network._fast[0].folded == ["norm"]
+    assert network._fast[0].done_in_training == [] and network._fast[0].done_in_inference == ["norm"]
     images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
     for training in (True, False):
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
-    assert Network(model, on_cpu=True, alone=False)._fast[0].done_before == ["relu"] * fast_layers.HAS_KERNELS
+    assert (
+        Network(model, on_cpu=True, alone=False)._fast[0].done_in_training
+        == ["relu"] * fast_layers.HAS_KERNELS
+    )
     alone = Network(model, on_cpu=True, alone=True)._fast[0]
-    assert alone.done_before == alone.folded == []
+    assert alone.done_in_training == alone.done_in_inference == []
     nothing = Network(model, on_cpu=False, alone=False)._fast[0]
     assert not nothing.training and not nothing.inference
 

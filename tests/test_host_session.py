@@ -1,6 +1,7 @@
 """The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
 from ipucnn.models.names import named_weights
+from ipucnn.sessions.host import session as host_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import (
     CheckpointDue,
@@ -464,6 +466,59 @@ def test_loss_scaling_leaves_the_result_unchanged():
     scaled = run_session("batch", make_program(2, 2, 1, loss_scaling=128.0), SGD, images, labels, 2)[0]
     for name in plain:  # a power of two: not even the rounding changes
         np.testing.assert_array_equal(plain[name], scaled[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "norm, method", [("batch", "mean"), ("group", "sum"), ("none", "running_mean"), ("batch", "sum")]
+)
+def test_chunks_that_are_computed_side_by_side_change_no_byte(monkeypatch, norm, method):
+    """One, two or three at a time; added up in the order of chunks, in one step and in several."""
+    program = make_program(2, 6, 2, updates_per_epoch=2, gradient_accumulation_reduction_method=method)
+    images, labels = data(4 * program.global_batch_size, 5)
+    for fused in (1, 2):
+        found = []
+        for at_once in (1, 2, 3, 12):
+            monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
+            weights, slots, events = run_session(norm, program, ("adam", {}, {}), images, labels, fused)
+            told = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
+            found.append((told, [value.tobytes() for value in (*weights.values(), *slots.values())]))
+        assert len(told) > 0 and all(one == found[0] for one in found)
+
+
+@given(st.integers(1, 64), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(0, 4))
+@tries(60, slow=2000)
+def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_for(
+    units, group, sharing, at_once, fused
+):
+    """The most that share the micro-batches of a weight update evenly, among as many workers."""
+    fused = fused * group if units % max(fused, 1) == 0 else 0
+    program = SimpleNamespace(
+        num_micro_batches=units * group, dbn_replica_group_size=group, fused_micro_batches=fused
+    )
+    session = HostSession(CPU, config=RunConfig(max_workers=sharing))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_session, "operations_at_once", lambda: at_once)
+        chunks = units * group // (fused or group)
+        parts = 1 if fused else sharing
+        assert session._choose_lanes(program) == max(
+            [n for n in range(1, at_once + 1) if chunks % (n * parts) == 0], default=1
+        )
+        assert HostSession(CPU, config=RunConfig(devices=2))._choose_lanes(program) == 1
+        gpu = HostSession(DeviceInfo("gpu", "x", 8, 0))
+        assert gpu._choose_lanes(program) == 1
+
+
+def test_what_is_evaluated_side_by_side_is_added_up_in_order(monkeypatch):
+    images, labels = data(33, 6)
+    session = HostSession(CPU)
+    session.prepare_evaluation(make_model("batch", 2), make_loss("cross_entropy"))
+    batches = tf.data.Dataset.from_tensor_slices((images, labels, np.ones(33, np.float32))).batch(4)
+    found = []
+    for at_once in (1, 2, 5, 20):
+        monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
+        logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
+        found.append((session.evaluate(batches), [array.tobytes() for array in logits]))
+    assert found[0][0]["samples"] == 33 and all(one == found[0] for one in found)
 
 
 def test_slices_do_not_change_a_byte(monkeypatch):

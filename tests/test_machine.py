@@ -2,6 +2,8 @@
 
 import gc
 import sys
+import threading
+import time
 
 import pytest
 
@@ -115,3 +117,34 @@ def test_a_process_in_no_group_has_no_limit(tmp_path):
     assert list(control_groups(tmp_path / "absent", tmp_path)) == []
     (tmp_path / "cgroup").write_text("no colons\n\n")
     assert list(control_groups(tmp_path / "cgroup", tmp_path)) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_what_is_computed_side_by_side_comes_in_order(at_once):
+    at_work, most, lock = 0, 0, threading.Lock()
+
+    def square(number):
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.002 * (number % 3))
+        with lock:
+            at_work -= 1
+        return number * number
+
+    given = ((number,) for number in range(12))
+    assert list(machine.side_by_side(square, given, at_once)) == [n * n for n in range(12)]
+    assert most <= at_once and (most > 1) == (at_once > 1)
+    assert list(machine.side_by_side(square, (), at_once)) == []
+    with pytest.raises(ZeroDivisionError):
+        list(machine.side_by_side(lambda number: 1 // number, [(2,), (1,), (0,), (1,)], at_once))
+
+
+def test_operations_at_once(monkeypatch):
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    for threads, at_once in ((None, 1), (1, 8), (3, 2), (4, 2), (8, 1), (16, 1)):
+        machine.fix_threads(threads, required=False)
+        assert machine.operations_at_once() == at_once and not machine.are_threads_required()
+    machine.fix_threads(3)
+    assert machine.are_threads_required()

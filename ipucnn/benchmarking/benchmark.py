@@ -77,13 +77,13 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand
-from ipucnn.machine import peak_memory_bytes, reset_peak_memory
+from ipucnn.machine import fix_threads, peak_memory_bytes, reset_peak_memory
 from ipucnn.models.registry import folder_name
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import ExportedNetwork, read_exported
-from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.host.workers import require_one, threads_of_training
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
@@ -495,9 +495,13 @@ class Benchmark:
         Raises:
             UserError: the device is not there, or the baseline is another machine's.
         """
-        from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.factory import create_session, runs_on_ipus
 
         began = time.perf_counter()
+        config = self.resolved.config
+        if self.settings.training and self.settings.compare_with is None and not runs_on_ipus(config.device):
+            # As in training.  What it is compared with has one operation at a time, and all cores for each.
+            fix_threads(threads_of_training(config, self.program), required=False)
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )

@@ -14,8 +14,9 @@ from ipucnn.benchmarking.statistics import throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import DataSource
 from ipucnn.errors import ConfigurationError, UserError
-from ipucnn.machine import peak_memory_bytes, reset_peak_memory
+from ipucnn.machine import fix_threads, peak_memory_bytes, reset_peak_memory
 from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.host.workers import threads_of_training
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
@@ -97,8 +98,10 @@ class Fit:
         Raises:
             UserError: NaN, or what the session cannot do.
         """
-        from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.factory import create_session, runs_on_ipus
 
+        if self.engine != KERAS and not runs_on_ipus(self.resolved.config.device):
+            fix_threads(threads_of_training(self.resolved.config, self.program), required=False)
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config

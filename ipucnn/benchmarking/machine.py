@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Optional, Tuple
 
+from ipucnn.aliases import Tensor
 from ipucnn.benchmarking.records import MatmulPeakFacts
+from ipucnn.machine import operations_at_once, side_by_side
 
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
 # Products timed before the executions, and again after them.
@@ -19,7 +21,8 @@ PEAK_METHOD = (
 class MatmulPeak:
     """A matrix product on the session's device: what it can do at best.
 
-    The matrices are as small as still take 10 ms, at least 1024 on a side.
+    The matrices are as small as still take 10 ms, at least 1024 on a side.  Where fewer threads share an operation than
+    there are cores, as many products are computed at once as keep all of them busy.
 
     Args:
         place: TensorFlow's name of the device.
@@ -29,6 +32,7 @@ class MatmulPeak:
         import tensorflow as tf
 
         self._place = place
+        self._at_once = operations_at_once() if "CPU" in place else 1
         self._product = tf.function(lambda a, b: tf.reduce_sum(tf.matmul(a, b)), autograph=False)
         self.size = _SMALLEST
         while True:
@@ -43,15 +47,22 @@ class MatmulPeak:
     def _time(self) -> float:
         import tensorflow as tf
 
+        def product(*factors: Tensor) -> None:
+            with tf.device(self._place):
+                self._product(*factors).numpy()
+
         started = time.perf_counter()
-        with tf.device(self._place):
-            self._product(*self._factors).numpy()
+        for _ in side_by_side(product, [self._factors] * self._at_once, self._at_once):
+            pass
         return time.perf_counter() - started
 
     def measure(self) -> MatmulPeakFacts:
         """The fastest product, of some now and those at the beginning."""
         self.best_s = min(self.best_s, *(self._time() for _ in range(_PRODUCTS)))
-        return MatmulPeakFacts(2.0 * self.size**3 / self.best_s, PEAK_METHOD.format(n=self.size))
+        method = PEAK_METHOD.format(n=self.size)
+        if self._at_once > 1:
+            method += f", {self._at_once} products at once"
+        return MatmulPeakFacts(2.0 * self.size**3 * self._at_once / self.best_s, method)
 
 
 class Occupation:

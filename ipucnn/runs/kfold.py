@@ -34,7 +34,6 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.interrupts import Interrupted
-from ipucnn.machine import operation_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
@@ -415,7 +414,7 @@ class CrossValidation:
             seed=self.seed,
             # Folds that begin later, among fewer workers or elsewhere perhaps, have the same chunks and threads.
             max_workers=run.saved_config().max_workers,
-            threads=self.resolved.config.threads or operation_threads(),
+            threads=self.resolved.config.threads or run.threads,
             run_dir=str(self.root),
             overwrite=False,
             resume=False,

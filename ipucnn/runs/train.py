@@ -43,6 +43,7 @@ from ipucnn.sessions.host.workers import (
     find_group,
     notes_of_sharing,
     resume_command,
+    threads_of_training,
 )
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
@@ -315,6 +316,29 @@ class TrainingRun:
             )
         return lines
 
+    @property
+    def threads(self) -> int:
+        """How many threads share an operation."""
+        return self._threads()[0]
+
+    def _threads(self) -> Tuple[int, bool]:
+        """How many threads share an operation, and whether it was told, so that no other number will do."""
+        from ipucnn.sessions.factory import runs_on_ipus
+
+        config, checkpoint = self.setup.config, self.start.checkpoint
+        told = config.threads
+        if told is None and checkpoint is not None:
+            # They decide the order of sums, wherever the run goes on.
+            told = checkpoint.meta.get("threads")
+        # TensorFlow keeps those of its first run in this process, a fold that was continued.
+        told = told or fixed_threads()
+        if told is not None:
+            return told, True
+        if runs_on_ipus(config.device):
+            return num_cores(), False
+        count = self.instances.count if isinstance(self.instances, Workers) else 1
+        return threads_of_training(config, self.program, count), False
+
     def _join(self) -> Optional[Cluster]:
         """The other workers, who wait for this one; None if it is alone.
 
@@ -322,12 +346,7 @@ class TrainingRun:
             UserError: they did not come, or would not train the same network.
         """
         config, checkpoint = self.setup.config, self.start.checkpoint
-        threads = config.threads
-        if threads is None and checkpoint is not None:
-            # They decide the order of sums, wherever the run goes on.
-            threads = checkpoint.meta.get("threads")
-        # TensorFlow keeps those of its first run in this process, a fold that was continued.
-        threads = threads or fixed_threads()
+        threads, is_told = self._threads()
         if isinstance(self.instances, Workers):
             run = compared_options(config)
             run["data"] = self.data_sha256
@@ -336,8 +355,9 @@ class TrainingRun:
             run["the data set's file"] = self.resolved.choice.sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
-            self.cluster, threads = join(self.instances, config, run, threads or num_cores(), self.cluster)
-        fix_threads(threads)
+            self.cluster, threads = join(self.instances, config, run, threads, self.cluster)
+            is_told = True
+        fix_threads(threads, is_told)
         return self.cluster
 
     def dataset(self, first_update: int, samples_per_element: int) -> "TfDataset":

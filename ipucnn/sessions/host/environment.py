@@ -14,7 +14,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.machine import control_groups, fix_threads, fixed_threads, free_bytes, num_cores, swap_bytes
+from ipucnn.machine import (
+    are_threads_required,
+    control_groups,
+    fix_threads,
+    fixed_threads,
+    free_bytes,
+    num_cores,
+    swap_bytes,
+)
 
 MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
@@ -227,10 +235,13 @@ def _begin(tf: ModuleType, start: Optional[Callable[[], None]]) -> None:
     wanted = fixed_threads()
     there = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
     if wanted is not None and wanted != there:
+        required = are_threads_required()
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
         except RuntimeError:
             fix_threads(there)
+            if not required:
+                return
             raise ConfigurationError(
                 f"--threads {wanted}: TensorFlow works with {there} in this process already",
                 "start a process of its own",

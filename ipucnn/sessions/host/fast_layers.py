@@ -8,6 +8,7 @@ otherwise follows from the network, its shapes, and whether there is work for al
 - In training, batch norm and group norm with the activation after them, and the weight gradient of depthwise
   convolutions on small images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
+- Zeros that a layer adds before a convolution are left to it, where its own padding, ``SAME``, would be the same.
 - Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
 
 ``benchmarks/fast_layers.py`` prints what each gains.  GPUs and IPUs compute the layers as they are.
@@ -17,6 +18,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -41,14 +43,15 @@ class FastLayers:
 
     Attributes:
         training, inference: how.
-        done_before: in training, activations that the normalisation before them computes already.
-        folded: in inference, batch norms that the convolution before them computes already.
+        done_in_training: layers that one beside them computes as well: activations that the normalisation before them
+            computes already, and zeros that are left to the convolution after them.
+        done_in_inference: the same: batch norms that the convolution before them computes already, and zeros.
     """
 
     training: Dict[str, Compute] = field(default_factory=dict)
     inference: Dict[str, Compute] = field(default_factory=dict)
-    done_before: List[str] = field(default_factory=list)
-    folded: List[str] = field(default_factory=list)
+    done_in_training: List[str] = field(default_factory=list)
+    done_in_inference: List[str] = field(default_factory=list)
 
 
 def find_fast_layers(
@@ -72,14 +75,14 @@ def find_fast_layers(
         following = readers.get(name, [])
         return None if alone or name in needed or len(following) != 1 else layers[following[0]]
 
-    for name in (step.name for step in steps):
-        layer, following = layers[name], next_of(name)
+    for step in steps:
+        name, layer, following = step.name, layers[step.name], next_of(step.name)
         if isinstance(layer, (BatchNormalization, GroupNormalization)):
             if isinstance(layer, BatchNormalization) and not layer.trainable:
                 continue  # Frozen: it knows no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if HAS_KERNELS and following is not None and activation != "linear":
-                found.done_before.append(following.name)
+                found.done_in_training.append(following.name)
             if HAS_KERNELS:
                 found.training[name] = _normalisation(layer, activation)
         elif isinstance(layer, SubsamplePad):
@@ -87,14 +90,19 @@ def find_fast_layers(
             if subsample is not None:
                 found.training[name] = found.inference[name] = subsample
         else:
-            convolve = _convolution(layer)
+            before = layers.get(step.inputs[0])
+            zeros = before if before is not None and next_of(before.name) is layer else None
+            convolve = _convolution(layer, zeros)
             if convolve is None:
                 continue
+            if convolve.has_zeros:
+                found.done_in_training.append(step.inputs[0])
+                found.done_in_inference.append(step.inputs[0])
             if convolve.is_faster:
                 found.training[name] = _layer(layer, convolve.convolve)
                 found.inference[name] = found.training[name]
             if isinstance(following, BatchNormalization) and _is_linear(layer):
-                found.folded.append(following.name)
+                found.done_in_inference.append(following.name)
                 found.inference[name] = _folded(layer, convolve.convolve, following)
     return found
 
@@ -137,12 +145,21 @@ def normalise(
     from ipucnn.sessions.host import kernels
 
     channels = int(x.shape[-1])
-    forward = functools.partial(
-        kernels.forward, epsilon=epsilon, parts=parts, channel_groups=channel_groups, activation=activation
-    )
-    backward = functools.partial(
-        kernels.backward, epsilon=epsilon, channel_groups=channel_groups, activation=activation
-    )
+
+    def forward(
+        x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return kernels.forward(x, gamma, beta, epsilon, parts, channel_groups, activation)
+
+    def backward(
+        dy: np.ndarray,
+        x: np.ndarray,
+        gamma: np.ndarray,
+        beta: np.ndarray,
+        mean: np.ndarray,
+        variance: np.ndarray,
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return kernels.backward(dy, x, gamma, beta, mean, variance, epsilon, channel_groups, activation)
 
     @tf.custom_gradient
     def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
@@ -198,22 +215,62 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
 
 
 class _Convolution(NamedTuple):
-    """A convolution as a function of its kernel, and whether that is faster than the layer."""
+    """A convolution as a function of its kernel.
+
+    Attributes:
+        is_faster: than the layer.
+        has_zeros: it adds those of the layer before it, too.
+    """
 
     convolve: Convolve
     is_faster: bool
+    has_zeros: bool
 
 
-def _convolution(layer: KerasLayer) -> Optional[_Convolution]:
-    """None of what is no convolution, or one of a kind that is left alone."""
+class _Geometry(NamedTuple):
+    """The image that a convolution is given, and how it is padded."""
+
+    size: Tuple[int, int]
+    padding: str
+
+
+def _convolution(layer: KerasLayer, before: Optional[KerasLayer]) -> Optional[_Convolution]:
+    """None of what is no convolution, or one of a kind that is left alone.
+
+    Args:
+        before: the layer that the convolution alone reads, if they may be computed together.
+    """
     if isinstance(layer, keras.layers.DepthwiseConv2D):
-        find: Callable[[KerasLayer], Optional[_Convolution]] = _depthwise
+        find: Callable[[KerasLayer, _Geometry], Optional[Tuple[Convolve, bool]]] = _depthwise
     elif type(layer) is keras.layers.Conv2D and layer.groups == 1:
         find = _dense
     else:
         return None
-    known = None not in tuple(layer.input.shape)[1:]
-    return find(layer) if known and layer.data_format == "channels_last" else None
+    if None in tuple(layer.input.shape)[1:] or layer.data_format != "channels_last":
+        return None
+    geometry = None if before is None else _with_zeros(layer, before)
+    own = _Geometry(tuple(layer.input.shape[1:3]), layer.padding.upper())
+    found = find(layer, geometry or own)
+    return (
+        None
+        if found is None
+        else _Convolution(found[0], found[1] or geometry is not None, geometry is not None)
+    )
+
+
+def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
+    """A convolution and the zeros that the layer before it adds, as one; None where TensorFlow has no name for that."""
+    if type(before) is not keras.layers.ZeroPadding2D or layer.padding.upper() != "VALID":
+        return None
+    if tuple(layer.dilation_rate) != (1, 1):
+        return None
+    size = tuple(before.input.shape[1:3])
+    for k in range(2):
+        output, first = _padding_before(size[k], layer.kernel_size[k], layer.strides[k], "SAME")
+        last = max((output - 1) * layer.strides[k] + layer.kernel_size[k] - size[k], 0) - first
+        if tuple(before.padding[k]) != (first, last):
+            return None
+    return _Geometry(size, "SAME")
 
 
 def _kernel(layer: KerasLayer) -> Tensor:
@@ -285,12 +342,12 @@ class _Window(NamedTuple):
         return x[:, self.pixels[0], self.pixels[1]]
 
 
-def _window(layer: KerasLayer) -> Optional[_Window]:
+def _window(layer: KerasLayer, geometry: _Geometry) -> Optional[_Window]:
     """None where the output has more pixels than one, or the kernel is spread."""
     if tuple(layer.dilation_rate) != (1, 1):
         return None
     rows, columns = (
-        tap_ranges(layer.input.shape[k + 1], layer.kernel_size[k], layer.strides[k], layer.padding.upper())
+        tap_ranges(geometry.size[k], layer.kernel_size[k], layer.strides[k], geometry.padding)
         for k in range(2)
     )
     if any(last != 1 for _, _, last, _ in (*rows, *columns)):
@@ -301,13 +358,13 @@ def _window(layer: KerasLayer) -> Optional[_Window]:
     )
 
 
-def _dense(layer: KerasLayer) -> _Convolution:
-    """A convolution over all channels: a matrix product, if it is one."""
-    window = _window(layer)
+def _dense(layer: KerasLayer, geometry: _Geometry) -> Tuple[Convolve, bool]:
+    """A convolution over all channels, and whether it is faster than the layer: a matrix product, if it is one."""
+    window = _window(layer, geometry)
     is_pointwise = tuple(layer.kernel_size) == tuple(layer.strides) == (1, 1)
     options = {
         "strides": list(layer.strides),
-        "padding": layer.padding.upper(),
+        "padding": geometry.padding,
         "dilations": list(layer.dilation_rate),
     }
 
@@ -323,19 +380,19 @@ def _dense(layer: KerasLayer) -> _Convolution:
         y = tf.matmul(tf.reshape(x, [-1, inputs]), tf.reshape(kernel, [inputs, outputs]))
         return tf.reshape(y, [-1, *pixels, outputs])
 
-    return _Convolution(convolve, is_pointwise or window is not None)
+    return convolve, is_pointwise or window is not None
 
 
-def _depthwise(layer: KerasLayer) -> Optional[_Convolution]:
-    """A depthwise convolution with multiplier 1 and one stride."""
+def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolve, bool]]:
+    """A depthwise convolution with multiplier 1 and one stride, and whether it is faster than the layer."""
     if (
         layer.depth_multiplier != 1
         or layer.strides[0] != layer.strides[1]
         or tuple(layer.dilation_rate) != (1, 1)
     ):
         return None
-    window = _window(layer)
-    stride, padding = layer.strides[0], layer.padding.upper()
+    window = _window(layer, geometry)
+    stride, padding = layer.strides[0], geometry.padding
     _, height, width, _ = layer.output.shape
     is_small = HAS_KERNELS and height * width <= MAX_KERNEL_PIXELS
 
@@ -349,7 +406,7 @@ def _depthwise(layer: KerasLayer) -> Optional[_Convolution]:
             return products
         return tf.reduce_sum(products, axis=[1, 2], keepdims=True)
 
-    return _Convolution(convolve, is_small or window is not None)
+    return convolve, is_small or window is not None
 
 
 def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:

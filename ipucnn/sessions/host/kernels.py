@@ -6,15 +6,21 @@ written about five times.
 
 A part is what shares statistics: a micro-batch (or a group of replicas) for batch norm, a sample for group norm.  Its
 rows are the numbers that it has of a channel.  Rows are added up in blocks: in float32 within a block, in float64
-over blocks.  Nothing depends on how many threads share the work.
+over blocks.
+
+The work is cut into tasks, and each thread takes the next one until none is left.  No task depends on another, so
+nothing depends on how many threads share them; and a thread that the system wakes late only takes fewer of them.
 
 Importing this imports Numba, and compiles the functions or loads them from its cache, which lies beside this file (or
 in the user's folder of caches).
 """
 
+import functools
+import math
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Optional, Tuple
+import time
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -27,9 +33,11 @@ numba = import_numba()
 
 ACTIVATIONS = ("linear", "relu", "relu6", "swish")
 BLOCK_ROWS = 64
-# A thread gets at least this many numbers, and at least so many channels (a cache line).
+# A thread is woken for this many numbers; where channels are shared out, a task has at least so many (a cache line),
+# and there are so many tasks for each thread.
 THREAD_NUMBERS = 2**14
 THREAD_CHANNELS = 16
+THREAD_TASKS = 2
 # Numbers of weight gradients that are added up in one block of samples.
 BLOCK_SAMPLES = 8
 # Rows of few channels are folded until they have as many numbers.
@@ -63,22 +71,54 @@ def _exponential(z):  # type: ignore[no-untyped-def]
     return p * q * q + q + np.float32(1), n
 
 
-@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)
+# What the threads of one piece of work have done: tasks taken and tasks ended, each on a cache line of its own.
+_TAKEN, _ENDED, _PROGRESS_SIZE = 0, 8, 16
+_PROGRESS = _array(_INT, 1)
+
+
+@numba.extending.intrinsic
+def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaType) -> Any:
+    """progress[place] += number as one atomic operation; what it was before."""
+
+    def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, given[0])
+        address = builder.gep(array.data, [given[1]])
+        return builder.atomic_rmw("add", address, given[2], "seq_cst")
+
+    return _INT(progress, _INT, _INT), generate
+
+
+@_jit(_PROGRESS, _INT, _INT)
+def _await(progress, tasks, looks):  # type: ignore[no-untyped-def]
+    """Looks so many times whether all tasks have ended."""
+    for _ in range(looks):
+        if _count(progress, _ENDED, 0) >= tasks:
+            return
+
+
+@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
 def _forward(  # type: ignore[no-untyped-def]
-    x, gamma, beta, epsilon, activation, per_group, fold, y, mean, variance, first, last, left, right
+    x, gamma, beta, epsilon, activation, per_group, fold, most, y, mean, variance, progress
 ):
-    """Of parts ``first`` to ``last`` the channels ``left`` to ``right``; all of them where ``fold`` rows are one."""
-    rows, width = x.shape[1], right - left
-    channels = width // fold
+    """A task is of one part up to ``most`` channels; all of them where ``fold`` rows are one."""
+    rows = x.shape[1]
+    splits = -(-x.shape[2] // most)
     own, factor, offset = (
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
     )
-    bits = np.empty(width, np.int32)
+    bits = np.empty(most, np.int32)
     power = bits.view(np.float32)
-    total = np.empty(width, np.float64)
-    for part in range(first, last):
+    total = np.empty(most, np.float64)
+    while True:
+        task = _count(progress, _TAKEN, 1)
+        if task >= len(x) * splits:
+            return
+        part, left = task // splits, task % splits * most
+        right = min(left + most, x.shape[2])
+        width = right - left
+        channels = width // fold
         for moment in range(2):
             total[:] = 0.0
             for start in range(0, rows, BLOCK_ROWS):
@@ -138,10 +178,11 @@ def _forward(  # type: ignore[no-untyped-def]
                 for c in range(width):
                     z = x_[c] * factor[c] + offset[c]
                     y_[c] = z / (_ONE + own[c] * power[c])
+        _count(progress, _ENDED, 1)
 
 
-@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _array(numba.float32, 2, True),
-      _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)  # fmt: skip
+@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _array(numba.float32, 2, True),
+      _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _PROGRESS)  # fmt: skip
 def _backward(  # type: ignore[no-untyped-def]
     dy,
     x,
@@ -151,29 +192,34 @@ def _backward(  # type: ignore[no-untyped-def]
     activation,
     per_group,
     fold,
+    most,
     mean,
     variance,
     dx,
     dgamma,
     dbeta,
-    first,
-    last,
-    left,
-    right,
+    progress,
 ):
-    """The gradients of x, and of each part those of gamma and beta."""
-    rows, width = x.shape[1], right - left
-    channels = width // fold
-    own, own_x = np.empty(width, np.float32), np.empty(width, np.float32)
+    """The gradients of x, and of each part those of gamma and beta; tasks are those of ``_forward``."""
+    rows = x.shape[1]
+    splits = -(-x.shape[2] // most)
+    own, own_x = np.empty(most, np.float32), np.empty(most, np.float32)
     centre, factor, offset = (
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
     )
-    bits = np.empty(width, np.int32)
+    bits = np.empty(most, np.int32)
     power = bits.view(np.float32)
-    total, total_x = np.empty(width, np.float64), np.empty(width, np.float64)
-    for part in range(first, last):
+    total, total_x = np.empty(most, np.float64), np.empty(most, np.float64)
+    while True:
+        task = _count(progress, _TAKEN, 1)
+        if task >= len(x) * splits:
+            return
+        part, left = task // splits, task % splits * most
+        right = min(left + most, x.shape[2])
+        width = right - left
+        channels = width // fold
         for c in range(channels):
             own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
             own_offset = beta[left + c] - mean[part, left + c] * own_factor
@@ -242,13 +288,17 @@ def _backward(  # type: ignore[no-untyped-def]
             dx_ = dx[part, r, left:right]
             for c in range(width):
                 dx_[c] = dx_[c] * factor[c] - (x_[c] - centre[c]) * own[c] - own_x[c]
+        _count(progress, _ENDED, 1)
 
 
-@_jit(_X4, _X4, _INT, _INT, _INT, _array(numba.float32, 4), _INT, _INT)
-def _depthwise_filter(x, dy, stride, top, left, sums, first, last):  # type: ignore[no-untyped-def]
-    """Of each block of samples the weight gradient (block, kernel height, kernel width, channels)."""
+@_jit(_X4, _X4, _INT, _INT, _INT, _array(numba.float32, 4), _PROGRESS)
+def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore[no-untyped-def]
+    """A task is the weight gradient (kernel height, kernel width, channels) of a block of samples."""
     samples, height, width, channels = x.shape
-    for block in range(first, last):
+    while True:
+        block = _count(progress, _TAKEN, 1)
+        if block >= len(sums):
+            return
         sums[block] = _ZERO
         for n in range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, samples)):
             for i in range(dy.shape[1]):
@@ -264,42 +314,49 @@ def _depthwise_filter(x, dy, stride, top, left, sums, first, last):  # type: ign
                             s_, x_, dy_ = sums[block, a, b], x[n, h, w], dy[n, i, j]
                             for c in range(channels):
                                 s_[c] += x_[c] * dy_[c]
+        _count(progress, _ENDED, 1)
 
 
+# Looks at what other threads have done take some ten microseconds, after which the system may have the core.
+_LOOKS = 1000
+
+_Call = Tuple[Callable[..., None], Tuple[object, ...]]
+_calls: "queue.SimpleQueue[_Call]" = queue.SimpleQueue()
 _lock = threading.Lock()
-_pool: Optional[ThreadPoolExecutor] = None
+_helpers: List[threading.Thread] = []
 
 
-def _share(
-    function: Callable[..., None], numbers: int, counts: Tuple[int, int], step: int, *given: NumbaType
-) -> None:
-    """Calls ``function(*given, first, last, left, right)`` for all of counts[0] x counts[1], in several threads.
+def _help() -> None:
+    while True:
+        function, given = _calls.get()
+        function(*given)
+        del function, given  # The arrays of the last call are not kept until the next one.
+
+
+def _share(function: Callable[..., None], threads: int, tasks: int, *given: object) -> None:
+    """Calls ``function(*given, progress)`` in several threads, which take the tasks in turn.
 
     Args:
-        numbers: how much work there is.
-        step: ``left`` and ``right`` are multiples of it.
+        threads: how many may be busy.
+        tasks: how many there are.
     """
-    global _pool
-    parts, channels = counts
-    threads = max(1, min(operation_threads(), numbers // THREAD_NUMBERS))
-    by_part = min(parts, threads)
-    wanted = -(-threads // by_part)
-    width = max(step, -(-max(THREAD_CHANNELS, -(-channels // wanted)) // step) * step)
-    tasks = [
-        (parts * k // by_part, parts * (k + 1) // by_part, left, min(left + width, channels))
-        for k in range(by_part)
-        for left in range(0, channels, width)
-    ]
-    if len(tasks) > 1:
+    progress: np.ndarray = np.zeros(_PROGRESS_SIZE, np.int64)
+    others = min(threads, tasks) - 1
+    if others < 1:
+        function(*given, progress)
+        return
+    if len(_helpers) < others:
         with _lock:
-            if _pool is None:
-                _pool = ThreadPoolExecutor(max(1, operation_threads() - 1), "kernels")
-        others = [_pool.submit(function, *given, *task) for task in tasks[1:]]
-        function(*given, *tasks[0])
-        for other in others:
-            other.result()
-    else:
-        function(*given, *tasks[0])
+            while len(_helpers) < others:
+                _helpers.append(threading.Thread(target=_help, name="kernels", daemon=True))
+                _helpers[-1].start()
+    for _ in range(others):
+        _calls.put((function, (*given, progress)))
+    function(*given, progress)
+    _await(progress, tasks, _LOOKS)
+    while progress[_ENDED] < tasks:
+        time.sleep(0)
+        _await(progress, tasks, _LOOKS)
 
 
 def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
@@ -307,21 +364,50 @@ def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
     return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= operation_threads()
 
 
-def _fold(x: np.ndarray, parts: int) -> int:
-    """How many rows of few channels are taken as one of many: short inner loops are slow."""
-    channels = x.shape[-1]
-    rows, fold = x.size // (parts * channels), 1
+def _threads(numbers: int) -> int:
+    """How many threads share so much work."""
+    return min(operation_threads(), numbers // THREAD_NUMBERS)
+
+
+class _Parts(NamedTuple):
+    """How a normalisation is cut into tasks.
+
+    Attributes:
+        shape: (parts, folded rows, numbers of a folded row).
+        per_group: channels that share statistics.
+        fold: rows of few channels are taken as one of many, for short inner loops are slow.
+        most: numbers of a row that a task has.
+        tasks: how many there are.
+    """
+
+    shape: Tuple[int, int, int]
+    per_group: int
+    fold: int
+    most: int
+    tasks: int
+
+
+@functools.lru_cache(maxsize=None)
+def _cut(shape: Tuple[int, ...], parts: int, channel_groups: int, cores: int) -> _Parts:
+    channels = shape[-1]
+    numbers = math.prod(shape)
+    rows, fold = numbers // (parts * channels), 1
     while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
         fold *= 2
-    return fold
+    width, per_group = fold * channels, channels // channel_groups
+    # A task has all channels, or fewer where there are too few parts to keep all threads busy.
+    step = width if fold > 1 else per_group
+    wanted = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
+    most = min(width, wanted)
+    return _Parts((parts, rows // fold, width), per_group, fold, most, parts * -(-width // most))
 
 
 def empty(shape: Tuple[int, ...]) -> np.ndarray:
     """A float32 array that TensorFlow takes as it is."""
-    size = int(np.prod(shape)) * 4
-    memory: np.ndarray = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(np.float32).reshape(shape)
+    size = math.prod(shape)
+    memory: np.ndarray = np.empty(size + ALIGNMENT // 4, np.float32)
+    start = -memory.ctypes.data % ALIGNMENT // 4
+    return memory[start : start + size].reshape(shape)
 
 
 def forward(
@@ -345,14 +431,12 @@ def forward(
     Returns:
         y as x; means and biased variances (parts, channels).
     """
-    channels = x.shape[-1]
-    fold = _fold(x, parts)
-    grouped = x.reshape(parts, -1, fold * channels)
-    y, mean, variance = empty(grouped.shape), empty((parts, channels)), empty((parts, channels))
-    per_group = channels // channel_groups
+    cut = _cut(x.shape, parts, channel_groups, operation_threads())
+    y, statistics = empty(cut.shape), empty((2, parts, x.shape[-1]))
+    mean, variance = statistics[0], statistics[1]
     _share(
-        _forward, x.size, (parts, fold * channels), fold * channels if fold > 1 else per_group, grouped, gamma, beta,
-        np.float32(epsilon), ACTIVATIONS.index(activation), per_group, fold, y, mean, variance,
+        _forward, _threads(x.size), cut.tasks, x.reshape(cut.shape), gamma, beta, np.float32(epsilon),
+        ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, y, mean, variance,
     )  # fmt: skip
     return y.reshape(x.shape), mean, variance
 
@@ -369,18 +453,15 @@ def backward(
     activation: str,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of x, gamma and beta, of ``forward``'s y."""
-    parts, channels = mean.shape
-    fold = _fold(x, parts)
-    grouped = x.reshape(parts, -1, fold * channels)
-    dx, dgamma, dbeta = empty(grouped.shape), empty((parts, channels)), empty((parts, channels))
-    per_group = channels // channel_groups
+    cut = _cut(x.shape, len(mean), channel_groups, operation_threads())
+    dx, sums = empty(cut.shape), np.empty((2, *mean.shape), np.float32)
     _share(
-        _backward, x.size, (parts, fold * channels), fold * channels if fold > 1 else per_group,
-        dy.reshape(grouped.shape), grouped, gamma, beta, np.float32(epsilon), ACTIVATIONS.index(activation), per_group,
-        fold, mean, variance, dx, dgamma, dbeta,
+        _backward, _threads(x.size), cut.tasks, dy.reshape(cut.shape), x.reshape(cut.shape), gamma, beta,
+        np.float32(epsilon), ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, mean, variance, dx,
+        sums[0], sums[1],
     )  # fmt: skip
-    sums = (np.sum(of, axis=0, dtype=np.float64).astype(np.float32) for of in (dgamma, dbeta))
-    return (dx.reshape(x.shape), *sums)  # type: ignore[return-value]
+    dgamma, dbeta = np.sum(sums, axis=1, dtype=np.float64).astype(np.float32)
+    return dx.reshape(x.shape), dgamma, dbeta
 
 
 def depthwise_filter(
@@ -399,9 +480,5 @@ def depthwise_filter(
     """
     blocks = -(-len(x) // BLOCK_SAMPLES)
     sums = empty((blocks, *kernel, x.shape[-1]))
-
-    def of_blocks(first: int, last: int, *_: int) -> None:
-        _depthwise_filter(x, dy, stride, *before, sums, first, last)
-
-    _share(of_blocks, dy.size * kernel[0], (blocks, 1), 1)
+    _share(_depthwise_filter, _threads(dy.size * kernel[0]), blocks, x, dy, stride, *before, sums)
     return np.sum(sums, axis=0, dtype=np.float64).astype(np.float32)[..., np.newaxis]

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.errors import InfeasibleError
+from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.layers import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network
@@ -43,6 +44,7 @@ class LargeBatches:
     ) -> None:
         norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self.names = [f"{norm}/{moving}" for norm in norms for moving in ("moving_mean", "moving_variance")]
+        self._at_once = operations_at_once() if on_cpu else 1
         if not self.names:
             return
         network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm is not to be folded: it measures.
@@ -69,16 +71,21 @@ class LargeBatches:
             InfeasibleError: a batch does not fit into the host's memory.
         """
         found: Dict[str, List[List[np.ndarray]]] = {}
-        for images, *_ in batches if self.names else ():
+
+        def of_batch(images: Tensor, *_: Tensor) -> Dict[str, _Moments]:
             interrupts.check()
             try:
-                for name, values in self._moments(images).items():
-                    found.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
+                moments: Dict[str, _Moments] = self._moments(images)
+                return moments
             except tf.errors.ResourceExhaustedError:
                 raise InfeasibleError(
                     f"out of memory with {len(images)} training images at once, to measure batch norm's statistics",
                     "use a smaller --precise-batch-norm; 0 leaves it out",
                 ) from None
+
+        for moments in side_by_side(of_batch, batches if self.names else (), self._at_once):
+            for name, values in moments.items():
+                found.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}
         for name, parts in found.items():
             means, variances, numbers = (np.stack(values) for values in zip(*parts))

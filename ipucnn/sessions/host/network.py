@@ -129,13 +129,13 @@ class Network:
         """Adds the outputs of a stage's layers to those of the layers before them."""
         fast = self._fast[number]
         computes = fast.training if training else fast.inference
-        done_before = fast.done_before if training else fast.folded
+        done = fast.done_in_training if training else fast.done_in_inference
         with contextlib.ExitStack() as stack:
             if context is not None:
                 stack.enter_context(execution_context(context))
             for step in self._stages[number]:
                 inputs = [tensors[name] for name in step.inputs]
-                if step.name in done_before:
+                if step.name in done:
                     output = inputs[0]
                 elif step.name in computes:
                     output = computes[step.name](inputs[0])

@@ -24,6 +24,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError, InfeasibleError
+from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
@@ -59,6 +60,7 @@ SLICE_S = 1.0
 # How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
 # leave the cache or the memory.  It changes nothing but the order of floating-point sums.
 # A choice by trial on two cores: EfficientNet-B0 at 32x32 gained up to 128 samples and lost again at 256.
+# Chunks that are computed side by side are as large each: two of 128 samples were a fifth faster than two of 64.
 TARGET_SAMPLES = 128
 TARGET_BYTES = 96 * 2**20
 MEMORY_FRACTION = 0.25
@@ -89,6 +91,7 @@ def choose_fused(
     bytes_per_sample: int,
     memory_bytes: int,
     num_sharing: int = 1,
+    lanes: int = 1,
 ) -> int:
     """The number of micro-batches to fuse: a divisor of those in a weight update.
 
@@ -99,13 +102,14 @@ def choose_fused(
         bytes_per_sample: see :func:`activation_bytes_per_sample`.
         memory_bytes: of the host, 0 if unknown.
         num_sharing: workers that are to share the chunks evenly.
+        lanes: chunks that a worker computes side by side.
     """
     micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
     limit = by_speed
     if memory_bytes:
-        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes))
-    usable = fusible(num_micro_batches, group_size, num_sharing)
+        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // lanes)
+    usable = fusible(num_micro_batches, group_size, num_sharing * lanes)
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
@@ -157,6 +161,8 @@ class HostSession(Session):
 
     Attributes:
         places: the devices that take part in training, once a Program is compiled.
+        lanes: chunks that each of them computes side by side.  On a CPU these are as many as there are cores for, and
+            as can share a weight update evenly.  It changes nothing but how long that takes.
     """
 
     def __init__(
@@ -173,6 +179,7 @@ class HostSession(Session):
         self.device = device
         self.place = place
         self.places = self._there = (place, *others)
+        self.lanes = 1
         self._on_cpu = device.kind == "cpu"
         self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
@@ -208,6 +215,7 @@ class HostSession(Session):
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
         self.places = self._there[: self._choose_devices(program)]
+        self.lanes = self._choose_lanes(program)
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
@@ -225,7 +233,7 @@ class HostSession(Session):
                     self._arithmetic,
                     self._preprocessing,
                     self._on_cpu,
-                    self.places,
+                    self.places * self.lanes,
                     self._cluster,
                     self._config.reduction == "ordered",
                 )
@@ -276,6 +284,17 @@ class HostSession(Session):
                 )
         return wanted
 
+    def _choose_lanes(self, program: Program) -> int:
+        """How many chunks are computed side by side: all operations of each are shared by fewer threads."""
+        if not self._on_cpu or self._config.devices is not None:
+            return 1
+        fused, sharing = program.fused_micro_batches, self._cluster.count
+        if not fused:
+            sharing = max(sharing, self._config.max_workers)
+        units = program.num_micro_batches // (fused or program.dbn_replica_group_size)
+        most = operations_at_once()
+        return max([n for n in divisors(units) if n <= most and units % (n * sharing) == 0], default=1)
+
     def _choose_fused(
         self,
         model: KerasModel,
@@ -298,13 +317,14 @@ class HostSession(Session):
                 per_sample,
                 memory,
                 sharing,
+                self.lanes,
             ),
         )
         if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
             largest = program.num_micro_batches
             if memory:
-                largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
-            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing)
+                largest = fused_in_memory(per_sample * program.micro_batch_size, memory) // self.lanes
+            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing * self.lanes)
             # Up to four times more, and down to a quarter, are tried; where memory is not there Linux ends the process.
             tried = [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
             tried = self._cluster.first("tried", tried)
@@ -494,35 +514,42 @@ class HostSession(Session):
     ) -> Dict[str, float]:
         """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it.
 
-        Of a worker's batches each of its devices computes one at a time.
+        Of a worker's batches each of its devices computes one at a time, or as many as there are cores for.
         """
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
         with tf.device(self.place), _exceptions():
             self._settle()
-            batches = iter(dataset)
+            batches, together = iter(dataset), len(self.places) * self._at_once
             while True:
                 interrupts.check()
-                group = list(itertools.islice(batches, len(self.places)))
+                group = list(itertools.islice(batches, together))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
                 everyones = self._cluster.exchange("evaluate", self._sums(group))
                 for one in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if one is not None:
                         totals.add(one)
-                if any(len(theirs) < len(self.places) for theirs in everyones):
+                if any(len(theirs) < together for theirs in everyones):
                     return totals.result()
 
     def _sums(self, group: Sequence[Batch]) -> List[Dict[str, float]]:
-        """What batches, one for each device at most, add to the metrics."""
-        assert self._evaluation is not None
-        found = []
-        for place, batch in zip(self.places, group):
-            # A GPU computes on while the next one is told what to do.
+        """What batches, one for each device and lane at most, add to the metrics."""
+        run, pack = self._evaluation.run, self._preprocessing.pack  # type: ignore[union-attr]
+
+        def of_batch(place: str, batch: Batch) -> Dict[str, Tensor]:
             with tf.device(place):
-                found.append(self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:]))
+                return run(pack(batch[0]), *batch[1:])
+
+        # A GPU computes on while the next one is told what to do.
+        found = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), self._at_once))
         return [{name: float(value) for name, value in sums.items()} for sums in found]
+
+    @property
+    def _at_once(self) -> int:
+        """Batches that a device evaluates at once."""
+        return operations_at_once() if self._on_cpu and self._config.devices is None else 1
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -548,10 +575,16 @@ class HostSession(Session):
         """Logits of each element, computed as it is."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
+        predict, pack = self._evaluation.predict, self._preprocessing.pack
+
+        def of_batch(images: Tensor) -> np.ndarray:
+            with tf.device(self.place):
+                found: np.ndarray = predict(pack(images)).numpy()
+            return found
+
         with tf.device(self.place), _exceptions():
             self._settle()
-            pack = self._preprocessing.pack
-            return [self._evaluation.predict(pack(images)).numpy() for images in dataset]
+            return list(side_by_side(of_batch, ((images,) for images in dataset), self._at_once))
 
     def _settle(self) -> None:
         """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""

@@ -72,6 +72,7 @@ class UpdateLoop:
         preprocessing: of the images that the iterator has.
         on_cpu: whether it runs on a CPU.
         devices: TensorFlow's names of this process' devices, which share its chunks; the first one has the weights.
+            One that computes several chunks side by side is there as often.
         cluster: the workers that share the chunks of a weight update.
         is_ordered: whether their gradients are added chunk by chunk.
 
@@ -226,8 +227,10 @@ class UpdateLoop:
         """
         workers, devices = self._cluster.count, len(self._devices)
         together = workers * devices
-        if together == 1:
-            return add(step, found[0], sums)
+        if workers == 1 and len(set(self._devices)) == 1:
+            for number, parts in enumerate(found):
+                sums = self._added(step * together + number, number, parts, sums, add)
+            return sums
         shapes = [[int(n) for n in part.shape] for part in found[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
         own = []
@@ -252,6 +255,16 @@ class UpdateLoop:
             parallel_iterations=1,
         )
         return sums
+
+    def _added(
+        self, chunk: Tensor, number: int, parts: Sequence[Tensor], sums: Sequence[Tensor], add: AddParts
+    ) -> Sequence[Tensor]:
+        """What a chunk gave, added to sums as the ``number``-th of its step."""
+        if number == 0:
+            return add(chunk, parts, sums)
+        # In a branch, which is always taken: without, TensorFlow would add several up at once, in an order of its own;
+        # and large ones in a temporary variable, of which it makes two of one name (tensorflow/tensorflow#23780).
+        return tf.cond(chunk > 0, lambda: tuple(add(chunk, parts, sums)), lambda: tuple(sums))
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
         count = tf.shape(rates)[0]

@@ -18,7 +18,7 @@ from ipucnn.config.bounds import MAX_CLUSTER
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
-from ipucnn.machine import operation_threads
+from ipucnn.machine import num_cores, operation_threads
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.program import Program
@@ -413,6 +413,25 @@ def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
             f"{sharers(workers, devices)} cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
             f"use {_legal(num_chunks)} of them; a new run with --max-workers {together} makes chunks for {together}",
         )
+
+
+def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -> int:
+    """How many threads share an operation of a new run, unless it is told: half of the cores, or all of them.
+
+    Half of them where every worker can compute two chunks side by side.  Operations on small images are too short to
+    keep all cores busy, and two of them wait less for each other than the halves of one.
+
+    Args:
+        config: of the run.
+        program: with the number of fused micro-batches, if it is known.
+        workers: that share the run.
+    """
+    cores = num_cores()
+    sharing = 2 * workers if program.fused_micro_batches else 2 * max(workers, config.max_workers)
+    units = program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
+    # Of several devices each computes one chunk at a time.
+    is_shared = config.devices is None and cores % 2 == 0 and units % sharing == 0
+    return cores // 2 if is_shared else cores
 
 
 def require_one(what: str, config: RunConfig, hint: str = "") -> None:
