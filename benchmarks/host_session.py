@@ -30,8 +30,9 @@ def build(name, micro_batch):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
-    norm = "group" if micro_batch == 1 else "batch"
-    return build_model(get_model(name), BuildOptions((SIZE, SIZE, 3), CLASSES, norm=norm, seed=1))
+    record = get_model(name)
+    norm = "none" if record.norm == "none" else "group" if micro_batch == 1 else "batch"
+    return build_model(record, BuildOptions((SIZE, SIZE, 3), CLASSES, norm=norm, seed=1))
 
 
 def random_data(batch):
