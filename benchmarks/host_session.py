@@ -31,7 +31,7 @@ def build(name, micro_batch):
     from ipucnn.models.registry import get_model
 
     record = get_model(name)
-    norm = "none" if record.norm == "none" else "group" if micro_batch == 1 else "batch"
+    norm = "none" if record.default_norm == "none" else "group" if micro_batch == 1 else "batch"
     return build_model(record, BuildOptions((SIZE, SIZE, 3), CLASSES, norm=norm, seed=1))
 
 
