@@ -3,8 +3,9 @@
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
+from ipucnn.aliases import NumbaType
 from ipucnn.errors import MissingError
 
 HAS_KERNELS = sys.version_info >= (3, 9)
@@ -44,7 +45,7 @@ def unseen(module: str, name: str) -> Iterator[None]:
         os.path.exists = exists
 
 
-def jit(*signature: object, **more: object) -> Callable[..., Any]:
+def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object) -> Callable[..., Any]:
     """Compiles for these arguments, without the interpreter's lock.
 
     A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
@@ -56,7 +57,7 @@ def jit(*signature: object, **more: object) -> Callable[..., Any]:
         "fastmath": {"contract"},
         **more,
     }
-    signatures = [numba.void(*signature)] if signature else []
+    signatures = [(numba.void if returns is None else returns)(*signature)] if signature else []
 
     def decorate(function: Callable[..., object]) -> Any:
         try:

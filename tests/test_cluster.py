@@ -606,8 +606,9 @@ def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_
         (8, {}, {}, 4, 8),  # of three chunks for each worker none has a neighbour
         (8, {}, {"max_workers": 6}, 1, 4),
         (8, {}, {"max_workers": 4}, 1, 8),
-        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 2, 4),  # chunks are what they are
-        (8, {}, {"devices": 2}, 1, 8),
+        (8, {"fused_micro_batches": 3}, {"max_workers": 2}, 1, 4),
+        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 1, 8),  # as one of four workers has
+        (8, {}, {"devices": 2}, 1, 4),
     ],
 )
 def test_threads_of_training(monkeypatch, cores, program, config, workers, threads):

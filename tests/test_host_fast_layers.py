@@ -318,6 +318,24 @@ def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
             np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
 
 
+def test_zeros_of_another_pipeline_stage_stay_there():
+    model = small_network(
+        (8, 8),
+        lambda x: keras.layers.Conv2D(6, 3, strides=2, name="convolve")(
+            keras.layers.ZeroPadding2D(((0, 1), (0, 1)), name="zeros")(x)
+        ),
+        "batch",
+        "relu",
+    )
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, 8, 8, 4)).astype(np.float32))
+    context = ExecutionContext(2, tf.zeros([2, 2], tf.int32), 2)
+    with execution_context(context):
+        expected = model(images, training=True)
+    for splits in ((), ("zeros",), ("convolve",), ("norm",)):
+        found = Network(model, splits, on_cpu=True, alone=False)(images, True, PLAIN, context)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @compiled
 def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch):
     """Tasks are taken, not given: whoever is there does them."""

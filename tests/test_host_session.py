@@ -17,7 +17,14 @@ from ipucnn.config.values import MEASURE
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host import session as host_session
-from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.host.session import (
+    MEMORY_FRACTION,
+    TRAINING_FACTOR,
+    HostSession,
+    activation_bytes_per_sample,
+    choose_fused,
+    fused_in_memory,
+)
 from ipucnn.sessions.session import (
     CheckpointDue,
     DeviceInfo,
@@ -485,37 +492,77 @@ def test_chunks_that_are_computed_side_by_side_change_no_byte(monkeypatch, norm,
         assert len(told) > 0 and all(one == found[0] for one in found)
 
 
-@given(st.integers(1, 64), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(0, 4))
+@given(st.integers(1, 64), st.integers(1, 4), st.integers(1, 9), st.integers(0, 40))
 @tries(60, slow=2000)
-def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_for(
-    units, group, sharing, at_once, fused
+def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_and_memory_for(
+    chunks, micro_batch, at_once, in_memory
 ):
-    """The most that share the micro-batches of a weight update evenly, among as many workers."""
-    fused = fused * group if units % max(fused, 1) == 0 else 0
+    """The most that share the chunks of a weight update evenly."""
+    model = make_model("none", 1)
+    size = TRAINING_FACTOR * activation_bytes_per_sample(model) * micro_batch * 3 / MEMORY_FRACTION
     program = SimpleNamespace(
-        num_micro_batches=units * group, dbn_replica_group_size=group, fused_micro_batches=fused
+        num_micro_batches=chunks * 3, fused_micro_batches=3, micro_batch_size=micro_batch
     )
-    session = HostSession(CPU, config=RunConfig(max_workers=sharing))
+    most = min(at_once, in_memory) if in_memory else at_once
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_session, "operations_at_once", lambda: at_once)
-        chunks = units * group // (fused or group)
-        parts = 1 if fused else sharing
+        session = HostSession(DeviceInfo("cpu", "x", 8, int(size * (in_memory + 0.5)) if in_memory else 0))
+        session._look_at_machine(model)
         assert session._choose_lanes(program) == max(
-            [n for n in range(1, at_once + 1) if chunks % (n * parts) == 0], default=1
+            [n for n in range(1, most + 1) if chunks % n == 0], default=1
         )
-        assert HostSession(CPU, config=RunConfig(devices=2))._choose_lanes(program) == 1
-        gpu = HostSession(DeviceInfo("gpu", "x", 8, 0))
-        assert gpu._choose_lanes(program) == 1
+        for several in (
+            HostSession(CPU, others=["/CPU:1"]),  # of which each computes one
+            HostSession(DeviceInfo("gpu", "x", 8, 0)),
+        ):
+            several._look_at_machine(model)
+            assert several._choose_lanes(program) == 1
+
+
+def test_workers_compute_as_many_chunks_side_by_side_as_all_of_them_can(monkeypatch):
+    monkeypatch.setattr(host_session, "operations_at_once", lambda: 4)
+    theirs = SimpleNamespace(count=2, exchange=lambda what, own: [own, 3])
+    session = HostSession(CPU, cluster=theirs)
+    session._look_at_machine(make_model("none", 1))
+    for chunks, expected in ((12, 3), (8, 2), (2, 1), (6, 3)):
+        program = SimpleNamespace(num_micro_batches=chunks, fused_micro_batches=1, micro_batch_size=1)
+        assert session._choose_lanes(program) == expected
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 2**27),
+    st.sampled_from([0, 2**33]),
+)
+@tries(60, slow=2000)
+def test_a_weight_update_is_halved_where_it_can_be(groups, group, sharing, bytes_per_sample, memory):
+    total = groups * group
+    if groups % sharing:
+        return
+    fused = choose_fused(total, 4, group, bytes_per_sample, memory, sharing, pairs=True)
+    alone = choose_fused(total, 4, group, bytes_per_sample, memory, sharing)
+    if groups % (2 * sharing):
+        assert fused == alone
+        return
+    legal = [d for d in range(group, total + 1, group) if total % d == 0 and total // d % (2 * sharing) == 0]
+    if not memory:  # as large as one of them alone, if there are enough micro-batches
+        assert fused == max([d for d in legal if d <= alone], default=legal[0])
+    else:
+        room = fused_in_memory(bytes_per_sample * 4, memory)
+        assert fused in legal and (2 * fused <= room or fused == legal[0])
 
 
 def test_what_is_evaluated_side_by_side_is_added_up_in_order(monkeypatch):
     images, labels = data(33, 6)
-    session = HostSession(CPU)
-    session.prepare_evaluation(make_model("batch", 2), make_loss("cross_entropy"))
+    model = make_model("batch", 2)
     batches = tf.data.Dataset.from_tensor_slices((images, labels, np.ones(33, np.float32))).batch(4)
     found = []
     for at_once in (1, 2, 5, 20):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
+        session = HostSession(CPU)
+        session.prepare_evaluation(model, make_loss("cross_entropy"))
         logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
         found.append((session.evaluate(batches), [array.tobytes() for array in logits]))
     assert found[0][0]["samples"] == 33 and all(one == found[0] for one in found)

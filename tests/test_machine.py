@@ -4,11 +4,12 @@ import gc
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from ipucnn import machine
-from ipucnn.errors import MissingError
+from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import ControlGroup, control_groups
 from ipucnn.sessions.host import environment
 
@@ -32,7 +33,7 @@ def test_the_system_says_what_linux_files_say():
 def test_no_garbage_is_looked_for_while_tensorflow_is_imported(monkeypatch, was_enabled):
     meanwhile = []
 
-    def not_there(start):
+    def not_there(*_):
         meanwhile.append(gc.isenabled())
         raise ImportError("no TensorFlow")
 
@@ -148,3 +149,31 @@ def test_operations_at_once(monkeypatch):
         assert machine.operations_at_once() == at_once and not machine.are_threads_required()
     machine.fix_threads(3)
     assert machine.are_threads_required()
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
+@pytest.mark.parametrize("works_already", [True, False])
+def test_the_threads_that_tensorflow_gets(monkeypatch, required, gpus, works_already):
+    """Half of the cores is for a CPU that TensorFlow does not use yet; a number that was asked for is for all."""
+    monkeypatch.setattr(environment, "num_cores", lambda: 8)
+    told = []
+
+    def set_threads(number):
+        if works_already:
+            raise RuntimeError("Intra op parallelism cannot be modified after initialization.")
+        told.append(number)
+
+    threading_ = SimpleNamespace(
+        get_intra_op_parallelism_threads=lambda: 0, set_intra_op_parallelism_threads=set_threads
+    )
+    tf = SimpleNamespace(config=SimpleNamespace(threading=threading_, get_visible_devices=lambda kind: gpus))
+    machine.fix_threads(4, required)
+    if required and works_already:
+        with pytest.raises(ConfigurationError, match="--threads 4: TensorFlow works with 8"):
+            environment._begin(tf, None, True)
+        return
+    environment._begin(tf, lambda: told.append("started"), True)
+    all_cores = not required and (gpus or works_already)
+    assert machine.operation_threads() == (8 if all_cores else 4)
+    assert told == [*([] if all_cores else [4]), "started"]

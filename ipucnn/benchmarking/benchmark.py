@@ -77,7 +77,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand
-from ipucnn.machine import fix_threads, peak_memory_bytes, reset_peak_memory
+from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.models.registry import folder_name
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
@@ -499,9 +499,10 @@ class Benchmark:
 
         began = time.perf_counter()
         config = self.resolved.config
-        if self.settings.training and self.settings.compare_with is None and not runs_on_ipus(config.device):
-            # As in training.  What it is compared with has one operation at a time, and all cores for each.
-            fix_threads(threads_of_training(config, self.program), required=False)
+        if self.settings.training and not runs_on_ipus(config.device):
+            # As in training; but what is compared has one operation at a time, and all cores for each.
+            alone = self.settings.compare_with is None
+            fix_threads(threads_of_training(config, self.program) if alone else num_cores(), required=False)
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )

@@ -253,14 +253,14 @@ class HostSession:
     )
     threads: Optional[int] = option(
         None,
-        "Threads that share an operation. A CPU computes as many chunks of a weight update side by side as it has cores "
-        "for. The number of threads decides the order of sums: the same bytes come only from the same number. A run that "
-        "is continued keeps its number.",
+        "Threads that share an operation. A CPU computes as many chunks of a weight update side by side as it has "
+        "cores for. The number of threads decides the order of sums: the same bytes come only from the same number. "
+        "A run that is continued keeps its number.",
         minimum=1,
         maximum=bounds.MAX_THREADS,
         commands=TRAIN,
         ipu_effect=False,
-        default_text="half of the cores where two chunks can share a weight update evenly, otherwise all of them",
+        default_text="half of the cores where a weight update can be halved, otherwise all",
     )
     devices: Optional[int] = option(
         None,

@@ -125,7 +125,10 @@ def create_session(
     config = RunConfig() if config is None else config
     wanted = 1 if config.devices is None or not trains else config.devices
     import_tensorflow(
-        verbose, lambda: _start(device, wanted, cluster, trains), config.deterministic_operations
+        verbose,
+        lambda: _start(device, wanted, cluster, trains),
+        config.deterministic_operations,
+        may_use_gpus=device != "cpu",
     )
     from ipucnn.sessions.host.session import HostSession
 

@@ -148,7 +148,10 @@ def _memory_there_is() -> Iterator[Tuple[str, int]]:
 
 
 def import_tensorflow(
-    verbose: bool = False, start: Optional[Callable[[], None]] = None, deterministic: bool = True
+    verbose: bool = False,
+    start: Optional[Callable[[], None]] = None,
+    deterministic: bool = True,
+    may_use_gpus: bool = False,
 ) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
@@ -163,6 +166,7 @@ def import_tensorflow(
         verbose: let it speak.
         start: what has to be done with TensorFlow before anything else is.
         deterministic: whether operations are to give the same bytes each time.
+        may_use_gpus: where there are some, all cores share an operation, unless another number is required.
 
     Raises:
         ConfigurationError: TensorFlow works with another number of threads already.
@@ -184,10 +188,10 @@ def import_tensorflow(
         if verbose or "tensorflow" in sys.modules:
             import tensorflow as tf
 
-            _begin(tf, start)
+            _begin(tf, start, may_use_gpus)
         else:
             with _without_collections():
-                tf = _quiet_import(start)
+                tf = _quiet_import(start, may_use_gpus)
     except Exception as error:
         if interrupts.noted() is not None or not isinstance(error, ImportError):
             interrupts.check()
@@ -230,33 +234,35 @@ def import_matplotlib() -> Any:
     return matplotlib
 
 
-def _begin(tf: ModuleType, start: Optional[Callable[[], None]]) -> None:
+def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bool) -> None:
     """What must come before TensorFlow looks for devices."""
-    wanted = fixed_threads()
+    wanted, are_required = fixed_threads(), are_threads_required()
     there = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    if not are_required and may_use_gpus and tf.config.get_visible_devices("GPU"):
+        # Half of the cores are for CPUs, which compute two chunks side by side.
+        wanted = None
+        fix_threads(there, required=False)
     if wanted is not None and wanted != there:
-        required = are_threads_required()
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
         except RuntimeError:
-            fix_threads(there)
-            if not required:
-                return
-            raise ConfigurationError(
-                f"--threads {wanted}: TensorFlow works with {there} in this process already",
-                "start a process of its own",
-            ) from None
+            fix_threads(there, required=False)
+            if are_required:
+                raise ConfigurationError(
+                    f"--threads {wanted}: TensorFlow works with {there} in this process already",
+                    "start a process of its own",
+                ) from None
     if start is not None:
         start()
 
 
-def _quiet_import(start: Optional[Callable[[], None]] = None) -> Any:
+def _quiet_import(start: Optional[Callable[[], None]] = None, may_use_gpus: bool = False) -> Any:
     """Imports without the messages that come from C++, before any log level counts."""
     with stderr_aside(shown_if_failed=True):
         import tensorflow as tf
         from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
 
-        _begin(tf, start)
+        _begin(tf, start, may_use_gpus)
         # Looking for GPUs is what prints most on a machine without one; the first look is here.
         tf.config.list_logical_devices()
     return tf

@@ -65,6 +65,7 @@ def find_fast_layers(
         alone: what leaves each layer is needed, so none may be computed with another.
     """
     found = FastLayers()
+    own = {step.name for step in steps}
     readers: Dict[str, List[str]] = {}
     for step in steps:
         for name in step.inputs:
@@ -90,8 +91,9 @@ def find_fast_layers(
             if subsample is not None:
                 found.training[name] = found.inference[name] = subsample
         else:
-            before = layers.get(step.inputs[0])
-            zeros = before if before is not None and next_of(before.name) is layer else None
+            before = step.inputs[0]
+            # What another stage computes, this one cannot leave out.
+            zeros = layers[before] if before in own and next_of(before) is layer else None
             convolve = _convolution(layer, zeros)
             if convolve is None:
                 continue

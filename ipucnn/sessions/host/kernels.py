@@ -15,6 +15,7 @@ Importing this imports Numba, and compiles the functions or loads them from its 
 in the user's folder of caches).
 """
 
+import contextlib
 import functools
 import math
 import queue
@@ -27,7 +28,7 @@ import numpy as np
 from ipucnn.aliases import NumbaType
 from ipucnn.compiled import import_numba
 from ipucnn.compiled import jit as _jit
-from ipucnn.machine import operation_threads
+from ipucnn.machine import operation_threads, operations_at_once
 
 numba = import_numba()
 
@@ -88,12 +89,13 @@ def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaT
     return _INT(progress, _INT, _INT), generate
 
 
-@_jit(_PROGRESS, _INT, _INT)
-def _await(progress, tasks, looks):  # type: ignore[no-untyped-def]
-    """Looks so many times whether all tasks have ended."""
+@_jit(_PROGRESS, _INT, _INT, returns=numba.boolean)
+def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
+    """Looks at most so many times whether all tasks have ended; whether they have."""
     for _ in range(looks):
         if _count(progress, _ENDED, 0) >= tasks:
-            return
+            return True
+    return False
 
 
 @_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
@@ -329,7 +331,9 @@ _helpers: List[threading.Thread] = []
 def _help() -> None:
     while True:
         function, given = _calls.get()
-        function(*given)
+        # Where it has no memory for what it needs it takes no task, and the thread that waits does them all.
+        with contextlib.suppress(MemoryError):
+            function(*given)
         del function, given  # The arrays of the last call are not kept until the next one.
 
 
@@ -345,18 +349,17 @@ def _share(function: Callable[..., None], threads: int, tasks: int, *given: obje
     if others < 1:
         function(*given, progress)
         return
-    if len(_helpers) < others:
+    wanted = others * operations_at_once()
+    if len(_helpers) < wanted:
         with _lock:
-            while len(_helpers) < others:
+            while len(_helpers) < wanted:
                 _helpers.append(threading.Thread(target=_help, name="kernels", daemon=True))
                 _helpers[-1].start()
     for _ in range(others):
         _calls.put((function, (*given, progress)))
     function(*given, progress)
-    _await(progress, tasks, _LOOKS)
-    while progress[_ENDED] < tasks:
+    while not _have_ended(progress, tasks, _LOOKS):
         time.sleep(0)
-        _await(progress, tasks, _LOOKS)
 
 
 def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:

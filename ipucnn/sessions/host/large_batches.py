@@ -8,6 +8,7 @@ moments of the batches are pooled.  In all else the pass is that of evaluation: 
 no dropout, which would make variances larger than they are in evaluation (Li et al. 2018, arXiv:1801.05134).
 """
 
+import itertools
 from typing import Callable, Dict, Iterable, List, Tuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.errors import InfeasibleError
-from ipucnn.machine import operations_at_once, side_by_side
+from ipucnn.machine import side_by_side
 from ipucnn.models.layers import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network
@@ -34,17 +35,23 @@ class LargeBatches:
         arithmetic: what is computed in; rounding is to nearest.
         unpack: brings images as they are in the batches to the network's range.
         on_cpu: whether this runs on a CPU.
+        at_once: how many batches of so many samples are computed side by side.
 
     Attributes:
         names: of the moving statistics, but for those of frozen layers.
     """
 
     def __init__(
-        self, model: KerasModel, arithmetic: Arithmetic, unpack: Callable[[Tensor], Tensor], on_cpu: bool
+        self,
+        model: KerasModel,
+        arithmetic: Arithmetic,
+        unpack: Callable[[Tensor], Tensor],
+        on_cpu: bool,
+        at_once: Callable[[int], int] = lambda samples: 1,
     ) -> None:
         norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self.names = [f"{norm}/{moving}" for norm in norms for moving in ("moving_mean", "moving_variance")]
-        self._at_once = operations_at_once() if on_cpu else 1
+        self._at_once = at_once
         if not self.names:
             return
         network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm is not to be folded: it measures.
@@ -83,7 +90,11 @@ class LargeBatches:
                     "use a smaller --precise-batch-norm; 0 leaves it out",
                 ) from None
 
-        for moments in side_by_side(of_batch, batches if self.names else (), self._at_once):
+        left = iter(batches if self.names else ())
+        first = next(left, None)
+        given = () if first is None else itertools.chain([first], left)
+        at_once = 1 if first is None else self._at_once(len(first[0]))
+        for moments in side_by_side(of_batch, given, at_once):
             for name, values in moments.items():
                 found.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}

@@ -91,7 +91,7 @@ def choose_fused(
     bytes_per_sample: int,
     memory_bytes: int,
     num_sharing: int = 1,
-    lanes: int = 1,
+    pairs: bool = False,
 ) -> int:
     """The number of micro-batches to fuse: a divisor of those in a weight update.
 
@@ -102,14 +102,16 @@ def choose_fused(
         bytes_per_sample: see :func:`activation_bytes_per_sample`.
         memory_bytes: of the host, 0 if unknown.
         num_sharing: workers that are to share the chunks evenly.
-        lanes: chunks that a worker computes side by side.
+        pairs: two chunks are to be computed side by side, where the micro-batches can be halved.  It does not depend
+            on the cores of a machine: the chunks are the same on all.
     """
     micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
     limit = by_speed
+    halves = fusible(num_micro_batches, group_size, 2 * num_sharing) if pairs else []
     if memory_bytes:
-        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // lanes)
-    usable = fusible(num_micro_batches, group_size, num_sharing * lanes)
+        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // (2 if halves else 1))
+    usable = halves or fusible(num_micro_batches, group_size, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
@@ -161,8 +163,9 @@ class HostSession(Session):
 
     Attributes:
         places: the devices that take part in training, once a Program is compiled.
-        lanes: chunks that each of them computes side by side.  On a CPU these are as many as there are cores for, and
-            as can share a weight update evenly.  It changes nothing but how long that takes.
+        lanes: chunks that each of them computes side by side, once a Program is compiled.  On a CPU these are as many
+            as there are cores and memory for, and as can share a weight update evenly.  It changes nothing but how
+            long that takes.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class HostSession(Session):
         self.place = place
         self.places = self._there = (place, *others)
         self.lanes = 1
+        self._at_once, self._bytes_per_sample = 1, 0
         self._on_cpu = device.kind == "cpu"
         self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
@@ -215,7 +219,7 @@ class HostSession(Session):
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
         self.places = self._there[: self._choose_devices(program)]
-        self.lanes = self._choose_lanes(program)
+        self._look_at_machine(model)
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
@@ -224,6 +228,7 @@ class HostSession(Session):
             self.state = TrainState(weights.kept, opt.slots, 0)
 
             def loop_of(program: Program) -> UpdateLoop:
+                self.lanes = self._choose_lanes(program)
                 return UpdateLoop(
                     model,
                     program,
@@ -248,7 +253,9 @@ class HostSession(Session):
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
-        self._large_batches = LargeBatches(model, self._arithmetic, self._preprocessing.unpack, self._on_cpu)
+        self._large_batches = LargeBatches(
+            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._batches_at_once
+        )
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
@@ -284,16 +291,32 @@ class HostSession(Session):
                 )
         return wanted
 
+    def _look_at_machine(self, model: KerasModel) -> None:
+        """How many operations keep all cores busy, on each of the workers, and how much memory a sample takes."""
+        self._bytes_per_sample = activation_bytes_per_sample(model)
+        own = operations_at_once() if self._on_cpu and len(self.places) == 1 else 1
+        self._at_once = int(min(self._cluster.exchange("operations at once", own)))
+
     def _choose_lanes(self, program: Program) -> int:
-        """How many chunks are computed side by side: all operations of each are shared by fewer threads."""
-        if not self._on_cpu or self._config.devices is not None:
-            return 1
-        fused, sharing = program.fused_micro_batches, self._cluster.count
-        if not fused:
-            sharing = max(sharing, self._config.max_workers)
-        units = program.num_micro_batches // (fused or program.dbn_replica_group_size)
-        most = operations_at_once()
-        return max([n for n in divisors(units) if n <= most and units % (n * sharing) == 0], default=1)
+        """How many of the chunks of a program are computed side by side."""
+        chunks = program.num_micro_batches // max(program.fused_micro_batches, 1)
+        in_memory = self._at_once
+        if self.device.memory_bytes:
+            micro_batch_bytes = self._bytes_per_sample * program.micro_batch_size
+            in_memory = (
+                fused_in_memory(micro_batch_bytes, self.device.memory_bytes) // program.fused_micro_batches
+            )
+        most = max(1, min(self._cluster.exchange("lanes", min(self._at_once, in_memory))))
+        return max(
+            n for n in divisors(chunks) if n <= most and (n == 1 or chunks % (n * self._cluster.count) == 0)
+        )
+
+    def _batches_at_once(self, samples: int) -> int:
+        """How many batches of so many samples are evaluated side by side; without a backward pass."""
+        if not self.device.memory_bytes or self._at_once == 1:
+            return self._at_once
+        batch_bytes = max(1, self._bytes_per_sample * samples)
+        return max(1, min(self._at_once, int(self.device.memory_bytes * MEMORY_FRACTION) // batch_bytes))
 
     def _choose_fused(
         self,
@@ -317,14 +340,14 @@ class HostSession(Session):
                 per_sample,
                 memory,
                 sharing,
-                self.lanes,
+                self._on_cpu,
             ),
         )
         if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
             largest = program.num_micro_batches
             if memory:
-                largest = fused_in_memory(per_sample * program.micro_batch_size, memory) // self.lanes
-            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing * self.lanes)
+                largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
+            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing)
             # Up to four times more, and down to a quarter, are tried; where memory is not there Linux ends the process.
             tried = [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
             tried = self._cluster.first("tried", tried)
@@ -508,6 +531,7 @@ class HostSession(Session):
         )
         self._cluster.require_same("weights", digest_of(values, {}))
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
+        self._look_at_machine(model)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -521,35 +545,37 @@ class HostSession(Session):
         totals = MetricTotals()
         with tf.device(self.place), _exceptions():
             self._settle()
-            batches, together = iter(dataset), len(self.places) * self._at_once
+            batches = iter(dataset)
+            first = next(batches, None)
+            own = self._at_once
+            if first is not None:
+                own, batches = self._batches_at_once(len(first[0])), itertools.chain([first], batches)
+            at_once = min(self._cluster.exchange("batches at once", own))
+            together = len(self.places) * at_once
             while True:
                 interrupts.check()
                 group = list(itertools.islice(batches, together))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                everyones = self._cluster.exchange("evaluate", self._sums(group))
+                everyones = self._cluster.exchange("evaluate", self._sums(group, at_once))
                 for one in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if one is not None:
                         totals.add(one)
                 if any(len(theirs) < together for theirs in everyones):
                     return totals.result()
 
-    def _sums(self, group: Sequence[Batch]) -> List[Dict[str, float]]:
-        """What batches, one for each device and lane at most, add to the metrics."""
-        run, pack = self._evaluation.run, self._preprocessing.pack  # type: ignore[union-attr]
+    def _sums(self, group: Sequence[Batch], at_once: int) -> List[Dict[str, float]]:
+        """What some batches, ``at_once`` for each device at most, add to the metrics."""
+        assert self._evaluation is not None
+        run, pack = self._evaluation.run, self._preprocessing.pack
 
         def of_batch(place: str, batch: Batch) -> Dict[str, Tensor]:
             with tf.device(place):
                 return run(pack(batch[0]), *batch[1:])
 
         # A GPU computes on while the next one is told what to do.
-        found = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), self._at_once))
+        found = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
         return [{name: float(value) for name, value in sums.items()} for sums in found]
-
-    @property
-    def _at_once(self) -> int:
-        """Batches that a device evaluates at once."""
-        return operations_at_once() if self._on_cpu and self._config.devices is None else 1
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -584,7 +610,12 @@ class HostSession(Session):
 
         with tf.device(self.place), _exceptions():
             self._settle()
-            return list(side_by_side(of_batch, ((images,) for images in dataset), self._at_once))
+            batches = iter(dataset)
+            first = next(batches, None)
+            if first is None:
+                return []
+            given = ((images,) for images in itertools.chain([first], batches))
+            return list(side_by_side(of_batch, given, self._batches_at_once(len(first))))
 
     def _settle(self) -> None:
         """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""

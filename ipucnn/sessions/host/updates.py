@@ -2,7 +2,8 @@
 
 A chunk is some micro-batches that are computed as one batch; see ``session.py`` for how many.  Workers share the chunks
 of a weight update: what theirs gave is gathered, and each of them adds it up in the order of chunks.  Several devices
-of one process, GPUs, share its chunks in the same way: each computes one at a time, and the first one adds them up.
+of one process, GPUs, share its chunks in the same way: each computes one at a time, and the first one adds them up.  A
+CPU computes several chunks side by side, each in a lane, as if it were as many devices.
 """
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
@@ -326,7 +327,8 @@ class UpdateLoop:
                 return (step + 1, *self._in_order(step, parts, sums, add))
             added: Sequence[Tensor] = sums[:count]
             for number, (gradients, *_) in enumerate(found):
-                added = self._add_gradients(step * len(found) + number, gradients, added)
+                turn = step * len(found) + number
+                added = self._added(turn, number, gradients, added, self._add_gradients)
             return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
 
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]

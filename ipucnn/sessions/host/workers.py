@@ -419,7 +419,8 @@ def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -
     """How many threads share an operation of a new run, unless it is told: half of the cores, or all of them.
 
     Half of them where every worker can compute two chunks side by side.  Operations on small images are too short to
-    keep all cores busy, and two of them wait less for each other than the halves of one.
+    keep all cores busy, and two of them wait less for each other than the halves of one.  Runs that begin with the same
+    ``--max-workers`` on like machines have as many, however many workers and devices there are.
 
     Args:
         config: of the run.
@@ -427,10 +428,8 @@ def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -
         workers: that share the run.
     """
     cores = num_cores()
-    sharing = 2 * workers if program.fused_micro_batches else 2 * max(workers, config.max_workers)
     units = program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
-    # Of several devices each computes one chunk at a time.
-    is_shared = config.devices is None and cores % 2 == 0 and units % sharing == 0
+    is_shared = cores % 2 == 0 and units % (2 * max(workers, config.max_workers)) == 0
     return cores // 2 if is_shared else cores
 
 
