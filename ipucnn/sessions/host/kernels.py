@@ -92,7 +92,7 @@ def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaT
 @_jit(_PROGRESS, _INT, _INT, returns=numba.boolean)
 def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
     """Looks at most so many times whether all tasks have ended; whether they have."""
-    for _ in range(looks):
+    for _ in range(looks):  # noqa: SIM110 - Numba compiles no generators into any()
         if _count(progress, _ENDED, 0) >= tasks:
             return True
     return False
