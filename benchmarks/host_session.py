@@ -4,7 +4,7 @@ Usage: python benchmarks/host_session.py [--rounds 5] [--only MODEL] [--micro-ba
 
 For each network (32x32, gradient accumulation 16) and micro-batch size three processes are kept: the host
 session, Keras' fit with the same micro-batch and accumulation, and Keras' fit with one batch as large as what
-the session fuses.  They take turns; only one computes at a time.  Each side runs in the environment that
+the session computes at a time, in one chunk or in two side by side.  They take turns; only one computes at a time.  Each side runs in the environment that
 suits it: the session switches oneDNN on, Keras is measured with TensorFlow's default and with oneDNN, and the
 faster of the two is what the ratio is taken with.  Printed are medians over the rounds and, for the ratios,
 medians of the ratios within a round: by the clock, and by processor time, which other programs disturb less.  The share
@@ -47,7 +47,7 @@ def random_data(batch):
 
 
 def session_runner(name, micro_batch):
-    """run(weight updates) of the host session, and the micro-batches it fuses."""
+    """run(weight updates) of the host session, the micro-batches it fuses, and how often it does that side by side."""
     import dataclasses
 
     import numpy as np
@@ -82,7 +82,7 @@ def session_runner(name, micro_batch):
         session._loop.run(data, rates, tf.constant(done, tf.int64))[0].numpy()
         done += updates
 
-    return run, session.program.fused_micro_batches
+    return run, session.program.fused_micro_batches, session.lanes
 
 
 def session_extras(name, micro_batch):
@@ -116,8 +116,9 @@ def keras_runner(name, batch, accumulate, norm_batch):
 
 def worker(kind, name, micro_batch, fused):
     """Reads numbers of weight updates (0 ends), runs them, and prints the seconds they took."""
+    lanes = 1
     if kind == "session":
-        run, fused = session_runner(name, micro_batch)
+        run, fused, lanes = session_runner(name, micro_batch)
         per_update = 1
     elif kind == "keras":
         run, per_update = keras_runner(name, micro_batch, ACCUMULATE, micro_batch), ACCUMULATE
@@ -125,7 +126,7 @@ def worker(kind, name, micro_batch, fused):
         run = keras_runner(name, micro_batch * fused, 1, micro_batch)
         per_update = ACCUMULATE // fused
     run(per_update)
-    print(f"ready {fused}", flush=True)
+    print(f"ready {lanes} {fused}", flush=True)
     for line in sys.stdin:
         updates = int(line)
         if updates < 0:
@@ -150,7 +151,7 @@ class Worker:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.fused = int(self._line().split()[1])
+        self.lanes, self.fused = map(int, self._line().split()[1:])
         self.samples = micro_batch * ACCUMULATE
         self.updates = 1
         seconds, _ = self._run(1)
@@ -183,7 +184,7 @@ class Worker:
 def measure(name, micro_batch, rounds):
     session = Worker("session", name, micro_batch, 0, None)
     rivals = {
-        (kind, onednn): Worker(kind, name, micro_batch, session.fused, onednn)
+        (kind, onednn): Worker(kind, name, micro_batch, session.lanes * session.fused, onednn)
         for kind in ("keras", "keras-fused")
         for onednn in (None, "1")
     }
@@ -199,6 +200,7 @@ def measure(name, micro_batch, rounds):
         "model": name,
         "micro_batch": micro_batch,
         "fused": session.fused,
+        "side by side": session.lanes,
         "session": statistics.median(wall for wall, _ in ours),
         "memory_mib": memory,
     }
@@ -249,10 +251,11 @@ def main():
         row = measure(name, micro_batch, arguments.rounds)
         rows.append(row)
         norm = "group" if micro_batch == 1 else "batch"
+        fused = f"{row['side by side']}x{row['fused']}" if row["side by side"] > 1 else str(row["fused"])
         ratios = [
             f"{row[f'vs {kind}']:.2f}, {row[f'vs {kind} cpu']:.2f}" for kind in ("keras", "keras-fused")
         ]
-        print(f"{name:16} {micro_batch:5} {norm:>5} {row['fused']:5} {row['session']:8.0f} {row['keras']:6.0f} "
+        print(f"{name:16} {micro_batch:5} {norm:>5} {fused:>5} {row['session']:8.0f} {row['keras']:6.0f} "
               f"{ratios[0]:>12} {row['keras-fused']:12.0f} {ratios[1]:>12} {row['share of peak']:8.1%} "
               f"{row['memory_mib']:6.0f}", flush=True)  # fmt: skip
     if arguments.json:

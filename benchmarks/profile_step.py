@@ -59,7 +59,7 @@ def main():
     parser.add_argument("--top", type=int, default=20)
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    run, fused = host_session.session_runner(arguments.model, arguments.micro_batch)
+    run, fused, lanes = host_session.session_runner(arguments.model, arguments.micro_batch)
     run(2)
     import tensorflow as tf
 
@@ -81,7 +81,10 @@ def main():
     total = sum(seconds.values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, "
           f"TensorFlow {tf.__version__}")  # fmt: skip
-    print(f"{arguments.model}, micro-batch {arguments.micro_batch}, {fused} of them computed as one")
+    print(
+        f"{arguments.model}, micro-batch {arguments.micro_batch}, {fused} of them computed as one"
+        f"{f', {lanes} times side by side' if lanes > 1 else ''}"
+    )
     print(f"a weight update: {1e3 * wall_s:.0f} ms, processor time {1e3 * processor_s:.0f} ms; "
           f"largest memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")  # fmt: skip
     print(f"{'operation':44} {'ms':>8} {'calls':>7} {'share':>7}")
