@@ -4,12 +4,13 @@ Usage: python benchmarks/host_session.py [--rounds 5] [--only MODEL] [--micro-ba
 
 For each network (32x32, gradient accumulation 16) and micro-batch size three processes are kept: the host
 session, Keras' fit with the same micro-batch and accumulation, and Keras' fit with one batch as large as what
-the session computes at a time, in one chunk or in two side by side.  They take turns; only one computes at a time.  Each side runs in the environment that
-suits it: the session switches oneDNN on, Keras is measured with TensorFlow's default and with oneDNN, and the
-faster of the two is what the ratio is taken with.  Printed are medians over the rounds and, for the ratios,
-medians of the ratios within a round: by the clock, and by processor time, which other programs disturb less.  The share
-of the peak is what the session's multiplications and additions (three forward passes) are of those of the fastest large
-matrix product on the machine.  Memory is the largest of the session's process.
+the session computes at a time, in one chunk or in two side by side.  They take turns; only one computes at a time.
+Each side runs in the environment that suits it: the session switches oneDNN on, Keras is measured with TensorFlow's
+default and with oneDNN, and the faster of the two is what the ratio is taken with.  Printed are medians over the rounds
+and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which other programs
+disturb less.  "2x8" is two chunks of 8 fused micro-batches side by side.  The share of the peak is what the session's
+multiplications and additions (three forward passes) are of those of the fastest large matrix product on the machine.
+Memory is the largest of the session's process.
 """
 
 import argparse
