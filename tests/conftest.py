@@ -192,12 +192,15 @@ def signals_as_at_first():
         signal.signal(number, handler)
 
 
+# A command fixes the threads of its process; here many commands share one, and TensorFlow keeps those of the first.
+# Fixtures of whole modules train, too, before those of single tests.
+machine.fix_threads(machine.num_cores())
+
+
 @pytest.fixture(autouse=True)
 def threads_as_at_first():
-    """A command fixes them for its process; here many commands share one, and TensorFlow keeps those of the first."""
-    machine.fix_threads(machine.num_cores())
     yield
-    machine.fix_threads(None)
+    machine.fix_threads(machine.num_cores())
 
 
 @pytest.fixture
