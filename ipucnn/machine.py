@@ -77,12 +77,12 @@ def side_by_side(
     function: Callable[..., _Result], arguments: Iterable[Sequence[object]], at_once: int
 ) -> Iterator[_Result]:
     """``function(*given)`` for each of ``arguments``, in their order; ``at_once`` of them are computed in threads."""
-    from concurrent.futures import Future, ThreadPoolExecutor
-
     if at_once == 1:
         for given in arguments:
             yield function(*given)
         return
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     with ThreadPoolExecutor(at_once) as pool:
         waiting: Deque[Future[_Result]] = collections.deque()
         for given in arguments:
