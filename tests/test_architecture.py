@@ -34,7 +34,6 @@ LAYERS = (
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 SAME_LAYER_APART = {"planning", "sessions"}
 """Parts of one layer that do not import each other."""
-MOST_WITH_ONE_IMPORTER = 30
 
 
 @functools.lru_cache(maxsize=None)
@@ -101,21 +100,6 @@ def test_no_circles():
             break
         left = {name: imported for name, imported in left.items() if name not in ground}
     assert not left, f"circles among {sorted(left)}"
-
-
-def test_few_modules_have_one_importer():
-    """A module that one other module uses is a page torn out of it, unless its story is one of its own."""
-    importers: Dict[str, List[str]] = {}
-    for name, imported in _imports().items():
-        # A package's face hands on what it imports; __main__ is the door to the program.
-        for other in imported if _modules()[name].name not in ("__init__.py", "__main__.py") else ():
-            importers.setdefault(other, []).append(name)
-    single = [
-        name
-        for name, found in importers.items()
-        if len(found) == 1 and _modules()[name].name != "__init__.py"
-    ]
-    assert len(single) <= MOST_WITH_ONE_IMPORTER, "\n".join(sorted(single))
 
 
 # What is handed on unread as keyword arguments, what annotations themselves are, and a field that is text or a list.
