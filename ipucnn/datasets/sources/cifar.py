@@ -1,11 +1,12 @@
 """``cifar10`` and ``cifar100`` from their original files, the Python (pickle) or the binary version.
 
-The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).  The Python
-version is unpickled by :mod:`ipucnn.datasets.sources.unpickle`, which runs nothing the file names.
+The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).
 """
 
+import io
+import pickle
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from ipucnn import json_fields
 from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.sources.unpickle import safe_unpickle
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
 
@@ -67,15 +67,82 @@ def find_layout(name: str, folder: Path) -> Optional[Layout]:
     return None
 
 
+def safe_unpickle(data: bytes, origin: str) -> Dict[Any, PlainValue]:
+    """The dictionary in one of CIFAR's pickles, with Python 2's strings read as latin-1.
+
+    A pickle can call whatever it names, so names resolve to the functions of this module alone: arrays and their types
+    are rebuilt from bytes, since NumPy's own ``__setstate__`` takes flags that let a file choose memory addresses.
+
+    Raises:
+        DataError: the pickle is damaged, or names anything else.  Nothing it names is called.
+    """
+    names = _names_in_pickles()
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Callable[..., object]:
+            key = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+            if key not in names:
+                raise pickle.UnpicklingError(f"it names {key[:160]}, which could run code")
+            return names[key]
+
+    try:
+        content = Unpickler(io.BytesIO(data), encoding="latin1").load()
+        if not isinstance(content, dict):
+            raise pickle.UnpicklingError("it is not a CIFAR batch: it lacks a dictionary")
+        return {key: getattr(value, "array", value) for key, value in content.items()}
+    except Exception as error:  # a damaged file can provoke any error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(
+            f"{origin} is no CIFAR pickle: {reason}",
+            "nothing in it was run; get the file again from a source you trust",
+        ) from None
+
+
+def _names_in_pickles() -> Dict[str, Callable[..., object]]:
+    """What the names in CIFAR's pickles stand for: fresh for each file, which may set attributes of them."""
+
+    class Array:
+        array: Any = None
+
+        def __setstate__(self, state: PlainValue) -> None:
+            _, shape, dtype, is_fortran, raw = state
+            raw = raw.encode("latin1") if isinstance(raw, str) else raw  # a string of Python 2
+            self.array = np.frombuffer(raw, dtype.code).reshape(shape, order="F" if is_fortran else "C")
+
+    class Dtype:
+        def __init__(self, code: str, *_: object) -> None:
+            if code not in ("b1", "u1", "i4", "i8", "f4", "f8"):
+                raise pickle.UnpicklingError(f"it holds an array of the type {code!r:.20}")
+            self.code = code
+
+        def __setstate__(self, state: PlainValue) -> None:
+            if state[1] not in "|<":
+                raise pickle.UnpicklingError(f"it holds an array of the byte order {state[1]!r:.20}")
+
+    def from_buffer(raw: bytes, dtype: Dtype, shape: Tuple[int, ...], order: str) -> Array:
+        array = Array()
+        array.__setstate__((1, shape, dtype, order == "F", raw))
+        return array
+
+    return {
+        "numpy.ndarray": Array,
+        "numpy.dtype": Dtype,
+        "numpy.core.multiarray._reconstruct": lambda *_: Array(),
+        "numpy.core.numeric._frombuffer": from_buffer,  # protocol 5
+        "__builtin__.bytes": lambda: b"",
+        "_codecs.encode": lambda text, _: text.encode("latin1"),  # bytes that Python 3 wrote in protocol 2
+    }
+
+
 def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
     """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError.
 
     Without ``num_classes`` labels are given as they are, whatever classes there are.
     """
     content = safe_unpickle(read_file(str(path)), str(path))
-    if isinstance(content, dict):  # bytes keys: written by Python 3
-        content = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
-    if not isinstance(content, dict) or "data" not in content or label_key not in content:
+    # Python 3 writes bytes as keys.
+    content = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
+    if "data" not in content or label_key not in content:
         raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN)
     data, labels = content["data"], content[label_key]
     if (
@@ -161,7 +228,6 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
     else:
         content = safe_unpickle(read_file(str(path)), str(path))
         key = "label_names" if name == "cifar10" else "fine_label_names"
-        content = content if isinstance(content, dict) else {}
         names = content.get(key, content.get(key.encode(), ()))
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, (str, bytes)) for n in names):
             raise DataError(f"{path}: '{key}' is {json_fields.brief(names)}, not a list of texts", AGAIN)
