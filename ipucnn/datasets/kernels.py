@@ -1,11 +1,11 @@
-"""What every photograph goes through, compiled: the checksum of its record, and the antialiased resizing of a crop.
+"""The antialiased resizing of a crop, compiled.
 
-The checksum is that of ``tfrecord.crc32c``; pixels are those of Pillow's ``Image.resize``, but for rounding in between.
-Importing this imports Numba, and compiles the functions or loads them from its cache.  Two operations are written as
+Pixels are those of Pillow's ``Image.resize``, but for rounding in between.
+Importing this imports Numba, and compiles the functions or loads them from its cache.  One operation is written as
 instructions of LLVM, since its compiler does not find them by itself.
 """
 
-from typing import Callable, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -15,175 +15,11 @@ numba = import_numba()
 
 from llvmlite import ir  # noqa: E402 - once Numba was imported as it has to be
 from numba.core import cgutils  # noqa: E402
-from numba.core.registry import cpu_target  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
-_BYTES, _PIXELS, _WORDS = (
-    numba.types.Array(kind, dimensions, "C", readonly=readonly)
-    for kind, dimensions, readonly in (
-        (numba.uint8, 1, True),
-        (numba.uint8, 3, True),
-        (numba.uint32, 2, False),
-    )
-)
+_BYTES, _PIXELS = (numba.types.Array(numba.uint8, dimensions, "C", readonly=True) for dimensions in (1, 3))
 _WEIGHT_BITS = 22
 """Pillow's weights of 8-bit pixels are multiples of 2**-22 (libImaging/Resample.c, PRECISION_BITS)."""
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _crc_of_eight(typing, state, word):  # type: ignore[no-untyped-def]
-    """The state after eight more bytes, by the instruction that x86 has for it since SSE 4.2; both are uint64."""
-
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        bits = ir.IntType(64)
-        kind = ir.FunctionType(bits, [bits, bits])
-        named = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.64.64")
-        return builder.call(named, arguments)
-
-    return numba.uint64(numba.uint64, numba.uint64), code
-
-
-@jit(inline="always", fastmath=False)
-def _by_instruction(data, at, state, tables):  # type: ignore[no-untyped-def]
-    """The state after the eight bytes from ``at`` on."""
-    word = np.uint64(0)
-    for k in range(8):
-        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-    return np.uint32(_crc_of_eight(np.uint64(state), word))  # type: ignore[call-arg]
-
-
-@jit(inline="always", fastmath=False)
-def _by_tables(data, at, state, tables):  # type: ignore[no-untyped-def]
-    """The same on other processors (Kounavis and Berry 2005, "slicing by 8")."""
-    low = np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)
-    high = np.uint32(data[at + 2]) << np.uint32(16) | np.uint32(data[at + 3]) << np.uint32(24)
-    state = np.uint32(state ^ low ^ high)
-    return np.uint32(
-        tables[7, state & 255]
-        ^ tables[6, state >> 8 & 255]
-        ^ tables[5, state >> 16 & 255]
-        ^ tables[4, state >> 24]
-        ^ tables[3, data[at + 4]]
-        ^ tables[2, data[at + 5]]
-        ^ tables[1, data[at + 6]]
-        ^ tables[0, data[at + 7]]
-    )
-
-
-def eight_more() -> Callable[..., np.int64]:
-    """Which of the two can be compiled: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may name another processor than this one,
-    and LLVM ends the process at an instruction that it does not have."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    return _by_instruction if "+sse4.2" in features else _by_tables
-
-
-_eight_more = eight_more()
-
-
-@jit(inline="always", fastmath=False)
-def _varint(data, at, end):  # type: ignore[no-untyped-def]
-    """A number of 7 bits a byte, lowest first, and where it ends; -1 where it does not end in time."""
-    value = 0
-    for k in range(9):
-        if at >= end:
-            break
-        byte = np.int64(data[at])
-        value |= (byte & 127) << (7 * k)
-        at += 1
-        if byte < 128:
-            return value, at
-    return -1, end + 1
-
-
-@jit(fastmath=False)
-def _field(data, at, end):  # type: ignore[no-untyped-def]
-    """Number, begin and end of the field that begins at a byte of a message; an end of -1 where none does."""
-    key, begin = _varint(data, at, end)
-    kind, length = key & 7, -1
-    if kind == 2:
-        length, begin = _varint(data, begin, end)
-    elif kind == 0:
-        length = _varint(data, begin, end)[1] - begin
-    elif kind == 1:
-        length = 8
-    elif kind == 5:
-        length = 4
-    if key < 0 or length < 0 or length > end - begin:
-        return -1, -1, -1
-    return key >> 3, begin, begin + length
-
-
-@jit(inline="always", fastmath=False)
-def _is_right(data, at, end, tables):  # type: ignore[no-untyped-def]
-    """Whether the checksum of the bytes from ``at`` to ``end`` stands behind them, as TFRecord files store it."""
-    state = np.uint32(0xFFFFFFFF)
-    while at + 8 <= end:
-        state = _eight_more(data, at, state, tables)
-        at += 8
-    while at < end:
-        state = np.uint32(tables[0, (state ^ data[at]) & 255] ^ state >> np.uint32(8))
-        at += 1
-    crc = np.int64(state ^ np.uint32(0xFFFFFFFF))
-    masked = ((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8
-    is_right = True
-    for k in range(4):
-        is_right = is_right and data[end + k] == masked >> (8 * k) & 255
-    return is_right
-
-
-@jit(_BYTES, _BYTES, _WORDS, numba.int64[::1], fastmath=False)
-def _look_at_record(data, name, tables, found):  # type: ignore[no-untyped-def]
-    at, count = 12, len(data) - 4
-    found[0] = 2 - 2 * np.int64(_is_right(data, 12, count, tables))
-    found[0] = found[0] if _is_right(data, 0, 8, tables) else 1
-    found[1] = found[2] = -1
-    while at < count:
-        number, entry, features_end = _field(data, at, count)
-        if features_end < 0:
-            return
-        at = features_end
-        while number == 1 and entry < features_end:
-            number_2, part, entry_end = _field(data, entry, features_end)
-            if entry_end < 0:
-                return
-            entry = entry_end
-            is_named, feature, feature_end = False, -1, -1
-            while number_2 == 1 and part < entry_end:
-                number_3, begin, part = _field(data, part, entry_end)
-                if part < 0:
-                    return
-                if number_3 == 1:
-                    if is_named:
-                        return
-                    is_named = part - begin == len(name)
-                    for k in range(len(name)):
-                        is_named = is_named and data[begin + k] == name[k]
-                elif number_3 == 2:
-                    feature, feature_end = begin, part
-            if is_named:
-                kind, values, values_end = _field(data, feature, feature_end)
-                first, begin, end = _field(data, values, values_end)
-                if kind == 1 and first == 1:
-                    found[1], found[2] = begin, end
-                return
-
-
-def look_at_record(record: bytes, name: str, tables: np.ndarray) -> Tuple[int, int, int]:
-    """Whether a record is as it was written, and where in it the first value of a feature is.
-
-    Args:
-        record: with its length and checksums, as it stands in a file.
-        name: the feature, whose values are bytes.
-        tables: uint32 [8, 256]: the effect of each byte on the checksum, with 0 to 7 zero bytes after it.
-
-    Returns:
-        0, or 1 where the checksum of the length is wrong, or 2 where that of the content is; begin and end of the
-        value, or -1 for both where the message is not as simple as it should be: ``tfrecord.read_features`` is to say
-        what it is then.
-    """
-    found: np.ndarray = np.empty(3, np.int64)
-    _look_at_record(np.frombuffer(record, np.uint8), np.frombuffer(name.encode(), np.uint8), tables, found)
-    return tuple(found.tolist())
 
 
 @jit(_BYTES, numba.int64[::1], fastmath=False)

@@ -8,15 +8,13 @@ Example{1: Features{1: map entries{1: name, 2: Feature{1: BytesList, 2: FloatLis
 list is {1: values}.
 """
 
-import functools
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
-import numpy as np
+import google_crc32c
 
-from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.limits import available_bytes
 from ipucnn.errors import DataError
 from ipucnn.filesystem import asking, open_handle, open_regular, shown
@@ -25,8 +23,6 @@ HEAD_BYTES = 12
 FRAME_BYTES = 16
 """What a record takes in its file besides its content."""
 AGAIN = "copy, download or build the file again"
-_POLYNOMIAL = 0x82F63B78
-_ROW_BYTES = 64
 _FEW_BYTES = 512
 _FREELY_BYTES = 2**24
 
@@ -38,84 +34,9 @@ Read = Callable[[int, int], bytes]
 # -- checksums ------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=None)
-def _tables() -> Tuple[List[int], np.ndarray]:
-    """The effect of one byte on the checksum, as a list, and of two bytes, as an array: uint32 [65536]."""
-    table: np.ndarray = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
-    words: np.ndarray = np.arange(65536, dtype=np.uint32)
-    for _ in range(2):
-        words = table[words & 255] ^ (words >> 8)
-    return table.tolist(), words
-
-
-@functools.lru_cache(maxsize=None)
-def _zeros(level: int) -> np.ndarray:
-    """The effect of 64 * 2**level zero bytes on each byte of the checksum: uint32 [4, 256]."""
-    if level:
-        half = _zeros(level - 1)
-        return _pass_zeros(half, half)
-    words = _tables()[1]
-    states: np.ndarray = np.arange(256, dtype=np.uint32)[np.newaxis] << np.array(
-        [[0], [8], [16], [24]], np.uint32
-    )
-    for _ in range(_ROW_BYTES // 2):
-        states = words[states & 65535] ^ (states >> 16)
-    return states
-
-
-def _pass_zeros(effect: np.ndarray, states: np.ndarray) -> np.ndarray:
-    return (
-        effect[0][states & 255]
-        ^ effect[1][states >> 8 & 255]
-        ^ effect[2][states >> 16 & 255]
-        ^ effect[3][states >> 24]
-    )
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC32C of some bytes.
-
-    Rows of 64 bytes are computed beside one another, two columns at a time, and joined in pairs: but for its initial
-    value, which is the same as the first four bytes inverted, the checksum is linear, and zeros in front don't matter.
-    """
-    steps, words = _tables()
-    if len(data) < _FEW_BYTES:
-        state = 0xFFFFFFFF
-        for byte in data:
-            state = steps[(state ^ byte) & 255] ^ (state >> 8)
-        return state ^ 0xFFFFFFFF
-    num_rows = -(-len(data) // _ROW_BYTES)
-    rows: np.ndarray = np.zeros(num_rows * _ROW_BYTES, np.uint8)
-    first = len(rows) - len(data)
-    rows[first:] = np.frombuffer(data, np.uint8)
-    rows[first : first + 4] ^= 255
-    sums: np.ndarray = np.zeros(num_rows, np.uint32)
-    for column in np.ascontiguousarray(rows.view("<u2").reshape(num_rows, _ROW_BYTES // 2).T):
-        sums = words[(sums ^ column) & 65535] ^ (sums >> 16)
-    level = 0
-    while len(sums) > 1:
-        if len(sums) % 2:
-            sums = np.concatenate([np.zeros(1, np.uint32), sums])
-        sums = _pass_zeros(_zeros(level), sums[::2]) ^ sums[1::2]
-        level += 1
-    return int(sums[0]) ^ 0xFFFFFFFF
-
-
-@functools.lru_cache(maxsize=None)
-def _eight_tables() -> np.ndarray:
-    """uint32 [8, 256]: the effect of a byte with 0 to 7 zero bytes after it."""
-    tables: np.ndarray = np.empty((8, 256), np.uint32)
-    tables[0] = _tables()[0]
-    for k in range(1, 8):
-        tables[k] = tables[0][tables[k - 1] & 255] ^ tables[k - 1] >> 8
-    return tables
-
-
 def masked_crc32c(data: bytes) -> int:
     """The checksum of some bytes as TFRecord files store it."""
-    crc = crc32c(data)
+    crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -190,14 +111,11 @@ def read_record(path: str, number: int, at: int, name: str) -> bytes:
         DataError: naming file and record: truncated, a wrong checksum, more than half of the memory, or no Example with
             such a feature.
     """
-    record, problem, length, begin, end = b"", "", 0, -1, -1
+    record = b""
     handle, num_bytes = open_handle(path)
     try:
         head = os.pread(handle, HEAD_BYTES, at)
-        length = int.from_bytes(head[:8], "little")
-        is_whole = len(head) == HEAD_BYTES and at + length + FRAME_BYTES <= num_bytes
-        if not (is_whole and HAS_KERNELS):  # else its checksum is compared below
-            length, problem = _length(head, at, num_bytes)
+        length, problem = _length(head, at, num_bytes)
         if not problem and _is_too_large(length):
             problem = f"{length:,} bytes, more than half of the memory"
         if not problem:
@@ -209,17 +127,10 @@ def read_record(path: str, number: int, at: int, name: str) -> bytes:
         os.close(handle)
     if not problem and len(record) < length + FRAME_BYTES:
         problem = "truncated: the file became shorter while it was read"
-    if not problem and HAS_KERNELS:
-        from ipucnn.datasets import kernels
-
-        which, begin, end = kernels.look_at_record(record, name, _eight_tables())
-        problem = ("", _LENGTH_DAMAGED, _CONTENT_DAMAGED)[which]
-    elif not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
+    if not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
         problem = _CONTENT_DAMAGED
     if problem:
         raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
-    if begin >= 0:
-        return record[begin:end]
     try:
         value = features_of(record[HEAD_BYTES:-4], {name: bytes})[name]
     except BadExample as error:
