@@ -37,6 +37,7 @@ OnnxGraph = Any
 PillowImage = Any
 TfdsBuilder = Any
 YamlEvent = Any
+YamlNode = Any
 
 PlainValue = Any
 """What JSON, YAML and command lines say: None, a bool, number or text, or a list or dictionary of plain values."""

@@ -1,21 +1,22 @@
 """The one reader of YAML and JSON that users give, in files and in flags: bounded, and of plain values only.
 
 A document is at most ``MAX_BYTES`` long, ``MAX_DEPTH`` deep, and stands for at most ``MAX_NODES`` values after
-aliases and merges are written out, which is counted while it is read and before anything is made of it.  Its
-values are text, numbers, true and false, null, lists and mappings with text keys; there are no tags.  A date is
-the text it was written as.
+aliases and merges are written out.  Its values are text, numbers, true and false, null, lists and mappings with text
+keys; there are no tags.  A date is the text it was written as.
 
-YAML is read event by event from LibYAML's parser: PyYAML's own composers call themselves for each level, which
-ends the process for a text of 100,000 brackets, and they follow aliases without counting.
+A pass over the events of PyYAML's parser counts depth and values before PyYAML's composer runs: the composer calls
+itself for each level, which ends the process for a text of 100,000 brackets, and it follows aliases without counting.
 """
 
 import contextlib
+import functools
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
-from ipucnn.aliases import Numbers, PlainValue, YamlEvent
+from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import named, read_text
 from ipucnn.text import shown_value
@@ -28,34 +29,16 @@ MAX_NODES = 100_000
 """Keys and values of a document, everything that an alias repeats counted each time."""
 MAX_RECORD_BYTES = 64_000_000
 """Of a file that ipucnn itself wrote and reads again, such as the report of a long benchmark."""
-MAX_RECORD_NODES = 5_000_000
-"""Keys and values of such a file."""
 MAX_NUMBER_CHARACTERS = 400
 """A double has at most 309 digits before the point; the time to read a whole number grows with their square."""
 
 SCALAR, SEQUENCE, MAPPING = "scalar", "sequence", "mapping"
+"""What ``id`` of a node is."""
 MERGE = "<<"
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
-# What plain scalars mean, as YAML 1.1 has it and PyYAML reads it (https://yaml.org/type/).
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
-_BOOLEANS = {
-    form: value
-    for word, value in (("yes", True), ("no", False), ("true", True), ("false", False), ("on", True), ("off", False))
-    for form in (word, word.capitalize(), word.upper())
-}  # fmt: skip
-_INT = re.compile(
-    r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)", re.ASCII
-)
-_FLOAT = re.compile(
-    r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*|\.(inf|Inf|INF))"
-    r"|\.[0-9][0-9_]*([eE][-+][0-9]+)?|\.(nan|NaN|NAN)",
-    re.ASCII,
-)
-# Where a string of JSON begins, and what makes another value.
-_JSON_TOKEN = re.compile(r'["\[\]{},:]')
-
 UNREADABLE = "not readable as YAML"
 """How the reason begins where a text is no YAML at all."""
 _PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
@@ -98,40 +81,8 @@ def naming(source: str, error: Type[UserError] = ConfigurationError) -> Iterator
 # -- YAML -----------------------------------------------------------------------------------------------------
 
 
-class Node:
-    """A part of a YAML document as written.
-
-    Attributes:
-        kind: SCALAR, SEQUENCE or MAPPING.
-        value: its text; the list of its items; or the list of its (key, value) pairs, ``<<`` among them.
-        line: that it begins on, from 1.
-        is_quoted: of a scalar, whether it is text whatever it looks like.
-    """
-
-    __slots__ = ("is_quoted", "kind", "line", "value")
-
-    def __init__(self, kind: str, value: Any, line: int, is_quoted: bool = False) -> None:
-        self.kind, self.value, self.line, self.is_quoted = kind, value, line, is_quoted
-
-    @property
-    def is_merge(self) -> bool:
-        """Whether it is the key ``<<``, which stands for the keys of the mappings that are its value."""
-        return self.value == MERGE and not self.is_quoted
-
-
-class _Open:
-    """A list or mapping that is being read: its node, what it stands for so far, and its key that has no value yet."""
-
-    __slots__ = ("anchor", "height", "key", "node", "size")
-
-    def __init__(self, node: Node, anchor: Optional[str]) -> None:
-        self.node, self.anchor = node, anchor
-        self.size, self.height = 1, 1
-        self.key: Optional[Node] = None
-
-
-def compose(text: str) -> Optional[Node]:
-    """The tree of a YAML text; None for an empty one.
+def compose(text: str) -> Optional[YamlNode]:
+    """PyYAML's node of a text (``id``, ``tag``, ``value``, ``start_mark``); None for an empty one.
 
     Raises:
         BadDocument: not readable as YAML, too large, or more than plain values.
@@ -139,56 +90,60 @@ def compose(text: str) -> Optional[Node]:
     import yaml
 
     _check_text(text)
-    composer = _Composer()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            composer.take(event)
+        checks = _EventChecks()
+        for event in yaml.parse(text, Loader=loader):
+            checks.take(event)
+        return yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         raise _unreadable(text, error) from None
-    return composer.root
 
 
-class _Composer:
-    """Makes nodes of LibYAML's events and keeps count of what they stand for."""
+class _Open:
+    """A list or mapping whose end has not come: how many values it stands for so far, and how deep they are."""
+
+    def __init__(self, kind: str, anchor: Optional[str]) -> None:
+        self.kind, self.anchor = kind, anchor
+        self.num_values, self.height = 1, 1
+        self.is_key_next = kind == MAPPING
+
+
+class _EventChecks:
+    """Counts what the events of a document stand for, and refuses what is not plain."""
 
     def __init__(self) -> None:
-        self.root: Optional[Node] = None
         self._open: List[_Open] = []
-        self._count = 0
-        # Of each anchor: its node, the number of values it stands for, and how deep they are; None while it is open.
-        self._anchors: Dict[str, Optional[Tuple[Node, int, int]]] = {}
+        self._num_values = 0
+        self._num_documents = 0
+        # Of each anchor: how many values it stands for, and how deep they are; None before its value has ended.
+        self._anchors: Dict[str, Optional[Tuple[int, int]]] = {}
 
     def take(self, event: YamlEvent) -> None:
         name = type(event).__name__
         line = event.start_mark.line + 1
         if name == "ScalarEvent":
-            self._check(event, line)
-            node = Node(SCALAR, event.value, line, not event.implicit[0])
-            if event.anchor is not None:
-                self._anchors[event.anchor] = (node, 1, 0)
-            self._add(node, 1, 0)
-        elif name in ("SequenceEndEvent", "MappingEndEvent"):
-            done = self._open.pop()
-            if done.anchor is not None:
-                self._anchors[done.anchor] = (done.node, done.size, done.height)
-            self._add(done.node, done.size, done.height)
+            self._begin(event, line)
+            is_empty = event.implicit[0] and event.value in _NULLS
+            self._add("empty" if is_empty else SCALAR, 1, 0, event.anchor, line)
         elif name in ("SequenceStartEvent", "MappingStartEvent"):
-            self._check(event, line)
-            self._begin(SEQUENCE if name == "SequenceStartEvent" else MAPPING, event.anchor, line)
+            self._begin(event, line)
+            if len(self._open) >= MAX_DEPTH:
+                raise BadDocument(
+                    f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
+                )
+            self._open.append(_Open(SEQUENCE if name[0] == "S" else MAPPING, event.anchor))
+        elif name in ("SequenceEndEvent", "MappingEndEvent"):
+            ended = self._open.pop()
+            self._add(ended.kind, ended.num_values, ended.height, ended.anchor, line)
         elif name == "AliasEvent":
             self._add_alias(event.anchor, line)
-        elif name == "DocumentStartEvent" and self.root is not None:
-            raise BadDocument("it holds several documents", "keep one of them: no `---` between", line)
+        elif name == "DocumentStartEvent":
+            self._num_documents += 1
+            if self._num_documents > 1:
+                raise BadDocument("it holds several documents", "keep one of them: no `---` between", line)
 
-    def _begin(self, kind: str, anchor: Optional[str], line: int) -> None:
-        if len(self._open) >= MAX_DEPTH:
-            raise BadDocument(
-                f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
-            )
-        self._open.append(_Open(Node(kind, [], line), anchor))
-
-    def _check(self, event: YamlEvent, line: int) -> None:
-        """Counts a value and refuses its tag, and an anchor that is there twice."""
+    def _begin(self, event: YamlEvent, line: int) -> None:
         if event.tag is not None:
             raise BadDocument(f"the tag {shown_value(event.tag)} is not read", _PLAIN_HINT, line)
         if event.anchor is not None:
@@ -196,11 +151,11 @@ class _Composer:
                 name = shown_value(event.anchor)
                 raise BadDocument(f"the anchor &{name} is there twice", "rename one of them", line)
             self._anchors[event.anchor] = None
-        self._add_to_count(1, line)
+        self._count(1, line)
 
-    def _add_to_count(self, size: int, line: int) -> None:
-        self._count += size
-        if self._count > MAX_NODES:
+    def _count(self, num_values: int, line: int) -> None:
+        self._num_values += num_values
+        if self._num_values > MAX_NODES:
             raise BadDocument(
                 f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line
             )
@@ -214,41 +169,39 @@ class _Composer:
             raise BadDocument(
                 f"*{name} stands inside of the value that it names", "use it after that value", line
             )
-        node, size, height = known
-        self._add_to_count(size, line)
+        num_values, height = known
+        self._count(num_values, line)
         if len(self._open) + height > MAX_DEPTH:
             raise BadDocument(
                 f"with *{name} more than {MAX_DEPTH} lists and mappings are inside of each other",
                 "write it flatter",
                 line,
             )
-        self._add(node, size, height)
+        self._add(SCALAR if height == 0 else SEQUENCE, num_values, height, None, line)
 
-    def _add(self, node: Node, size: int, height: int) -> None:
-        """Puts a value into the list or mapping it is in."""
+    def _add(self, kind: str, num_values: int, height: int, anchor: Optional[str], line: int) -> None:
+        """Counts a value in the list or mapping around it."""
+        if anchor is not None:
+            self._anchors[anchor] = (num_values, height)
         if not self._open:
-            self.root = node
             return
         parent = self._open[-1]
-        parent.size += size
+        parent.num_values += num_values
         parent.height = max(parent.height, height + 1)
-        if parent.node.kind == SEQUENCE:
-            parent.node.value.append(node)
-        elif parent.key is None:
-            if node.kind != SCALAR or (node.value in _NULLS and not node.is_quoted):
-                what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(node.kind, "empty")
-                raise BadDocument(
-                    f"a key is {what}, and keys are text",
-                    "write `name: value`, the name in quotes",
-                    node.line,
-                )
-            parent.key = node
-        else:
-            parent.node.value.append((parent.key, node))
-            parent.key = None
+        if parent.is_key_next and kind != SCALAR:
+            what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(kind, "empty")
+            raise BadDocument(
+                f"a key is {what}, and keys are text", "write `name: value`, the name in quotes", line
+            )
+        parent.is_key_next = parent.kind == MAPPING and not parent.is_key_next
 
 
-def pairs(node: Node) -> List[Tuple[Node, Node]]:
+def line_of(node: YamlNode) -> int:
+    """The line that a node begins on, from 1."""
+    return int(node.start_mark.line) + 1
+
+
+def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
     """The keys and values of a mapping, merged (``<<``) ones first so that later ones win.
 
     Several ``<<`` in one mapping are taken in order, as public files rely on; of a list of merges the earliest
@@ -257,17 +210,17 @@ def pairs(node: Node) -> List[Tuple[Node, Node]]:
     Raises:
         BadDocument: such a key, or ``<<`` with something else than mappings.
     """
-    merged: List[Tuple[Node, Node]] = []
-    own: List[Tuple[Node, Node]] = []
+    merged: List[Tuple[YamlNode, YamlNode]] = []
+    named: List[Tuple[YamlNode, YamlNode]] = []
     first_line: Dict[str, int] = {}
     for key, value in node.value:
-        if key.is_merge:
-            for part in reversed(value.value) if value.kind == SEQUENCE else [value]:
-                if part.kind != MAPPING:
+        if _kind(key) == "merge":
+            for part in reversed(value.value) if value.id == SEQUENCE else [value]:
+                if part.id != MAPPING:
                     raise BadDocument(
                         "'<<' must merge other mappings",
                         "write `<<: *name` with the anchor of a mapping",
-                        part.line,
+                        line_of(part),
                     )
                 merged.extend(pairs(part))
             continue
@@ -275,24 +228,46 @@ def pairs(node: Node) -> List[Tuple[Node, Node]]:
             raise BadDocument(
                 f"'{shown_value(key.value)}' is given twice, first on line {first_line[key.value]}",
                 "keep one of the two",
-                key.line,
+                line_of(key),
             )
-        first_line[key.value] = key.line
-        own.append((key, value))
-    return merged + own
+        first_line[key.value] = line_of(key)
+        named.append((key, value))
+    return merged + named
 
 
-def plain(node: Node) -> Any:
+def plain(node: YamlNode) -> Any:
     """The value that a node stands for.
 
     Raises:
         BadDocument: see :func:`pairs`; or a number too long to be read.
     """
-    if node.kind == SEQUENCE:
+    if node.id == SEQUENCE:
         return [plain(item) for item in node.value]
-    if node.kind == MAPPING:
+    if node.id == MAPPING:
         return {key.value: plain(value) for key, value in pairs(node)}
-    return node.value if node.is_quoted else _scalar(node.value, node.line)
+    kind = _kind(node)
+    if kind == "null":
+        return None
+    if kind not in ("bool", "int", "float"):
+        return node.value
+    if len(node.value) > MAX_NUMBER_CHARACTERS:
+        raise _too_long(len(node.value), line_of(node))
+    try:
+        return getattr(_constructor(), f"construct_yaml_{kind}")(node)
+    except ValueError:  # 0x_ has no digits
+        return node.value
+
+
+def _kind(node: YamlNode) -> str:
+    """What YAML 1.1 takes a scalar for: ``int`` of the tag ``tag:yaml.org,2002:int``."""
+    return str(node.tag).rpartition(":")[2]
+
+
+@functools.lru_cache(maxsize=None)
+def _constructor() -> Any:
+    from yaml.constructor import SafeConstructor
+
+    return SafeConstructor()
 
 
 def load(text: str) -> Any:
@@ -303,50 +278,6 @@ def load(text: str) -> Any:
     """
     node = compose(text)
     return None if node is None else plain(node)
-
-
-def _scalar(text: str, line: int) -> Any:
-    """What a scalar without quotes means."""
-    if text in _NULLS:
-        return None
-    if text in _BOOLEANS:
-        return _BOOLEANS[text]
-    if text[0] not in "+-.0123456789":
-        return text
-    whole = _INT.fullmatch(text) is not None
-    if not whole and _FLOAT.fullmatch(text) is None:
-        return text
-    if len(text) > MAX_NUMBER_CHARACTERS:
-        raise _too_long(len(text), line)
-    digits = text.replace("_", "").lower()
-    sign = -1 if digits[0] == "-" else 1
-    digits = digits.lstrip("+-")
-    try:
-        return sign * (_whole(digits) if whole else _real(digits))
-    except ValueError:  # 0x_ has no digits
-        return text
-
-
-def _whole(digits: str) -> int:
-    if digits.startswith(("0b", "0x")):
-        return int(digits[2:], 2 if digits[1] == "b" else 16)
-    if ":" in digits:
-        return int(_sexagesimal(digits, int))
-    return int(digits, 8 if digits[0] == "0" else 10)
-
-
-def _real(digits: str) -> float:
-    if digits in (".inf", ".nan"):
-        return float(digits[1:])
-    return float(_sexagesimal(digits, float)) if ":" in digits else float(digits)
-
-
-def _sexagesimal(digits: str, kind: Type[Numbers]) -> Numbers:
-    """``1:30`` is 90: YAML 1.1 counts minutes and seconds."""
-    value = kind(0)
-    for part in digits.split(":"):
-        value = value * 60 + kind(part)
-    return value
 
 
 def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
@@ -394,49 +325,29 @@ class NotJson(ValueError):
     """A text that is no JSON; of this reader's other refusals it is none."""
 
 
-def load_json(text: str, *, at_most: int = MAX_BYTES, max_nodes: int = MAX_NODES) -> Any:
-    """The value of a JSON text.
-
-    Args:
-        at_most: characters.
-        max_nodes: keys and values.
+def load_json(text: str) -> Any:
+    """The value of a JSON text that a person writes.
 
     Raises:
         NotJson: it is not JSON.
         BadDocument: too large or too deep, a key given twice, or a number too long to be read.
     """
-    if len(text) > at_most:
-        raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
-    depth, nodes = 0, 1
-    match = _JSON_TOKEN.search(text)
-    while match is not None:
-        token, end = match.group(), match.end()
-        if token == '"':
-            # Not a pattern for the whole string: it would take some hundred bytes of memory for each escape.
-            try:
-                _, end = json.decoder.scanstring(text, end)  # type: ignore[attr-defined]
-            except ValueError:
-                break  # which the reader below tells
-        elif token in ("[", "{"):
-            depth += 1
-        elif token in ("]", "}"):
-            depth -= 1
-        elif token in (",", ":"):
-            nodes += 1
-        if depth > MAX_DEPTH or nodes > max_nodes:
-            line = text.count("\n", 0, match.start()) + 1
-            if depth > MAX_DEPTH:
-                raise BadDocument(
-                    f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
-                )
-            raise BadDocument(f"more than {max_nodes:,} values", _SPLIT_HINT, line)
-        match = _JSON_TOKEN.search(text, end)
-    try:
-        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
-    except BadDocument:
-        raise
-    except ValueError as error:
-        raise NotJson(shown_value(str(error))) from None
+    value = load_record(text, MAX_BYTES)
+    num_values, level = 0, [value]
+    for _ in range(MAX_DEPTH + 1):
+        num_values += len(level)
+        if num_values > MAX_NODES:
+            raise BadDocument(f"more than {MAX_NODES:,} values", _SPLIT_HINT)
+        containers = [item for item in level if isinstance(item, (list, dict))]
+        level = [part for item in containers for part in (item.values() if isinstance(item, dict) else item)]
+        num_values += sum(len(item) for item in containers if isinstance(item, dict))
+    if containers:
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> BadDocument:
+    return BadDocument(f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter")
 
 
 def _json_int(digits: str) -> int:
@@ -446,12 +357,12 @@ def _json_int(digits: str) -> int:
 
 
 def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
-    found = dict(items)
-    if len(found) < len(items):
-        seen: Dict[str, Any] = {}
-        twice = next(key for key, _ in items if key in seen or seen.update({key: None}))
+    mapping = dict(items)
+    if len(mapping) < len(items):
+        counts = Counter(key for key, _ in items)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise BadDocument(f"'{shown_value(twice)}' is given twice", "keep one of the two")
-    return found
+    return mapping
 
 
 def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
@@ -463,7 +374,16 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     Raises:
         NotJson, BadDocument: as :func:`load_json` does.
     """
-    return load_json(text, at_most=at_most, max_nodes=MAX_RECORD_NODES)
+    if len(text) > at_most:
+        raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
+    try:
+        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
+    except BadDocument:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise NotJson(shown_value(str(error))) from None
 
 
 def read_record_if_whole(path: Path) -> Any:

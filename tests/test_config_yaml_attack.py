@@ -463,18 +463,3 @@ def test_depth_is_counted_exactly(depth, opening):
     else:
         with pytest.raises(BadDocument, match="inside of each other"):
             documents.load(text)
-
-
-def test_a_json_text_of_escapes_takes_no_more_memory_than_a_few_times_its_length():
-    import subprocess
-    import sys
-
-    # In a process of its own: the memory of regular expressions is not among what tracemalloc sees.
-    program = (
-        "import resource\nfrom ipucnn import documents\n"
-        "text = '\"' + '\\\\\"' * 3_000_000 + '\"'\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "assert len(documents.load_json(text, at_most=len(text))) == 3_000_000\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
-    assert int(done.stdout) < 100

@@ -10,6 +10,7 @@ import functools
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
+from ipucnn.aliases import YamlNode
 from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline, Workers
 from ipucnn.config.panels_run import Batching, Data, Evaluation, General, Model, Training
 from ipucnn.config.spec import OptionSpec, convert_value, specs_of
@@ -109,7 +110,7 @@ def _dump(key: str, value: object) -> str:
     )
 
 
-def compose(text: str, source: str) -> Optional[documents.Node]:
+def compose(text: str, source: str) -> Optional[YamlNode]:
     """The YAML node of a text's top-level mapping, or None for an empty text.
 
     Raises:
@@ -117,21 +118,24 @@ def compose(text: str, source: str) -> Optional[documents.Node]:
     """
     with documents.naming(source):
         node = documents.compose(text)
-    if node is not None and node.kind != documents.MAPPING:
+    if node is not None and node.id != documents.MAPPING:
         raise ConfigurationError(
             f"{source}: its top level is not a mapping of names", "write `key: value` lines"
         )
     return node
 
 
-def entries_of(node: documents.Node, source: str) -> List[Entry]:
+def entries_of(node: YamlNode, source: str) -> List[Entry]:
     """The entries of a mapping node in the order of ``documents.pairs``: later ones win.
 
     Raises:
         ConfigurationError: with ``source`` and the line, for a key given twice and the like.
     """
     with documents.naming(source):
-        return [Entry(key.value, documents.plain(value), key.line) for key, value in documents.pairs(node)]
+        return [
+            Entry(key.value, documents.plain(value), documents.line_of(key))
+            for key, value in documents.pairs(node)
+        ]
 
 
 def convert(entries: List[Entry], source: str) -> Dict[str, Any]:

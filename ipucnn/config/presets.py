@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional
 
 from ipucnn import documents
+from ipucnn.aliases import YamlNode
 from ipucnn.config.options import compose, convert, entries_of, find_spec
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
@@ -40,11 +41,11 @@ class PresetFile:
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         self._node = compose(text, source)
-        self._nodes: Dict[str, documents.Node] = {}
+        self._nodes: Dict[str, YamlNode] = {}
         for key, node in self._node.value if self._node is not None else []:
             if key.value in self._nodes:
                 raise ConfigurationError(
-                    f"{source}, line {key.line}: preset '{shown_value(key.value)}' is there twice",
+                    f"{source}, line {documents.line_of(key)}: preset '{shown_value(key.value)}' is there twice",
                     "rename one of them",
                 )
             self._nodes[key.value] = node
@@ -52,7 +53,7 @@ class PresetFile:
     @property
     def names(self) -> List[str]:
         """The names whose value is a mapping, in the file's order."""
-        return [name for name, node in self._nodes.items() if node.kind == documents.MAPPING]
+        return [name for name, node in self._nodes.items() if node.id == documents.MAPPING]
 
     @property
     def is_flat(self) -> bool:
@@ -64,7 +65,7 @@ class PresetFile:
     def get(self, name: str) -> Optional[Preset]:
         """The preset of that name, checked, or None."""
         node = self._nodes.get(name)
-        if node is None or node.kind != documents.MAPPING:
+        if node is None or node.id != documents.MAPPING:
             return None
         source = f"{self.source}, preset {name}"
         return Preset(name, self.source, convert(entries_of(node, self.source), source))

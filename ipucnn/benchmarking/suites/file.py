@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipucnn import documents
+from ipucnn.aliases import YamlNode
 from ipucnn.benchmarking.settings import INFERENCE, KERAS, SESSION, TRAINING
 from ipucnn.config import options as run_options
 from ipucnn.config.options import BY_KEY
@@ -143,14 +144,14 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     for key, value in found:
         if key.value not in _TOP:
             # Other top-level names may hold anchors, as in files of presets.
-            if value.kind == documents.MAPPING:
+            if value.id == documents.MAPPING:
                 continue
             raise ConfigurationError(
-                f"{source}, line {key.line}: unknown key '{shown_value(key.value)}'",
+                f"{source}, line {documents.line_of(key)}: unknown key '{shown_value(key.value)}'",
                 did_you_mean(key.value, _TOP) or f"a suite has {', '.join(_TOP)}",
             )
     rows = nodes.get("rows")
-    if rows is None or rows.kind != documents.SEQUENCE or not rows.value:
+    if rows is None or rows.id != documents.SEQUENCE or not rows.value:
         raise ConfigurationError(
             f"{source}: it has no rows", "write `rows:` and below it `- model: NAME` for each benchmark"
         )
@@ -160,8 +161,8 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         base = _with_row(base, run_options.entries_of(node, source), source, are_defaults=True)
     made: List[RowSpec] = []
     for row in rows.value:
-        line = row.line
-        if row.kind == documents.SCALAR:
+        line = documents.line_of(row)
+        if row.id == documents.SCALAR:
             row_entries = [run_options.Entry("model", row.value, line)]
         else:
             row_entries = run_options.entries_of(_mapping(row, source, "a row"), source)
@@ -169,7 +170,9 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         made += _expanded(spec, MAX_ROWS - len(made))
     with documents.naming(source):
         images, title, about = (
-            run_options.Entry(key, documents.plain(nodes[key]), nodes[key].line) if key in nodes else None
+            run_options.Entry(key, documents.plain(nodes[key]), documents.line_of(nodes[key]))
+            if key in nodes
+            else None
             for key in ("epoch-images", "title", "about")
         )
     return Suite(
@@ -191,10 +194,10 @@ def wildcard_suite(pattern: str) -> Suite:
     return Suite(name, None, (RowSpec(pattern, "MODEL"),), title=pattern)
 
 
-def _mapping(node: documents.Node, source: str, what: str) -> documents.Node:
-    if node.kind != documents.MAPPING:
+def _mapping(node: YamlNode, source: str, what: str) -> YamlNode:
+    if node.id != documents.MAPPING:
         raise ConfigurationError(
-            f"{source}, line {node.line}: {what} must be a mapping", "write `key: value` lines"
+            f"{source}, line {documents.line_of(node)}: {what} must be a mapping", "write `key: value` lines"
         )
     return node
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Collection, Dict, List, Optional, Set, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
+from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.text import shown_value
 
@@ -235,7 +235,7 @@ class LayerGraph:
             DataError: naming what is wrong.
         """
         try:
-            data = load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
+            data = load_record(text)
         except ValueError as error:
             raise DataError(f"layer graph is not JSON: {error}", _HINT) from None
         if not isinstance(data, dict):
