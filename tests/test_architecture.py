@@ -108,7 +108,6 @@ ANY_PARAMETERS = {
     "config.spec.option(details)",
     "config.spec.specs_of(panel)",
     "datasets.sources.tfds.refuse_foreign_features(connector)",
-    "documents.__init__(value)",
     "planning.pipeline_plan._convert(hint)",
     "planning.settings.restaged(changes)",
 }
