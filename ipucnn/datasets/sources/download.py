@@ -1,26 +1,19 @@
 """Fetches the original files of the small sets from where they are published, when asked to.
 
-By https alone, through pooch: every file is checked against a known SHA-256 before it takes its place, none is longer
-than it should be, and nothing half-fetched stays behind.
+pooch checks every file against a known SHA-256 before it is unpacked or takes its place; nothing half-fetched stays
+behind.
 """
 
 import os
-import shutil
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Dict, List, Tuple
 
-from ipucnn import filesystem
-from ipucnn.errors import DataError, MissingError, UserError
+from ipucnn.errors import DataError, MissingError
 
-CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 60
-MAX_FILE_BYTES = 2**28
-"""What one file may have: CIFAR-10's archive has 170 MB, the longest."""
-MAX_UNPACKED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -93,25 +86,20 @@ def download(name: str, path: Path) -> Path:
 
     Raises:
         MissingError: the network or the server fails, or pooch is not installed.
-        DataError: a file differs from its SHA-256 or is too long, or it cannot be stored.
+        DataError: a file differs from its SHA-256, or it cannot be stored.
     """
     remote = REMOTES[name]
     target = path / remote.folder
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{remote.folder}-", dir=path) as scratch:
-            fetched = Path(scratch) / remote.folder
-            fetched.mkdir()
+            fetched: List[str] = []
             for file_name, sha256 in remote.files:
                 print(f"downloading {remote.base}{file_name}", file=sys.stderr)
-                _fetch(remote.base + file_name, Path(scratch) / file_name, sha256)
-                if remote.archive:
-                    _unpack(Path(scratch) / file_name, fetched)
-                else:
-                    os.replace(Path(scratch) / file_name, fetched / file_name)
+                fetched += _fetch(remote, file_name, sha256, Path(scratch))
             target.mkdir(exist_ok=True)
-            for file in filesystem.entries(fetched):
-                os.replace(file, target / file.name)
+            for file in fetched:
+                os.replace(file, target / os.path.basename(file))
     except OSError as error:
         raise DataError(
             f"cannot store {name} in {path}: {error.strerror or error}", "choose another --dataset-path"
@@ -119,33 +107,33 @@ def download(name: str, path: Path) -> Path:
     return target
 
 
-def _fetch(url: str, path: Path, sha256: str) -> None:
-    """Writes what lies at an address to ``path``, in a folder that is deleted at the end.
+def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[str]:
+    """The files that ``file_name`` is or unpacks to, in ``folder``, which is deleted at the end.
 
     Raises:
         MissingError: it could not be fetched.
         DataError: it is something else than was published.
     """
-    if not url.startswith("https://"):
-        raise DataError(f"{url} is not fetched: only https addresses are", "fetch the file elsewhere")
     try:
         import pooch
     except ImportError as error:
         raise MissingError(
             f"--download needs the package pooch: {error}", "install it with: python -m pip install pooch"
         ) from None
-    # Its own lines would be a second report of the same.
+    # Its log would be a second report of the same.
     pooch.get_logger().setLevel("CRITICAL")
+    url = remote.base + file_name
     try:
-        pooch.retrieve(
+        fetched = pooch.retrieve(
             url,
             known_hash=f"sha256:{sha256}",
-            fname=path.name,
-            path=path.parent,
-            downloader=_download_bounded,
+            fname=file_name,
+            path=folder,
+            downloader=pooch.HTTPDownloader(
+                progressbar=_Progress() if sys.stderr.isatty() else False, timeout=TIMEOUT_S
+            ),
+            processor=pooch.Untar(members=[remote.folder]) if remote.archive else None,
         )
-    except UserError:
-        raise
     except ValueError as error:
         if "hash" not in str(error).lower():
             raise _not_fetched(url, error) from error
@@ -154,6 +142,7 @@ def _fetch(url: str, path: Path, sha256: str) -> None:
         ) from None
     except Exception as error:  # requests and urllib3 have errors of their own
         raise _not_fetched(url, error) from error
+    return list(fetched) if remote.archive else [fetched]
 
 
 def _not_fetched(url: str, error: Exception) -> MissingError:
@@ -164,49 +153,18 @@ def _not_fetched(url: str, error: Exception) -> MissingError:
     )
 
 
-def _download_bounded(url: str, output_file: str, _: object) -> None:
-    """Pooch's downloader: streams an address into a file, which ends where it is longer than any should be.
+class _Progress:
+    """The progress bar of a download, as pooch calls it."""
 
-    Redirections are followed to https addresses only.
-    """
-    written = 0
-    with open(output_file, "wb") as file, _opened(
-        url
-    ) as response:  # pooch chose the name, beside the final one
-        response.raise_for_status()
-        places = [getattr(step, "url", url) for step in (*getattr(response, "history", ()), response)]
-        if not all(place.startswith("https://") for place in places):
-            raise DataError(f"{url} leads to {places[-1]}, which is not https", "fetch the file elsewhere")
-        for chunk in response.iter_content(CHUNK_BYTES):
-            written += len(chunk)
-            if written > MAX_FILE_BYTES:
-                raise DataError(f"{url} is longer than {MAX_FILE_BYTES} bytes", "fetch the file elsewhere")
-            file.write(chunk)
-            if sys.stderr.isatty():
-                print(f"\r{written / 2**20:.0f} MiB", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr, flush=True)
+    total = num_bytes = 0
 
+    def update(self, num_bytes: int) -> None:
+        self.num_bytes = min(self.num_bytes + num_bytes, self.total)
+        text = f"\r{self.num_bytes / 2**20:.0f} of {self.total / 2**20:.0f} MiB"
+        print(text, end="", file=sys.stderr, flush=True)
 
-def _opened(url: str) -> Any:
-    """The answer of a server, whose content is not fetched yet."""
-    import requests
+    def reset(self) -> None:
+        self.num_bytes = 0
 
-    return requests.get(url, stream=True, timeout=TIMEOUT_S)
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    """Plain files of the archive, by their last name: nothing in it can choose where it goes."""
-    left = MAX_UNPACKED_BYTES
-    with tarfile.open(archive, "r:gz") as tar:  # its SHA-256 was right
-        for member in tar:
-            left -= member.size
-            if left < 0:
-                raise DataError(
-                    f"{archive.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes", "fetch it elsewhere"
-                )
-            content = tar.extractfile(member) if member.isfile() else None
-            base_name = os.path.basename(member.name)
-            if content is not None and base_name not in ("", ".", ".."):
-                with open(folder / base_name, "wb") as file:
-                    shutil.copyfileobj(content, file)
+    def close(self) -> None:
+        print(file=sys.stderr)
