@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import BadValue, devices_to_yaml, parse_devices
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.runs.setup import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
@@ -190,6 +190,20 @@ def test_devices_that_cannot_share_a_weight_update():
     with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
         check_workers(Instances(), RunConfig(devices=4), program)
     check_workers(Instances(), RunConfig(devices=3), program)
+
+
+def test_numbers_of_workers_for_a_huge_count_are_named_at_once():
+    with pytest.raises(ConfigurationError, match="2,147,483,647 micro-batches") as refused:
+        check_sharing(2**31 - 1, 1, 2, 1, accumulation=2**31 - 1)
+    assert refused.value.hint.endswith("among 1, 2147483647 of them")
+
+
+def test_several_devices_without_a_gpu_split_the_processor_only_where_it_is_named(monkeypatch):
+
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda *kind: [])
+    with pytest.raises(MissingError, match="--devices 4: TensorFlow sees no GPU here") as refused:
+        factory.create_session("auto", config=RunConfig(devices=4), trains=True)
+    assert "--device cpu --devices 4" in refused.value.hint and refused.value.exit_code == 6
 
 
 @pytest.mark.parametrize("num_groups", range(1, 13))

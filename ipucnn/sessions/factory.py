@@ -64,6 +64,7 @@ def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: 
         trains: they gather gradients.
 
     Raises:
+        MissingError: several GPUs are meant, and there is none.
         ConfigurationError: it has made them already, in this process, and otherwise.
     """
     import tensorflow as tf
@@ -73,6 +74,11 @@ def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: 
         with suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
     if num_devices > 1 and not tf.config.get_visible_devices("GPU"):
+        if device != "cpu":
+            raise MissingError(
+                f"--devices {num_devices}: TensorFlow sees no GPU here",
+                f"use --device cpu --devices {num_devices} to split the processor, or drop --devices",
+            )
         (processor,) = tf.config.list_physical_devices("CPU")
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_devices)]
         try:

@@ -21,6 +21,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
+from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
@@ -397,7 +398,7 @@ def notes_of_sharing(
 
 def _legal(shares: int, devices: int = 1) -> str:
     """The numbers of workers, of so many devices each, that divide so many shares."""
-    legal = [str(d) for d in range(1, shares + 1) if shares % (d * devices) == 0] or ["1"]
+    legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
     return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
 
 
