@@ -84,7 +84,7 @@ class Run:
             DataError: an image cannot be read, or an array is none of 8-bit pixels.
             ConfigurationError: the network segments images, which ``ipucnn infer`` does.
         """
-        from ipucnn.runs.infer import finisher
+        from ipucnn.runs.infer import LARGEST_BATCH, finisher
         from ipucnn.training.evaluation import log_softmax
 
         if self._trained.record.task != "classification":
@@ -97,12 +97,12 @@ class Run:
         pixels = [self._pixels(image) for image in images]
         self._ready()
         assert self._session is not None
-        finish, found = finisher(self._trained), []
-        for group in _of_one_shape(pixels):
-            logits = np.asarray(self._session.predict([finish(np.stack(group))])[0])
-            found.append(np.exp(log_softmax(logits)))
-        classes = self._trained.source.info.num_classes
-        return np.concatenate(found).astype(np.float32) if found else np.zeros((0, classes), np.float32)
+        finish = finisher(self._trained)
+        found = [np.zeros((0, self._trained.source.info.num_classes))]
+        for first in range(0, len(pixels), LARGEST_BATCH):
+            batch = finish(np.stack(pixels[first : first + LARGEST_BATCH]))
+            found.append(np.exp(log_softmax(np.asarray(self._session.predict([batch])[0]))))
+        return np.concatenate(found).astype(np.float32)
 
     def _refuse_exported(self, what: str) -> None:
         if self._trained.runtime is not None:
@@ -121,11 +121,12 @@ class Run:
         return is_grey and images.shape[2] > 4
 
     def _pixels(self, image: Image) -> np.ndarray:
+        from ipucnn.datasets.images import pixels_for_evaluation
         from ipucnn.runs.images.inputs import images_of_files
 
-        trained = self._trained
+        info, input_shape = self._trained.source.info, self._trained.input_shape
         if isinstance(image, (str, Path)):
-            (found,) = images_of_files([str(image)], trained.source.info, trained.input_shape)
+            (found,) = images_of_files([str(image)], info, input_shape)
             return found.read()
         pixels = np.asarray(image)
         pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
@@ -135,7 +136,7 @@ class Run:
                 "give uint8 pixels of 0..255: [height, width], [height, width, 1 or 3], or of several images "
                 "[images, height, width, 1 or 3], where images[..., np.newaxis] adds the last axis to grey ones",
             )
-        return pixels
+        return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:
         """Builds the network and its session, once."""
@@ -145,18 +146,6 @@ class Run:
         self._model = self._trained.build()
         session.prepare_evaluation(self._model, None)
         self._session = session
-
-
-def _of_one_shape(images: Sequence[np.ndarray], most: int = 64) -> Iterator[List[np.ndarray]]:
-    """Neighbours of one shape together, at most so many."""
-    group: List[np.ndarray] = []
-    for image in images:
-        if group and (group[0].shape != image.shape or len(group) == most):
-            yield group
-            group = []
-        group.append(image)
-    if group:
-        yield group
 
 
 def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optional[str] = None) -> Run:

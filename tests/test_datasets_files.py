@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets import image_headers, images, limits
-from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, FileExamples, array_source
 from ipucnn.datasets.hashing import AUGMENT, draw
-from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
+from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
@@ -129,11 +129,15 @@ def test_boxes_lie_inside_and_have_the_aspect(height, width, size):
     assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
 
 
+def info_of(image_shape, **facts):
+    return DatasetInfo("x", "classification", 2, image_shape, 1, 1, ("a", "b"), "", (0.0,), (1.0,), **facts)
+
+
 @given(height=st.integers(1, 20), width=st.integers(1, 20), channels=st.sampled_from([1, 3]))
 @settings(max_examples=30)
 def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
     image = picture(height, width, channels=channels)
-    decoded = decode_to_size(encode(image), "image", (height, width), channels)
+    decoded = pixels_for_evaluation(encode(image), "image", info_of((height, width, channels)), (5, 6, 3))
     assert decoded.dtype == np.uint8 and decoded.shape == (height, width, channels)
     np.testing.assert_array_equal(decoded.reshape(np.asarray(image).shape), np.asarray(image))
 
@@ -142,7 +146,9 @@ def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_eval_decoding_of_any_size(size, channels):
     for height, width in [(1, 1), (3, 80), (50, 50)]:
-        decoded = decode_for_eval(encode(picture(height, width)), "image", size, channels)
+        decoded = pixels_for_evaluation(
+            encode(picture(height, width)), "image", info_of((None, None, channels)), (*size, 3)
+        )
         assert decoded.shape == (*size, channels)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
-from ipucnn.datasets.images import decode_for_eval, decode_for_training, distorted_box
+from ipucnn.datasets.images import decode_for_training, distorted_box, pixels_for_evaluation
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example, read_record
@@ -722,7 +722,7 @@ def test_resnet50_trains_on_photographs_as_records(tmp_path, run):
         for k in range(len(examples)):
             path = files[examples.encoded(k)]
             assert source.info.class_names[examples.labels[k]] == path.parts[-2]
-            ours = decode_for_eval(examples.encoded(k), "x", (224, 224), 3, crops="imagenet")
+            ours = pixels_for_evaluation(examples.encoded(k), "x", source.info, (224, 224, 3))
             image = Image.open(path).convert("RGB")
             half = min(image.size) * 224 / 256 / 2
             centre = image.width / 2, image.height / 2

@@ -23,7 +23,7 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import stock_model
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
-from ipucnn.runs import export, runtimes
+from ipucnn.runs import export, network_input, runtimes
 from ipucnn.runs.trained import Named, open_trained
 
 RNG = np.random.RandomState(3)
@@ -180,13 +180,13 @@ def test_what_the_description_says_of_the_input_is_enough(exported, trained, run
     """Pixels prepared by the description alone give the classes that `ipucnn infer` gives."""
     from PIL import Image
 
-    rng, described = np.random.RandomState(2), record_of(exported)["input"]
+    rng = np.random.RandomState(2)
     for number in range(3):
         Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(f"{number}.png")
-    pixels = np.stack([np.asarray(Image.open(f"{number}.png"), np.float32) for number in range(3)])
-    formula = described["formula"]
-    images = (pixels * formula["scale"] - formula["offsets"]) * formula["factors"]
-    logits = runtimes.load("onnx", exported / "model.onnx").run(images.astype(np.float32))
+    images = runtimes.prepared(
+        network_input.python_lines(record_of(exported)["input"]), [f"{number}.png" for number in range(3)]
+    )
+    logits = runtimes.load("onnx", exported / "model.onnx").run(images)
     code, out, _ = run("infer", trained, "0.png", "1.png", "2.png", "--top", 1, "--json")
     labels = json.loads((exported / "labels.json").read_text())
     assert code == 0
@@ -398,7 +398,9 @@ def test_what_is_advised_of_a_file_that_differs(form, half, relative, hint, monk
     port = {"name": "logits", "dtype": "float32", "shape": [None, 3]}
     record = {"file": "x", "opset": None, "input": port, "output": port}
     with pytest.raises(export.ThresholdError, match="differ by up to") as caught:
-        export._prove(export.ExportRequest(None, form, half=half), record, None, tmp_path, [])
+        export._prove(
+            export.ExportRequest(None, form, half=half), record, export.Samples(None, None, ""), tmp_path, []
+        )
     assert hint in caught.value.hint
 
 

@@ -11,12 +11,13 @@ import io
 import math
 import warnings
 from types import ModuleType
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
 import numpy as np
 
 from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
+from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.hashing import uniform
 from ipucnn.datasets.image_headers import check_header, is_tiff, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
@@ -213,35 +214,6 @@ def centre_box(width: int, height: int, size: Tuple[int, int], margin: float = 1
     )
 
 
-def decode_for_eval(
-    data: bytes,
-    origin: str,
-    size: Tuple[int, int],
-    channels: int,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-    crops: str = "",
-) -> np.ndarray:
-    """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop (or as ``crops`` has
-    it, see :func:`crops_of`).
-
-    Both steps are one resampling of the centre box.  Raises DataError.
-    """
-    image = open_image(data, origin, channels, max_pixels)
-    margin = crops_of(crops).margin
-    return _resample(image, size, centre_box(image.width, image.height, size, margin))
-
-
-def decode_to_size(
-    data: bytes, origin: str, size: Tuple[int, int], channels: int, max_pixels: int = MAX_IMAGE_PIXELS
-) -> np.ndarray:
-    """uint8 [h, w, channels]: unchanged pixels where the image has that size, else its centre resized.
-
-    Raises DataError.
-    """
-    image = open_image(data, origin, channels, max_pixels)
-    return _resample(image, size, centre_box(image.width, image.height, size))
-
-
 def random_box(width: int, height: int, size: Tuple[int, int], state: int) -> Box:
     """A box of 8 to 100 % of the area and 3/4 to 4/3 of the target's aspect, at a random place.
 
@@ -312,6 +284,46 @@ _CROPS: Dict[str, Crops] = {"imagenet": Crops(distorted_box, 4 * DISTORTED_TRIES
 def crops_of(dataset: str) -> Crops:
     """The boxes of a data set by its name: ImageNet's are those of the public application."""
     return _CROPS.get(dataset, _PHOTOGRAPHS)
+
+
+def crop_of_evaluation(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> Tuple[Tuple[int, int], float]:
+    """The size (height, width) that the centre of an image is resized to, and how many times the largest box of that
+    aspect is as wide as the one that is taken.
+
+    Images of a set of one size keep it: the network's input is made of them afterwards.  Of photographs the short side
+    is resized to 1.14 times the crop, or as :func:`crops_of` has it, in one resampling with the crop.
+    """
+    height, width, _ = info.image_shape
+    if height is None or width is None:
+        return (input_shape[0], input_shape[1]), crops_of(info.crops).margin
+    return (height, width), 1.0
+
+
+def pixels_for_evaluation(
+    image: Union[bytes, np.ndarray], origin: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
+) -> np.ndarray:
+    """What validation, evaluation, inference and ``predict`` see of an image, before ``preprocessing``.
+
+    Args:
+        image: an encoded file, or uint8 pixels [h, w, 1 or 3].
+        origin: what it is, for messages: "image PATH".
+        info: of the data set that the network was trained on.
+        input_shape: of the network.
+
+    Returns:
+        uint8 [h, w, stored channels], h and w being those of :func:`crop_of_evaluation`.
+
+    Raises:
+        DataError: as :func:`opened`.
+    """
+    channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
+    if isinstance(image, bytes):
+        picture = open_image(image, origin, channels, info.max_image_pixels)
+    else:
+        check_pixels(image.shape[1], image.shape[0], info.max_image_pixels, origin)
+        picture = pillow().fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        picture = picture.convert("L" if channels == 1 else "RGB")
+    return _resample(picture, size, centre_box(picture.width, picture.height, size, margin))
 
 
 def decode_for_training(

@@ -353,9 +353,7 @@ def _decode_in_python(
                     if not origin:
                         image[:] = 0
                     elif random is None:
-                        image[:] = image_files.decode_for_eval(
-                            data, origin, size, channels, info.max_image_pixels, info.crops
-                        )
+                        image[:] = image_files.pixels_for_evaluation(data, origin, info, input_shape)
                     else:
                         image_files.decode_for_training(
                             data, origin, image, state, info.max_image_pixels, info.crops

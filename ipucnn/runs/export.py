@@ -6,6 +6,7 @@ samples of the data set through it; their logits are compared with those of the 
 """
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.aliases import KerasModel, OnnxGraph, PlainDict, PlainValue, Tensor, TfFunction
-from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.documents import read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.filesystem import (
@@ -43,6 +44,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from ipucnn.runs.network_input import LARGEST_DIFFERENCE, describe_input, python_lines, sentences
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
@@ -115,11 +117,13 @@ class Samples:
         images: as the exported network takes them.
         expected: float32 [n, ...]: what the session gives for them.
         origin: of which samples, in words.
+        files: the image files that they were made of; of patches none.
     """
 
     images: np.ndarray
     expected: np.ndarray
     origin: str
+    files: Tuple[bytes, ...] = ()
 
 
 def export_run(
@@ -319,6 +323,7 @@ def _samples(request: ExportRequest, trained: TrainedSetup, session: Session) ->
     images: List[np.ndarray] = []
     expected: List[np.ndarray] = []
     origin: List[str] = []
+    files: List[bytes] = []
     for what, setup in subsets:
         before = sum(map(len, images))
         for inputs, outputs in _batches(request, setup, session):
@@ -328,6 +333,8 @@ def _samples(request: ExportRequest, trained: TrainedSetup, session: Session) ->
             if len(inputs) >= left:
                 break
         taken = sum(map(len, images)) - before
+        if not source.info.tiled:
+            files += [_file_of(setup.source.eval, number) for number in range(taken)]
         if taken:
             origin.append(f"{taken:,} of {what}")
         if before + taken >= LEAST_SAMPLES:
@@ -341,7 +348,18 @@ def _samples(request: ExportRequest, trained: TrainedSetup, session: Session) ->
     if request.probabilities:
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         logits = powers / powers.sum(axis=-1, keepdims=True)
-    return Samples(np.concatenate(images), logits.astype(np.float32), " and ".join(origin))
+    return Samples(np.concatenate(images), logits.astype(np.float32), " and ".join(origin), tuple(files))
+
+
+def _file_of(examples: Examples, number: int) -> bytes:
+    """The image file of a sample; of a sample that is an array in memory, a PNG of it."""
+    if not isinstance(examples, ArrayExamples):
+        return examples.encoded(number)
+    from PIL import Image
+
+    pixels, packed = examples.images[number], io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(packed, "PNG")
+    return packed.getvalue()
 
 
 def _batches(
@@ -556,7 +574,9 @@ def _describe(
 
     info, config = trained.source.info, trained.config
     _write_json(folder / LABELS, labels)
-    described = _describe_input(request, trained)
+    half = request.form == IPU and config.precision != "32.32"
+    dtype = "float16" if half else _input_type(request)
+    described = describe_input(trained, request.input_name, dtype, request.batch, request.raw_uint8)
     _write_json(folder / INPUT, described)
     outputs = [request.batch, *(trained.output_shape or ()), len(labels)]
     return {
@@ -594,44 +614,6 @@ def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[PlainDic
     updates = trained.summary["weight_updates"]
     rows = [row for row in read_run(run.path).rows("validation") if row["weight_updates"] == updates]
     return {name: value for name, value in rows[-1].items() if name != "event"} if rows else None
-
-
-def _describe_input(request: ExportRequest, trained: TrainedSetup) -> PlainDict:
-    """How an image becomes what the network takes, so that it can be done elsewhere."""
-    from ipucnn.datasets.preprocessing import channel_affine
-
-    info: DatasetInfo = trained.source.info
-    height, width, channels = trained.input_shape
-    affine = channel_affine(trained.input_range, info, channels)
-    steps = [
-        "pixels of 0..255" + (", red, green, blue" if channels == 3 else ""),
-        f"cut into tiles of {height}x{width}, mirrored at the borders"
-        if info.tiled
-        else f"resized to {height}x{width}: bilinear, with antialiasing where a side shrinks",
-    ]
-    formula: Optional[PlainDict] = None
-    if not request.raw_uint8 and affine.per_image:
-        steps.append(
-            "each image minus the mean of all its values, over their deviation; zeros where that is 0"
-        )
-    elif not request.raw_uint8:
-        if affine.reverse:
-            steps.append("channels in the order blue, green, red")
-        steps.append("(pixel x scale - offset) x factor, for each channel")
-        formula = {"scale": affine.scale, "offsets": list(affine.offsets), "factors": list(affine.factors)}
-    else:
-        steps.append("nothing else: the network brings whole numbers of 0..255 to its range itself")
-    half = request.form == IPU and trained.config.precision != "32.32"
-    return {
-        "name": request.input_name,
-        "dtype": "float16" if half else _input_type(request),
-        "shape": [request.batch, height, width, channels],
-        "axes": ["batch", "height", "width", "channels"],
-        "steps": steps,
-        "range": "raw" if request.raw_uint8 else trained.input_range,
-        "reverse_channels": affine.reverse and not request.raw_uint8,
-        "formula": formula,
-    }
 
 
 def _digests(folder: Path, where: Path) -> Dict[str, PlainDict]:
@@ -673,6 +655,8 @@ def _prove(
         "output": [record["output"][key] for key in ("name", "dtype", "shape")],
         "batch": request.batch,
         "opset": record["opset"],
+        "lines": python_lines(record["input"]) if samples.files else "",
+        "largest_input_difference": LARGEST_DIFFERENCE,
     }
     if run is None:
         findings = _run_proof(job, samples)
@@ -722,7 +706,10 @@ def _run_proof(job: PlainDict, samples: Samples) -> PlainDict:
     """What ``runtimes.py`` finds, run as a script of its own."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with tempfile.TemporaryDirectory() as aside:
-        _write_json(Path(aside) / "job.json", job)
+        names = [f"{number}.image" for number in range(len(samples.files))]
+        for name, data in zip(names, samples.files):
+            write_text(Path(aside) / name, data)
+        _write_json(Path(aside) / "job.json", {**job, "files": [os.path.join(aside, name) for name in names]})
         np.save(os.path.join(aside, "images.npy"), samples.images)
         np.save(os.path.join(aside, "expected.npy"), samples.expected)
         done = subprocess.run(
@@ -753,7 +740,8 @@ def _card(record: PlainDict) -> str:
         if isinstance(value, float) and name in ("accuracy", "top5", "dice", "iou", "loss")
     ]
     measured = "\n".join(shown) if shown else "Nothing is recorded of these weights."
-    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(record["input"]["steps"], 1))
+    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(sentences(record["input"]), 1))
+    lines = python_lines(record["input"])
     versions = ", ".join(
         f"{name} {environment[name]}" for name in ("ipucnn", "tensorflow", "keras", "python")
     )
@@ -769,7 +757,12 @@ The network is `{record["file"]}`. It takes `{record["input"]["name"]}` ({record
 
 {steps}
 
-`{INPUT}` says the same for programs.
+`{INPUT}` has the numbers. In Python, with Pillow and NumPy:
+
+```python
+{lines}```
+
+The network takes such arrays stacked, `[batch, height, width, channels]`.
 
 ## Data and figures
 

@@ -224,12 +224,20 @@ def compare(found: np.ndarray, expected: np.ndarray) -> Dict[str, Any]:
     }
 
 
+def prepared(lines: str, files: Sequence[str]) -> np.ndarray:
+    """What the lines of an export's README.md make of image files: [n, height, width, channels]."""
+    names: Dict[str, Any] = {}
+    exec(compile(lines, "README.md", "exec"), names)
+    return np.stack([names["network_input"](path) for path in files])
+
+
 def prove(job: Dict[str, Any], images: np.ndarray, expected: np.ndarray) -> Dict[str, Any]:
     """Loads what a job names and runs the images; returns what was found, or ``refused``: why it is not as declared.
 
     Args:
         job: ``format``, ``path``, ``labels_path``, ``labels``, ``input`` and ``output`` ([name, type, shape]),
-            ``batch`` (None for any), ``opset`` (None of what is no ONNX file).
+            ``batch`` (None for any), ``opset`` (None of what is no ONNX file), ``files`` (image files, or none),
+            ``lines`` (of Python, which make inputs of them) and ``largest_input_difference``.
         images: as the input declares them, [n, height, width, channels].
         expected: what the run's own session gives for them, [n, ..., classes].
     """
@@ -250,7 +258,21 @@ def prove(job: Dict[str, Any], images: np.ndarray, expected: np.ndarray) -> Dict
             return {"refused": f"its {what}s are {_described(found)}, and not {_described([wanted])}"}
     if job["opset"] is not None and network.opset not in (None, job["opset"]):
         return {"refused": f"its operations are those of opset {network.opset}, not {job['opset']}"}
-    found = np.concatenate([network.run(part) for part in batches(images, job["batch"])])[: len(images)]
+    inputs = images
+    if job.get("files"):
+        inputs = prepared(job["lines"], job["files"])
+        largest = float(
+            np.abs(inputs.astype(np.float64) - images).max() / (np.ptp(images.astype(float)) or 1)
+        )
+        if (
+            inputs.shape != images.shape
+            or inputs.dtype != images.dtype
+            or largest > job["largest_input_difference"]
+        ):
+            return {
+                "refused": f"the lines of README.md make other inputs of image files: they differ by {largest:.2g}"
+            }
+    found = np.concatenate([network.run(part) for part in batches(inputs, job["batch"])])[: len(inputs)]
     if found.dtype != np.float32 or found.shape != expected.shape:
         return {
             "refused": f"its outputs are {found.dtype} {list(found.shape)}, not float32 {list(expected.shape)}"

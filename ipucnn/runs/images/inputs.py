@@ -173,7 +173,7 @@ def _folder_names(folder: str) -> List[str]:
 def images_of_files(
     paths: Sequence[str], info: DatasetInfo, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
-    """Image files, each brought to the size of the training images as evaluation does it."""
+    """Image files, as evaluation sees them."""
     for path in paths:
         read = _reader(partial(read_file, path), path, info, input_shape)
         yield ImageInput(printable(path), read)
@@ -196,24 +196,8 @@ def images_of_subset(
 def _reader(
     load: Callable[[], bytes], name: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
 ) -> Callable[[], np.ndarray]:
-    """Decodes a file as every image that the network was trained on was decoded.
-
-    For a set of one image size, a file of another size is brought to that size first (its centre, in the set's
-    aspect); a file of that size gives the same bytes as the stored image.  For image folders the file goes through the
-    same resize and centre crop.  EXIF orientation is applied.
-    """
-    height, width, channels = info.image_shape
     origin = f"image {printable(name)}"
-
-    def read() -> np.ndarray:
-        data = load()
-        if height is None or width is None:
-            return image_files.decode_for_eval(
-                data, origin, input_shape[:2], channels, info.max_image_pixels, info.crops
-            )
-        return image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
-
-    return read
+    return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape)
 
 
 def decoded(

@@ -1,0 +1,188 @@
+"""From an image to a network's input: one way for arrays, files and exports, and lines of Python that say which."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ipucnn
+from ipucnn import cli
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo
+from ipucnn.datasets.images import pixels_for_evaluation
+from ipucnn.datasets.pipeline import eval_batches
+from ipucnn.models.registry import get_model
+from ipucnn.runs.infer import finisher
+from ipucnn.runs.network_input import describe_input, python_lines, sentences
+
+
+def scene(height, width, channels, seed):
+    """uint8 [h, w, c] with edges, slopes and noise."""
+    rng = np.random.RandomState(seed)
+    y, x = np.mgrid[:height, :width]
+    planes = [
+        127 + 100 * np.sin(x / (3 + k) + y / (5 + 2 * k)) + rng.randint(-20, 20, (height, width))
+        for k in range(channels)
+    ]
+    return np.clip(np.stack(planes, -1), 0, 255).astype(np.uint8)
+
+
+def odd_images(folder):
+    """Ten image files as people have them: path -> whether Pillow's own conversion or stretching is part of them."""
+    colour, grey = scene(150, 200, 3, 1), scene(120, 90, 1, 2)[..., 0]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    deep = np.uint16(scene(100, 130, 1, 3)[..., 0]) * 16 + 7
+    saved = {
+        "photo.jpg": (Image.fromarray(colour), {"quality": 90}),
+        "turned.jpg": (Image.fromarray(colour), {"exif": exif}),
+        "cmyk.jpg": (Image.fromarray(colour).convert("CMYK"), {}),
+        "grey.png": (Image.fromarray(grey), {}),
+        "deep.png": (Image.fromarray(deep), {}),
+        "tall.png": (Image.fromarray(scene(400, 20, 3, 4)), {}),
+        "tiny.png": (Image.fromarray(scene(2, 3, 3, 5)), {}),
+        "palette.gif": (Image.fromarray(colour).convert("P", palette=Image.ADAPTIVE), {}),
+        "transparent.png": (Image.fromarray(scene(40, 60, 4, 6), "RGBA"), {}),
+        "bits.tif": (Image.fromarray(grey).convert("1"), {}),
+    }
+    for name, (image, options) in saved.items():
+        image.save(folder / name, **options)
+    return [folder / name for name in saved]
+
+
+def setup_of(image_shape, input_shape, input_range, crops="", **facts):
+    count = image_shape[2]
+    info = DatasetInfo(
+        "x", "classification", 2, image_shape, 1, 1, ("a", "b"), "", (99.0, 120.0, 80.0)[:count],
+        (50.0, 60.0, 70.0)[:count], crops=crops, **facts,
+    )  # fmt: skip
+    source = SimpleNamespace(info=info)
+    return SimpleNamespace(source=source, input_shape=input_shape, input_range=input_range, output_shape=None)
+
+
+CASES = {
+    "photographs": setup_of((None, None, 3), (32, 32, 3), "standard"),
+    "imagenet, caffe": setup_of((None, None, 3), (64, 48, 3), "caffe", crops="imagenet"),
+    "photographs, per image": setup_of((None, None, 3), (40, 40, 3), "image"),
+    "colour for a grey network": setup_of((None, None, 3), (28, 28, 1), "unit"),
+    "one size": setup_of((32, 32, 3), (32, 32, 3), "tf"),
+    "one size, enlarged": setup_of((32, 32, 3), (75, 60, 3), "torch"),
+    "one size, shrunk": setup_of((32, 40, 3), (20, 64, 3), "raw"),
+    "grey for a colour network": setup_of((28, 28, 1), (32, 32, 3), "standard"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_lines_of_an_export_make_the_input_of_the_session(case, tmp_path):
+    setup = CASES[case]
+    described = json.loads(json.dumps(describe_input(setup, "images", "float32", None, False)))
+    names = {}
+    exec(compile(python_lines(described), "README.md", "exec"), names)
+    for path in odd_images(tmp_path):
+        pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
+        expected = finisher(setup)(pixels[np.newaxis]).numpy()[0]
+        found = names["network_input"](path)
+        assert found.shape == setup.input_shape and found.dtype == np.float32, path
+        bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
+        assert np.abs(found - expected).max() <= bound * np.ptp(expected), path
+    assert sentences(described)[-1]
+
+
+def test_whole_numbers_for_networks_that_take_pixels(tmp_path):
+    setup = CASES["photographs"]
+    names = {}
+    exec(compile(python_lines(describe_input(setup, "images", "uint8", 1, True)), "README.md", "exec"), names)
+    for path in odd_images(tmp_path):
+        pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
+        found = names["network_input"](path)
+        assert found.dtype == np.uint8 and np.array_equal(found, pixels)
+
+
+def test_the_lines_cut_patches_as_evaluation_does(tmp_path):
+    """Of a grey volume: each patch with its mirrored border, at the places that evaluation takes."""
+    pages = np.stack([scene(50, 61, 1, k) for k in range(2)])
+    labels = np.zeros(pages.shape[:3], np.uint8)
+    setup = setup_of((50, 61, 1), (44, 36, 1), "standard", tiled=True)
+    setup.output_shape, setup.record = (20, 12), get_model("unet")
+    described = describe_input(setup, "images", "float32", None, False)
+    assert described["patch"]["margin"] == [12, 12] and described["patch"]["overlap"] == [24, 24]
+    names = {}
+    exec(compile(python_lines(described), "README.md", "exec"), names)
+    first, *others = [Image.fromarray(page[..., 0]) for page in pages]
+    first.save(tmp_path / "volume.tif", save_all=True, append_images=others)
+    batches = eval_batches(
+        ArrayExamples(pages, labels),
+        setup.source.info,
+        batch_size=1, input_shape=(44, 36, 1), input_range="standard", output_shape=(20, 12), tile_step=4,
+    )  # fmt: skip
+    expected = [np.asarray(images)[0] for images, _, _ in batches]
+    places = [(row, column) for row in (0, 20, 40) for column in (0, 12, 24, 36, 48, 60)]
+    assert len(expected) == 2 * len(places)
+    for number, patch in enumerate(expected):
+        page, (row, column) = number // len(places), places[number % len(places)]
+        found = names["network_input"](tmp_path / "volume.tif", row, column, page)
+        assert np.abs(found - patch).max() <= 1e-6 * np.ptp(patch)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A run on a folder of photographs of 200x150, and the files."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for label in ("a", "b"):
+        (folder / "data" / label).mkdir(parents=True)
+        for number in range(12):
+            pixels = scene(150, 200, 3, number + 12 * (label == "b"))
+            Image.fromarray(pixels).save(folder / "data" / label / f"{number}.png")
+    line = f"train cifar_resnet8 --dataset {folder / 'data'} --num-epochs 1 --micro-batch-size 4 --seed 1"
+    assert cli.run([*line.split(), "--run-dir", str(folder / "run")]) == 0
+    return folder
+
+
+def test_arrays_files_and_evaluation_give_the_same_input(photographs):
+    run = ipucnn.load(photographs / "run")
+    paths = sorted((photographs / "data").rglob("*.png"))
+    arrays = [np.asarray(Image.open(path)) for path in paths]
+    of_files = run.predict(paths)
+    assert np.array_equal(of_files, run.predict(arrays)) and np.array_equal(
+        of_files, run.predict(np.stack(arrays))
+    )
+    np.testing.assert_allclose(of_files[:1], run.predict(arrays[0]), rtol=1e-5)  # a batch of another size
+
+
+@pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
+def test_the_lines_of_readme_feed_exported_networks(photographs, form, tmp_path):
+    from ipucnn.runs import runtimes
+
+    if runtimes.missing_packages(form):
+        pytest.skip(f"{form} needs packages: pip install 'ipucnn[export]'")
+    folder = tmp_path / form
+    assert cli.run(["export", str(photographs / "run"), "--format", form, "--output", str(folder)]) == 0
+    (lines,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(lines, "README.md", "exec"), names)
+    record = json.loads((folder / "export.json").read_text())
+    network = runtimes.load(form, folder / record["file"])
+    paths = odd_images(tmp_path)
+    logits = network.run(np.stack([names["network_input"](path) for path in paths]).astype(np.float32))
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = ipucnn.load(photographs / "run").predict(paths)
+    np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
+
+
+def test_a_wrong_description_is_refused(photographs, monkeypatch, tmp_path, capsys):
+    from ipucnn.runs import export
+
+    right = export.describe_input
+
+    def squashed(*arguments):
+        described = right(*arguments)
+        return {**described, "crop": {**described["crop"], "margin": 1.0}}
+
+    monkeypatch.setattr(export, "describe_input", squashed)
+    folder = tmp_path / "wrong"
+    assert (
+        cli.run(["export", str(photographs / "run"), "--format", "saved-model", "--output", str(folder)]) == 5
+    )
+    assert "README.md make other inputs" in capsys.readouterr().err and not folder.exists()
