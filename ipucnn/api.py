@@ -255,8 +255,13 @@ class Training:
 
     def _events(self) -> Iterator["RunEvent"]:
         from ipucnn.reports.runs import write_page_of
+        from ipucnn.reports.train import draw_predictions
+        from ipucnn.runs.recorder import Predicted
 
-        yield from self._run.events()
+        for event in self._run.events():
+            if isinstance(event, Predicted):
+                draw_predictions(self._run, event.pictures)
+            yield event
         write_page_of(self._run)
 
 

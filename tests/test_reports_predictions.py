@@ -91,3 +91,30 @@ def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
         ("3", 0.5),
         ("40", 0.9),
     ]
+
+
+def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is_continued(
+    tmp_path, monkeypatch
+):
+    from ipucnn.reports import runs, sheets
+    from ipucnn.runs.folder import RunFolder
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    folder = tmp_path / "run"
+    options = ["train", "unet", "--dataset", "membranes", "--image-size", "204", "--base-filters", "1", "--limit-train",
+               "4", "--limit-eval", "2", "--num-epochs", "1", "--run-dir", str(folder), "--resume"]  # fmt: skip
+    needed = ["predictions.png", "report.json", "report.html"]
+    steps = ((sheets, "save_predictions"), (RunFolder, "write_report"), (runs, "write_page"))
+    for number, (place, name) in enumerate(steps):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, killed)
+            with pytest.raises(Killed):
+                cli.run(options)
+        assert [file for file in needed if (folder / file).exists()] == needed[:number]
+    assert cli.run(options) == 0
+    assert all((folder / file).exists() for file in needed)

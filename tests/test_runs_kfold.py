@@ -12,6 +12,7 @@ from light_training import train_lightly
 from PIL import Image
 
 from ipucnn import cli
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.base import fold_of_each, pool, select_fold
 from ipucnn.datasets.sources.embedded import open_digits
@@ -58,7 +59,7 @@ def test_every_example_is_held_out_once(whole):
     assert report["missing"] == []
     assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
     # A fold that begins on a machine with other cores adds up in the same order.
-    assert f"\nthreads: {operation_threads()}\n" in (whole / "config.yml").read_text()
+    assert report["threads"] == operation_threads()
     for row in report["folds"]:
         assert (whole / row["run"] / "report.json").is_file() and (
             whole / row["run"] / "config.yml"
@@ -148,6 +149,14 @@ def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path,
     for fold in (1, 2, 3):
         name = f"fold-{fold}/metrics.jsonl"
         assert (folder / name).read_bytes() == (light_whole / name).read_bytes()
+        configs = [
+            RunConfig.from_yaml((root / f"fold-{fold}" / "config.yml").read_text())
+            for root in (folder, light_whole)
+        ]
+        assert replace(configs[0], run_dir="") == replace(configs[1], run_dir="")
+        names = f"fold-{fold}/checkpoints/last.npz", f"fold-{fold}/report.html"
+        assert (folder / names[0]).read_bytes() == (light_whole / names[0]).read_bytes()
+        assert (folder / names[1]).exists()
     ours, theirs = folds_of(folder), folds_of(light_whole)
     for key in ("mean", "std", "seed", "kfold"):
         assert ours[key] == theirs[key]

@@ -297,9 +297,9 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 
 def write_page_of(run: TrainingRun) -> None:
-    """Writes the page of a run that has just ended, unless it ended before, or another instance of it writes."""
+    """Writes the page of a run that ended, unless it has one or another instance of it writes."""
     folder = run.folder.path
-    if run.is_silent or run.start.report is not None or not is_file(folder / REPORT):
+    if run.is_silent or is_file(folder / PAGE) or not is_file(folder / REPORT):
         return
     run.folder.check_writer()
     write_page(folder)

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
@@ -30,6 +31,7 @@ from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
+    from ipucnn.runs.images.segmentation import Picture
     from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
     from ipucnn.runs.recorder import RunEvent, Validated
     from ipucnn.runs.train import TrainingRun
@@ -162,8 +164,6 @@ class RunDisplay:
             self._progress.flush()
             self._progress.__exit__()
             self._progress = None
-        if kind is None:
-            self._draw()
 
     def show(self, event: RunEvent) -> None:
         """Notes at once, progress from when training begins."""
@@ -177,6 +177,8 @@ class RunDisplay:
                 note(line)
         elif isinstance(event, recorder.CompilingAhead):
             note("compiling; nothing is trained")
+        elif isinstance(event, recorder.Predicted):
+            note(f"picture of the predictions: {draw_predictions(run, event.pictures)}")
         elif isinstance(event, recorder.Started):
             if run.fresh_weights:
                 weights = run.resolved.config.weights
@@ -200,28 +202,6 @@ class RunDisplay:
         elif isinstance(event, recorder.Validated):
             self._progress.validation(event)
 
-    def _draw(self) -> None:
-        """The picture of what a segmentation network predicts, into the run folder."""
-        run = self.run
-        if run.pictures and not run.is_silent:
-            from ipucnn.reports.sheets import save_predictions
-            from ipucnn.runs.folder import PREDICTIONS
-
-            run.folder.check_writer()
-            path = run.folder.path / PREDICTIONS
-            save_predictions(run.pictures, run.info.class_names, path, self._heading())
-            note(f"picture of the predictions: {path}")
-
-    def _heading(self) -> str:
-        """The Dice score of each class over all held-out images, and which run the picture is of."""
-        report = self.run.final_report
-        names, validation = self.run.info.class_names, report.get("validation") or {}
-        parts = [f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names)]
-        if parts:
-            images = counted(int(validation["samples"]), "held-out image")
-            parts[-1] += f" over {images}{_region(report['dataset'])}"
-        return ", ".join([*parts, str(self.run.folder.path)])
-
     def print_result(self, as_json: bool) -> None:
         """The report at the end, on stdout."""
         run, report = self.run, self.run.final_report
@@ -238,6 +218,28 @@ class RunDisplay:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
             print_report(report, folder, neighbours, run.folder.size_bytes, _files_of_ones_own(run))
+
+
+def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
+    """Draws what a segmentation network predicts into the run folder; returns the file."""
+    from ipucnn.reports.sheets import save_predictions
+    from ipucnn.runs.folder import PREDICTIONS
+
+    run.folder.check_writer()
+    path = run.folder.path / PREDICTIONS
+    save_predictions(pictures, run.info.class_names, path, _heading(run))
+    return path
+
+
+def _heading(run: TrainingRun) -> str:
+    """The Dice score of each class over all held-out images, and which run the picture is of."""
+    report, names = run.final_report, run.info.class_names
+    validation = report.get("validation") or {}
+    parts = [f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names)]
+    if parts:
+        images = counted(int(validation["samples"]), "held-out image")
+        parts[-1] += f" over {images}{_region(report['dataset'])}"
+    return ", ".join([*parts, str(run.folder.path)])
 
 
 def _files_of_ones_own(run: TrainingRun) -> List[str]:

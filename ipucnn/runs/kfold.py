@@ -16,6 +16,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from ipucnn import json_fields
 from ipucnn.aliases import PlainDict
+from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
@@ -34,6 +35,7 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.interrupts import Interrupted
+from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
@@ -142,6 +144,10 @@ class CrossValidation:
             self._check_folders(resolved.config)
         former = self._read_former()
         self._rows = self._rows_of(former)
+        # Folds that begin in another process, or elsewhere perhaps, have the threads of those before them.
+        self._threads: Optional[int] = _threads_of(former)
+        if self._threads is not None and config.threads is None:
+            fix_threads(self._threads)
         # The first run refuses what all would: nothing is written before it has been prepared.
         self._first = self._make_run(self.folds[0])
         self.data_sha256 = self._first.setup.source.pool_sha256
@@ -222,6 +228,7 @@ class CrossValidation:
             "kfold": self.num_folds,
             "seed": self.seed,
             "data_sha256": self.data_sha256,
+            "threads": self._threads,
             "folds": rows,
             "missing": [fold for fold in range(1, self.num_folds + 1) if fold not in self._rows],
             "mean": mean,
@@ -398,6 +405,7 @@ class CrossValidation:
         Returns:
             That they are written.
         """
+        self._threads = self._threads or run.threads
         if self._instances.is_writer:
             self._write_root(run)
             write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
@@ -412,15 +420,20 @@ class CrossValidation:
             self.resolved.config,
             fold=None,
             seed=self.seed,
-            # Folds that begin later, among fewer workers or elsewhere perhaps, have the same chunks and threads.
+            # Folds that begin later, among fewer workers perhaps, have the same chunks.
             max_workers=run.saved_config().max_workers,
-            threads=self.resolved.config.threads or run.threads,
             run_dir=str(self.root),
             overwrite=False,
             resume=False,
         )
         write_text(self.root / CONFIG, config.to_yaml())
         self._release()
+
+
+def _threads_of(former: PlainDict) -> Optional[int]:
+    """How many threads share an operation in the folds that ``folds.json`` tells of; None if it does not say."""
+    threads = former.get("threads")
+    return threads if isinstance(threads, int) and 0 < threads <= bounds.MAX_THREADS else None
 
 
 def fold_path(root: Path, fold: int) -> Path:

@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
+
+if TYPE_CHECKING:
+    from ipucnn.runs.images.segmentation import Picture
 
 # Of the time of weight updates, what collectives of workers may take without a warning.
 LARGEST_SHARE = 0.25
@@ -86,13 +89,22 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """What a segmentation network predicts of some images; drawn before the run counts as finished."""
+
+    pictures: "List[Picture]"
+
+
+@dataclass(frozen=True)
 class Notes:
     """Lines to tell the user."""
 
     lines: List[str]
 
 
-RunEvent = Union[Started, CompilingAhead, Progress, ExecutionFinished, Validated, CheckpointSaved, Notes]
+RunEvent = Union[
+    Started, CompilingAhead, Progress, ExecutionFinished, Validated, CheckpointSaved, Predicted, Notes
+]
 
 
 @dataclass(frozen=True)
@@ -525,8 +537,8 @@ class Recorder:
             f"continue it with: {resume_command(self._folder.path)}",
         )
 
-    def finish(self) -> Iterator[RunEvent]:
-        """The last checkpoint and the report."""
+    def save_last(self) -> Iterator[RunEvent]:
+        """The last checkpoint; makes the report, which :meth:`finish` writes."""
         config = self._config
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             updates = self._session.state.weight_updates
@@ -544,6 +556,10 @@ class Recorder:
                 # One file under both names, which takes no more room than one.
                 self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
         self.report = self._make_report()
+
+    def finish(self) -> Iterator[RunEvent]:
+        """Writes the report, with which the run is finished: whatever it must have is there before."""
+        config = self._config
         yield from self._warn_of_collectives()
         self._folder.write_report(self.report)
         if config.clean_dir:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -34,7 +34,16 @@ from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
 from ipucnn.runs.input_size import size_warnings
-from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
+from ipucnn.runs.recorder import (
+    CompilingAhead,
+    Notes,
+    Predicted,
+    Recorder,
+    RunEvent,
+    Started,
+    Timer,
+    Training,
+)
 from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.host.cluster import Cluster, join
 from ipucnn.sessions.host.workers import (
@@ -59,9 +68,6 @@ from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import largest_rate
-
-if TYPE_CHECKING:
-    from ipucnn.runs.images.segmentation import Picture
 
 
 class TrainingRun:
@@ -134,7 +140,6 @@ class TrainingRun:
         self._check_same_run()
         self.state = checkpoints.RunState([])
         self.final_report: Dict[str, Any] = {}
-        self.pictures: List[Picture] = []
         # What a continued run takes is decided already.
         self._size_warnings = [] if self.start.checkpoint is not None else size_warnings(self.setup)
         self.fresh_weights = 0
@@ -472,7 +477,7 @@ class TrainingRun:
             yield from recorder.validate_each(validated)
             if config.validation and self.state.last_validation is None:
                 yield from recorder.handle(ValidationDue(0, 0))
-            yield from recorder.finish()
+            yield from recorder.save_last()
             self.final_report = recorder.report
             # Instances of poprun predict together; a worker of the host would do the same once more.
             predicts = self.instances.is_writer or self.instances.is_distributed
@@ -480,7 +485,10 @@ class TrainingRun:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
                 with session.as_evaluated():
-                    self.pictures = predicted_pictures(self.setup, session)
+                    pictures = predicted_pictures(self.setup, session)
+                if pictures:
+                    yield Predicted(pictures)
+            yield from recorder.finish()
 
     def _room_wanted(self, state: TrainState) -> List[str]:
         """A warning if the checkpoints will take more than a tenth of what is free on their disk."""
