@@ -4,11 +4,13 @@ Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [
            [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
-at a random moment, while a checkpoint is being written, before an older one is deleted, or during validation) and each
-time continued with --resume, until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed,
-some have no stderr or one whose reader went away, and each process has another number of loading threads.
-``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone, and every
-process must have ended with the exit code of its signal and without a traceback.  Exit code 5 if not.
+at a random moment, while a checkpoint is being written, before an older one is deleted, during validation, or between
+the pictures, the report and the page that a finished run has) and each time continued with --resume, until they end.
+Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose reader went away,
+and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json``, ``config.yml`` and all
+checkpoints must then be those of a run that was left alone, of each fold of a cross-validation, too; every file of a
+finished run must be there, and every process must have ended with the exit code of its signal and without a traceback.
+Exit code 5 if not.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
@@ -36,7 +38,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
-MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion")
+MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
+FINISHED = ("report.json", "report.html", "predictions.png")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
 # Many processes of a busy machine start at once.
@@ -108,6 +111,8 @@ CONFIGURATIONS: Dict[str, str] = {
     "unet": "unet --dataset membranes --augment --base-filters 2 --image-size 188 --optimizer adam "
     "--optimizer-params {} --lr-schedule exponential --lr-schedule-params "
     '\'{"initial_learning_rate": 0.0005, "epochs_to_decay": 2, "decay_rate": 0.5}\' --num-epochs 6 --ckpts-per-epoch 1',
+    "folds": "mnist_cnn --dataset digits --kfold 2 --augment --dropout 0.2 --micro-batch-size 16 --limit-train 640 "
+    "--num-epochs 8 --ckpts-per-epoch 1 --logs-per-epoch 2",
     "lenet": "lenet --dataset digits --augment --norm-layer none --micro-batch-size 8 --replicas 4 --optimizer lars "
     "--optimizer-params {} --lr-schedule polynomial --num-epochs 24 --logs-per-epoch 1/4 --ckpts-per-epoch 1/8 "
     "--validation-freq 4",
@@ -166,16 +171,30 @@ def mark_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".started")
 
 
+def runs_of(folder: Path) -> List[Path]:
+    """The runs in a folder: the folds of a cross-validation, or itself."""
+    return sorted(folder.glob("fold-*")) or [folder]
+
+
 def trained(folder: Path, since: float) -> bool:
     """Whether the process that was started at ``since`` has begun to train."""
-    path = folder / "environment.json"
-    return path.exists() and path.stat().st_mtime >= since
+    paths = [run / "environment.json" for run in runs_of(folder)]
+    return any(path.exists() and path.stat().st_mtime >= since for path in paths)
 
 
 def is_writing(folder: Path) -> bool:
     """Whether a checkpoint's temporary file is there."""
-    checkpoints = folder / "checkpoints"
-    return checkpoints.is_dir() and any(name.endswith(".tmp") for name in os.listdir(checkpoints))
+    places = [run / "checkpoints" for run in runs_of(folder)]
+    return any(name.endswith(".tmp") for place in places if place.is_dir() for name in os.listdir(place))
+
+
+def is_ending(folder: Path) -> bool:
+    """Whether a run has its pictures or its report, and its page not yet."""
+    return any(
+        not (run / "report.html").exists()
+        and ((run / "report.json").exists() or (run / "predictions.png").exists())
+        for run in runs_of(folder)
+    )
 
 
 def is_deleting(folder: Path) -> bool:
@@ -255,6 +274,7 @@ def kill(
                 (moment == "checkpoint" and is_writing(folder))
                 or (moment == "validation" and is_validating(folder, seen))
                 or (moment == "deletion" and is_deleting(folder))
+                or (moment == "page" and is_ending(folder))
             ):
                 hit = moment
                 break
@@ -278,16 +298,41 @@ def pause(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def compare(reference: Path, folder: Path) -> List[str]:
-    """The files that are not byte for byte those of the reference run."""
+    """The files that are not byte for byte those of the reference run, and those that are missing."""
+    wrong = []
+    for expected in runs_of(reference):
+        run = folder / expected.relative_to(reference)
+        wrong += [str((run / name).relative_to(folder)) for name in compare_run(expected, run)]
+    return wrong
+
+
+def options_of(run: Path) -> List[str]:
+    """The lines of a run's configuration but for its place and what each process draws anew."""
+    lines = (run / "config.yml").read_text().splitlines()
+    return [line for line in lines if not line.startswith(("run-dir:", "pipeline-num-parallel:"))]
+
+
+def compare_run(reference: Path, folder: Path) -> List[str]:
+    """Likewise of a single run."""
+    if not (folder / "checkpoints").is_dir():
+        return ["checkpoints"]
+    finished = [name for name in FINISHED if (reference / name).exists() and not (folder / name).exists()]
+    if options_of(reference) != options_of(folder):
+        finished.append("config.yml")
     names = ["metrics.jsonl", "program.json"]
     names += [f"checkpoints/{p.name}" for p in sorted((reference / "checkpoints").iterdir())]
     there = {f"checkpoints/{p.name}" for p in (folder / "checkpoints").iterdir()}
     extra = sorted(there - set(names))
-    return [
-        name
-        for name in names
-        if not (folder / name).is_file() or (folder / name).read_bytes() != (reference / name).read_bytes()
-    ] + extra
+    return (
+        finished
+        + [
+            name
+            for name in names
+            if not (folder / name).is_file()
+            or (folder / name).read_bytes() != (reference / name).read_bytes()
+        ]
+        + extra
+    )
 
 
 def new_result(name: str) -> Dict[str, Any]:
@@ -392,6 +437,8 @@ def one_run(
         share_s = result["train_s"] * 0.8 / kills
         delay_s = rng.uniform(0, result["start_s"] if moment == "before" else share_s)
         stop_s = rng.uniform(0.1, 1.0) if rng.random() < 0.25 else 0.0
+        if moment == "page":
+            delay_s, share_s, stop_s = 0.0, START_LIMIT_S, 0.0
         stderr, before = rng.choice(STDERRS), log.stat().st_size
         since = time.time()
         process = start(configuration, folder, turn > 0, log, rng, broken, stderr)

@@ -829,6 +829,9 @@ for number in range(done + 1, 81):
     time.sleep(0.005)
     write(kept / f"checkpoint-{number:03d}.npz", row)
     delete_older()
+write(folder / "report.json", "{}")
+time.sleep(0.02)
+write(folder / "report.html", "")
 """
 
 
