@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator, Optional
 
 from ipucnn.aliases import NumbaType
 from ipucnn.errors import MissingError
+from ipucnn.filesystem import private_cache_folder
 
 HAS_KERNELS = sys.version_info >= (3, 9)
 """Whether Numba compiles anything.  The last one for Python 3.8 makes no use of the vectors of a CPU: its training step
@@ -16,11 +17,15 @@ takes twice as long as TensorFlow's."""
 def import_numba() -> Any:
     """Numba, without the settings it would take from a ``.numba_config.yaml`` in the current folder.
 
-    Such a file is anybody's, and could name a folder from which compiled code is loaded.
+    Such a file is anybody's, and could name a folder from which compiled code is loaded.  Compiled code is kept in a
+    folder that belongs to the user alone, or not at all: Numba unpickles it.
 
     Raises:
         MissingError: it cannot be imported.
     """
+    folder = os.environ.get("NUMBA_CACHE_DIR", "")
+    if not os.path.isabs(folder):
+        os.environ["NUMBA_CACHE_DIR"] = str(private_cache_folder("numba") or "")
     try:
         with unseen("numba", ".numba_config.yaml"):
             import numba
@@ -61,7 +66,8 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
 
     def decorate(function: Callable[..., object]) -> Any:
         try:
-            return numba.njit(*signatures, cache=True, **options)(function)
+            has_folder = bool(os.environ.get("NUMBA_CACHE_DIR"))
+            return numba.njit(*signatures, cache=has_folder, **options)(function)
         except Exception:
             # No folder can be written, the disk is full, or a file of the cache is damaged.
             return numba.njit(*signatures, **options)(function)

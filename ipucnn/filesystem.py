@@ -193,6 +193,25 @@ def cache_folder(name: str) -> Path:
     return (Path(user) if user else expand("~/.cache")) / "ipucnn" / name
 
 
+def private_cache_folder(name: str) -> Optional[Path]:
+    """The folder of :func:`cache_folder`, made where it is absent, for what is executed when it is read back.
+
+    Returns:
+        None where nobody else can be kept out: its path is relative, and so the current folder's, or it belongs to
+        another user, or others may write to it, or it cannot be made.
+    """
+    try:
+        path = cache_folder(name)
+        if not path.is_absolute():
+            return None
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.stat(path)
+    except (OSError, UserError):
+        return None
+    is_private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return path if is_private and os.access(path, os.W_OK) else None
+
+
 def _is_encodable(text: str) -> bool:
     try:
         os.fsencode(text)

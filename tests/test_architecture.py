@@ -10,8 +10,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 # From the ground up.  A module imports from its own layer and from those above it in this list.
 LAYERS = (
     ("__init__", "errors"),
-    ("aliases", "text", "interrupts", "hardware", "compat", "compiled"),
+    ("aliases", "text", "interrupts", "hardware", "compat"),
     ("filesystem", "json_fields"),
+    ("compiled",),
     ("python_files",),
     ("machine",),
     ("documents",),

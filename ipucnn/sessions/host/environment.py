@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.filesystem import private_cache_folder
 from ipucnn.machine import (
     are_threads_required,
     control_groups,
@@ -44,6 +45,12 @@ def set_variables(deterministic: bool = True) -> None:
         os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
     else:
         os.environ["TF_DETERMINISTIC_OPS"] = "0"
+    # Keras of any other kind has other layers, and a folder that is not absolute is the current one's.
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ["TF_USE_LEGACY_KERAS"] = "0"
+    home = os.environ.get("KERAS_HOME") or os.path.expanduser("~")
+    if not os.path.isabs(home):
+        os.environ["KERAS_HOME"] = str(private_cache_folder("keras") or os.path.join(os.devnull, "keras"))
     # oneDNN of TensorFlow 2.6 divides by zero in training steps (SIGFPE); from 2.9 on it is TensorFlow's default.
     if _tensorflow_version() >= (2, 9):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -193,19 +200,49 @@ def import_tensorflow(
             with _without_collections():
                 tf = _quiet_import(start, may_use_gpus)
     except Exception as error:
-        if interrupts.noted() is not None or not isinstance(error, ImportError):
+        if interrupts.noted() is not None or not isinstance(error, (ImportError, AssertionError)):
             interrupts.check()
             raise
+        if isinstance(error, AssertionError):
+            raise ConfigurationError(
+                f"Keras refuses its own settings, {_keras_settings()}",
+                f"correct or remove the file: rm {_keras_settings()}",
+            ) from None
         raise MissingError(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
         ) from None
     interrupts.check()
+    _set_keras()
     if deterministic:
         from ipucnn.compat import enable_determinism
 
         enable_determinism()
     tf.get_logger().setLevel("ERROR")
     return tf
+
+
+def _keras_settings() -> str:
+    """The file that Keras takes its defaults from."""
+    return os.path.join(os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras"), "keras.json")
+
+
+def _set_keras() -> None:
+    """Gives Keras the defaults that the networks are written for, whatever its ``keras.json`` says.
+
+    Raises:
+        ConfigurationError: it works with another backend in this process already.
+    """
+    from tensorflow import keras
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ConfigurationError(
+            f"Keras works with the backend {backend} in this process already, and ipucnn needs tensorflow",
+            "set KERAS_BACKEND=tensorflow, or import ipucnn before Keras",
+        )
+    keras.backend.set_floatx("float32")
+    keras.backend.set_epsilon(1e-7)
+    keras.backend.set_image_data_format("channels_last")
 
 
 @contextlib.contextmanager

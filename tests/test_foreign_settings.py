@@ -1,0 +1,97 @@
+"""Settings that others may have left for Keras and Numba: they change nothing, or are an error with a hint."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = (
+    "train toy_model --dataset digits --limit-train 32 --limit-eval 8 --num-epochs 1 --micro-batch-size 8 --seed 1 "
+    "--device cpu"
+)
+
+
+def train(folder, run_dir, **variables):
+    """Trains in a process of its own; a variable that is None is not set."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **variables}
+    env = {name: value for name, value in env.items() if value is not None}
+    return subprocess.run(
+        [sys.executable, "-m", "ipucnn", *TRAIN.split(), "--run-dir", str(run_dir)],
+        cwd=str(folder), env=env, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """The checkpoint of a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("plain")
+    done = train(folder, "r")
+    assert done.returncode == 0, done.stderr
+    return (folder / "r" / "checkpoints" / "last.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"KERAS_BACKEND": "torch"},
+        {"TF_USE_LEGACY_KERAS": "1"},
+        {"backend": "jax"},
+        {"image_data_format": "channels_first", "floatx": "float16", "epsilon": 0.1},
+        {"epsilon": "nonsense"},
+        {"HOME": "", "XDG_CACHE_HOME": ""},
+    ],
+    ids=str,
+)
+def test_keras_is_what_the_networks_are_written_for(settings, weights, tmp_path):
+    variables = {name: value for name, value in settings.items() if name.isupper()}
+    if not variables:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "keras.json").write_text(json.dumps(settings))
+        variables = {"KERAS_HOME": str(tmp_path / "home")}
+    done = train(tmp_path, "r", **variables)
+    assert "Traceback" not in done.stderr and "bug" not in done.stderr
+    if done.returncode == 0:
+        assert (tmp_path / "r" / "checkpoints" / "last.npz").read_bytes() == weights
+    else:
+        assert "nonsense" in settings.values() and done.returncode == 2, done.stderr
+        error, hint = done.stderr.splitlines()[-2:]
+        assert (
+            error.startswith("error: Keras refuses") and "keras.json" in error and hint.startswith("hint: ")
+        )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+@pytest.mark.parametrize(
+    "variables",
+    [{"XDG_CACHE_HOME": ""}, {"HOME": "~", "XDG_CACHE_HOME": None}, {"NUMBA_CACHE_DIR": "cache"}],
+    ids=str,
+)
+def test_compiled_code_comes_from_an_absolute_folder_of_the_user(variables, tmp_path):
+    """With every one of these Numba alone would look for its cache, which it unpickles, in the current folder."""
+    code = (
+        "from ipucnn.compiled import jit\n"
+        "import os\n"
+        "function = jit()(lambda x: x + 1)\n"
+        "assert function(1) == 2\n"
+        "folder = os.environ['NUMBA_CACHE_DIR']\n"
+        "assert folder == '' or os.path.isabs(folder), folder\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPUCNN_CACHE_DIR": "", "NUMBA_CACHE_DIR": "", **variables}
+    env = {name: value for name, value in env.items() if value is not None}
+    subprocess.run([sys.executable, "-c", code], cwd=str(tmp_path), env=env, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_others_may_write_to_keeps_no_compiled_code(tmp_path, monkeypatch):
+    from ipucnn.filesystem import private_cache_folder
+
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
+    assert private_cache_folder("numba") == tmp_path / "numba"
+    (tmp_path / "numba").chmod(0o777)
+    assert private_cache_folder("numba") is None
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", "relative")
+    assert private_cache_folder("numba") is None
