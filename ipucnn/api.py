@@ -5,11 +5,12 @@ It says what the commands say: the same options under the same names, with ``_``
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, PlainValue
+from ipucnn.aliases import KerasModel, PillowImage, PlainValue
+from ipucnn.config.bounds import MAX_IPUS
 from ipucnn.config.options import BY_NAME, RunConfig, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from ipucnn.runs.trained import TrainedSetup
     from ipucnn.sessions.session import Session
 
-Image = Union[str, Path, np.ndarray]
-"""A file, or uint8 pixels [height, width] or [height, width, channels], channels red, green, blue."""
+Image = Union[str, Path, np.ndarray, PillowImage]
+"""A file, an image of Pillow, or uint8 pixels [height, width] or [height, width, 1 or 3], red, green, blue."""
 
 
 class Run:
@@ -92,9 +93,12 @@ class Run:
                 f"{self._trained.record.name} segments images, and predict() gives one answer for each",
                 "write masks with: ipucnn infer RUN IMAGE --output masks",
             )
-        if isinstance(images, (str, Path)) or (isinstance(images, np.ndarray) and not self._is_batch(images)):
-            images = [images]
-        pixels = [self._pixels(image) for image in images]
+        if isinstance(images, np.ndarray):
+            is_one = not self._is_batch(images)
+        else:
+            is_one = isinstance(images, (str, Path)) or not hasattr(images, "__iter__")
+        images = [images] if is_one else images
+        pixels = [self._pixels(image) for image in cast(Sequence[Image], images)]
         self._ready()
         assert self._session is not None
         finish = finisher(self._trained)
@@ -128,6 +132,8 @@ class Run:
         if isinstance(image, (str, Path)):
             (found,) = images_of_files([str(image)], info, input_shape)
             return found.read()
+        if hasattr(image, "convert"):  # of Pillow, which need not be imported to know
+            return pixels_for_evaluation(image, "image", info, input_shape)
         pixels = np.asarray(image)
         pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
@@ -213,10 +219,27 @@ def plan(
     from ipucnn.sessions.host.environment import import_tensorflow
 
     resolved = _request("plan-splits", model, options).resolve()
-    request = make_request(resolved, network_options, input_shape_for, stages=stages, system=system)
+    name = None if system is None else str(system)
+    request = make_request(
+        resolved, network_options, input_shape_for, stages=_num_stages(stages), system=name
+    )
     made = make_plan(request, [], lambda note: None, import_tensorflow)
     check_not_fitting(made, request)
     return made
+
+
+def _num_stages(stages: object) -> Optional[int]:
+    """A number of stages as ``--stages`` takes it.
+
+    Raises:
+        ConfigurationError: none of at least 1.
+    """
+    text = str(stages)
+    if stages is not None and not (text.isdecimal() and 0 < int(text) <= MAX_IPUS):
+        raise ConfigurationError(
+            f"stages={shown_value(stages)}: must be a whole number from 1 to {MAX_IPUS:,}", "stages=4"
+        )
+    return None if stages is None else int(text)
 
 
 class Training:

@@ -333,17 +333,24 @@ def load_json(text: str) -> Any:
         BadDocument: too large or too deep, a key given twice, or a number too long to be read.
     """
     value = load_record(text, MAX_BYTES)
-    num_values, level = 0, [value]
-    for _ in range(MAX_DEPTH + 1):
-        num_values += len(level)
-        if num_values > MAX_NODES:
-            raise BadDocument(f"more than {MAX_NODES:,} values", _SPLIT_HINT)
-        containers = [item for item in level if isinstance(item, (list, dict))]
-        level = [part for item in containers for part in (item.values() if isinstance(item, dict) else item)]
-        num_values += sum(len(item) for item in containers if isinstance(item, dict))
-    if containers:
-        raise _too_deep()
+    if _num_values(value) > MAX_NODES:
+        raise BadDocument(f"more than {MAX_NODES:,} values", _SPLIT_HINT)
     return value
+
+
+def _num_values(value: PlainValue) -> int:
+    """Keys and values of what JSON said.  Raises BadDocument where it is too deep."""
+    count, level = 0, [value]
+    for _ in range(MAX_DEPTH + 1):
+        count += len(level)
+        lists = [item for item in level if isinstance(item, list)]
+        mappings = [item for item in level if isinstance(item, dict)]
+        count += sum(map(len, mappings))
+        level = [part for item in lists for part in item]
+        level += [part for item in mappings for part in item.values()]
+    if lists or mappings:
+        raise _too_deep()
+    return count
 
 
 def _too_deep() -> BadDocument:
@@ -377,7 +384,9 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     try:
-        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
+        value = json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
+        _num_values(value)
+        return value
     except BadDocument:
         raise
     except RecursionError:

@@ -101,6 +101,17 @@ def test_mistakes_are_those_of_the_commands(folder):
         assert "[images, height, width, 1 or 3]" in caught.value.hint
     with pytest.raises(DataError):
         loaded.predict("absent.png")
+    for wrong in (5, None, [5]):
+        with pytest.raises(DataError, match="is no image"):
+            loaded.predict(wrong)
+    for wrong, said in (
+        ({"stages": -1}, "stages=-1"),
+        ({"stages": "x"}, "stages=x"),
+        ({"system": 5}, "system '5'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            ipucnn.plan("resnet18", **wrong)
+        assert caught.value.hint
     with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
         ipucnn.train("lenet", num_epoch=3)
     assert "'num_epochs'" in caught.value.hint

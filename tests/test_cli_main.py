@@ -62,6 +62,12 @@ def test_root_help_lists_every_command(capsys, args):
         assert command.summary in out
 
 
+def test_help_can_be_read_where_columns_is_absurd(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1")
+    code, out, err = _run(capsys, "train", "--help")
+    assert (code, err) == (0, "") and "--micro-batch-size" in out
+
+
 @pytest.mark.parametrize("command", DERIVED)
 @pytest.mark.parametrize("width", ["80", "160"])
 def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, width):

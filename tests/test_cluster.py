@@ -103,6 +103,7 @@ def test_tf_config_slurm_and_options_name_the_same_workers():
     [
         ({"TF_CONFIG": "{"}, {}, "TF_CONFIG cannot be used"),
         ({"TF_CONFIG": "[1]"}, {}, "TF_CONFIG cannot be used"),
+        ({"TF_CONFIG": '{"task": {"index": 1e999}}'}, {}, "TF_CONFIG cannot be used"),
         (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 2), {}, "no task 2"),
         (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 0, "ps"), {}, "no task 0 of the type ps"),
         (tf_config(["10.0.0.1:1", "10.0.0.2:1"], ps=["10.0.0.3:1"]), {}, "tasks of the type ps"),

@@ -145,6 +145,7 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
     paths = sorted((photographs / "data").rglob("*.png"))
     arrays = [np.asarray(Image.open(path)) for path in paths]
     of_files = run.predict(paths)
+    assert np.array_equal(of_files, run.predict([Image.open(path) for path in paths]))
     assert np.array_equal(of_files, run.predict(arrays)) and np.array_equal(
         of_files, run.predict(np.stack(arrays))
     )

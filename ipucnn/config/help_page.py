@@ -13,6 +13,7 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
 MAX_WIDTH = 120
+LEAST_WIDTH = 40
 _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
 
 
@@ -32,6 +33,10 @@ class PipeConsole(Console):
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **details})
+        if (
+            self.width < LEAST_WIDTH
+        ):  # with COLUMNS=1 nothing could be read; any other width follows the terminal
+            self.width = LEAST_WIDTH
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -40,7 +45,7 @@ class PipeConsole(Console):
 def print_page(usage: str, about: str, panels: Sequence[Tuple[str, Sequence[Row]]], epilog: str = "") -> None:
     """Prints a help page on stdout, in panels as wide as the terminal up to 120 columns."""
     console = PipeConsole(highlight=False)
-    width = max(40, min(console.width, MAX_WIDTH))
+    width = min(console.width, MAX_WIDTH)
     console.print(Text.assemble(("Usage: ", "yellow"), (usage, "bold")), width=width)
     for paragraph in filter(None, about.strip().split("\n\n")):
         console.print()

@@ -300,12 +300,15 @@ def crop_of_evaluation(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> 
 
 
 def pixels_for_evaluation(
-    image: Union[bytes, np.ndarray], origin: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
+    image: Union[bytes, np.ndarray, PillowImage],
+    origin: str,
+    info: DatasetInfo,
+    input_shape: Tuple[int, int, int],
 ) -> np.ndarray:
     """What validation, evaluation, inference and ``predict`` see of an image, before ``preprocessing``.
 
     Args:
-        image: an encoded file, or uint8 pixels [h, w, 1 or 3].
+        image: an encoded file, uint8 pixels [h, w, 1 or 3], or an image of Pillow.
         origin: what it is, for messages: "image PATH".
         info: of the data set that the network was trained on.
         input_shape: of the network.
@@ -319,6 +322,9 @@ def pixels_for_evaluation(
     channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
     if isinstance(image, bytes):
         picture = open_image(image, origin, channels, info.max_image_pixels)
+    elif not isinstance(image, np.ndarray):
+        check_pixels(image.width, image.height, info.max_image_pixels, origin)
+        picture = _converted(image, origin, channels)
     else:
         check_pixels(image.shape[1], image.shape[0], info.max_image_pixels, origin)
         picture = pillow().fromarray(image[..., 0] if image.shape[2] == 1 else image)

@@ -76,6 +76,10 @@ def _is_image_shape(value: PlainValue) -> bool:
     return list_of(optional(is_count))(value) and len(value) == 3 and is_count(value[2])
 
 
+def _is_per_channel(value: PlainValue) -> bool:
+    return list_of(is_number)(value) and len(value) in (1, 3)
+
+
 def _is_history(value: object) -> bool:
     """Whether a text is lines of JSON objects, the rows of ``metrics.jsonl``."""
     if not isinstance(value, str) or (value and not value.endswith("\n")):
@@ -102,11 +106,8 @@ META: json_fields.Fields = {
     "image_shape": ("height, width and channels", _is_image_shape),
     "class_names": ("a list of texts", list_of(is_text)),
     "num_eval": ("a number of samples", is_count),
-    "mean": ("a list of numbers", list_of(is_number)),
-    "std": (
-        "a list of numbers above 0",
-        lambda value: list_of(is_number)(value) and all(number > 0 for number in value),
-    ),
+    "mean": ("one or three numbers", _is_per_channel),
+    "std": ("one or three numbers above 0", lambda value: _is_per_channel(value) and min(value) > 0),
     "data_sha256": ("a text", is_text),
     "threads": ("a number of threads", lambda value: is_count(value) and 0 < value <= bounds.MAX_THREADS),
     "program": ("a mapping with counts", _is_program),

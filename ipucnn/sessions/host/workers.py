@@ -141,7 +141,7 @@ def _from_tf_config(env: Mapping[str, str]) -> Optional[Workers]:
         first = {"chief": 0, "worker": len(cluster.get("chief") or [])}
         if addresses and (kind not in first or not 0 <= index < len(cluster.get(kind) or [])):
             raise ValueError(f"it has no task {index} of the type {shown_value(kind)}")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ConfigurationError(f"{TF_CONFIG} cannot be used: {printable(str(error))}", hint) from None
     if others:
         raise ConfigurationError(
