@@ -301,13 +301,12 @@ def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, datas
     found = _config(tmp_path, "", dataset)
     assert (found.config.augment, found.config.normalise) == (augment, normalise)
     note = found.public_note()
-    assert (note is not None) == augment == (found.origins["augment"] == PUBLIC_ORIGIN)
-    if augment:
-        assert "augment" in note and ("standardised one by one" in note) == (normalise == "image")
+    assert ("augment True" in note) == augment == (found.origins["augment"] == PUBLIC_ORIGIN)
+    assert ("normalise image" in note) == (normalise == "image")
     # What the file or a flag says comes first.
     for text, flags in (("  augment: False\n", {}), ("", {"augment": False})):
         found = _config(tmp_path, text, dataset, **flags)
-        assert not found.config.augment and found.public_note() is None
+        assert not found.config.augment and "augment" not in found.public_note()
     assert _config(tmp_path, "  augment: True\n", dataset).config.normalise == "network"
 
 
@@ -328,14 +327,32 @@ def test_the_application_s_augmentation_needs_neither_data_nor_spelling(tmp_path
     assert found.config.augment and found.config.normalise == ("network" if known == "imagenet" else "image")
 
 
-def test_the_note_is_about_the_data_set_and_what_nobody_wrote(tmp_path):
-    note = _config(tmp_path, "  normalise: image\n", "imagenet").public_note()
-    assert "a random box of each" in note and "black" not in note and "--normalise" not in note
-    for normalise in ("image", "network"):
-        note = _config(tmp_path, f"  normalise: {normalise}\n", "cifar10").public_note()
-        assert "4 black pixels" in note and "standardised" not in note and "--normalise" not in note
-    # Noise in place of ImageNet is cropped like all small images.
-    assert "4 black pixels" in _config(tmp_path, "", "imagenet", synthetic_data="host").public_note()
+def test_what_a_file_does_not_name_is_the_application_s_default(tmp_path):
+    """Its defaults are those of ``add_arguments`` in its terminal_argparse.py."""
+    names = ("precision", "stochastic_rounding", "norm_layer", "prefetch_depth")
+    public = ["16.16", "ON", {"name": "custom_batch_norm", "momentum": 0.97}, 1]
+    found = _config(tmp_path, "", "digits")
+    assert [getattr(found.config, name) for name in names] == public
+    assert {found.origins[name] for name in names} == {"public default"}
+    assert all(f"{name.replace('_', '-')} " in found.public_note() for name in names)
+    named = _config(
+        tmp_path, "  precision: 32.32\n  norm-layer: {name: group_norm, num_groups: 4}\n", "digits"
+    )
+    assert (named.config.precision, named.config.norm_layer["name"]) == ("32.32", "group_norm")
+    assert _config(tmp_path, "", "digits", stochastic_rounding="OFF").config.stochastic_rounding == "OFF"
+    # The network has no normalisation that could be another; recipes and presets of this project keep their defaults.
+    file = tmp_path / "mine.yml"
+    file.write_text("entry:\n  model: lenet\n", encoding="utf-8")
+    found = resolve("train", {}, config_name="entry", config_path=str(file), needs_data=False)
+    assert found.origins["norm_layer"] == "default" and found.config.precision == "16.16"
+    for name, precision in (
+        ("public_cifar_resnet8", "16.16"),
+        ("keras_mnist", "32.32"),
+        ("ulhpc_resnet50", None),
+    ):
+        found = resolve("train", {}, config_name=name, needs_data=False)
+        assert (found.origins["stochastic_rounding"] == "public default") == name.startswith("public")
+        assert precision in (None, found.config.precision)
 
 
 def test_a_saved_configuration_is_itself(tmp_path):

@@ -13,7 +13,7 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
 MAX_WIDTH = 120
-LEAST_WIDTH = 40
+LEAST_WIDTH, LEAST_HELP_WIDTH = 30, 40
 _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
 
 
@@ -45,6 +45,7 @@ class PipeConsole(Console):
 def print_page(usage: str, about: str, panels: Sequence[Tuple[str, Sequence[Row]]], epilog: str = "") -> None:
     """Prints a help page on stdout, in panels as wide as the terminal up to 120 columns."""
     console = PipeConsole(highlight=False)
+    console.width = max(LEAST_HELP_WIDTH, console.width)
     width = min(console.width, MAX_WIDTH)
     console.print(Text.assemble(("Usage: ", "yellow"), (usage, "bold")), width=width)
     for paragraph in filter(None, about.strip().split("\n\n")):

@@ -139,6 +139,11 @@ def candidates(
     return [*pod, f"{model}@{dataset}", *small, model]
 
 
+def is_of_application(preset: Preset) -> bool:
+    """Whether a built-in preset is a configuration of Graphcore's public application for CNNs."""
+    return preset.source == "public.yml" and preset.name.startswith(("public_", "mk2_"))
+
+
 def find_built_in(*names: str) -> Optional[Preset]:
     """The first of ``names`` that is a built-in preset, or None."""
     for name in names:

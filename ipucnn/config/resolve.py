@@ -24,13 +24,22 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 FLAG = "flag"
 RUN_ORIGIN = "run"
-PUBLIC_ORIGIN = "public application"
+PUBLIC_ORIGIN = "public default"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that find nothing to act on in 32 bits, on whatever device."""
 ORDER_ORIGIN = "deterministic"
 PLANS = ("plan-splits",)
 """Commands that plan MODEL and do not build it, if they can help it."""
-# What Graphcore's public application does to the training images of a data set, whatever its files say.
+# The defaults of Graphcore's public application that differ from those of this one and decide what a run computes
+# (vision/cnns/tensorflow2/configuration/terminal_argparse.py of graphcore/examples): a configuration in its layout gets
+# them for what it does not name.
+_PUBLIC_DEFAULTS: PlainDict = {
+    "precision": "16.16",
+    "stochastic_rounding": "ON",
+    "norm_layer": {"name": "custom_batch_norm", "momentum": 0.97},
+    "prefetch_depth": 1,
+}
+# What it does to the training images of a data set, whatever its files say.
 _PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
     "cifar10": {"augment": True, "normalise": "image"},
     "cifar100": {"augment": True, "normalise": "image"},
@@ -110,23 +119,16 @@ class Resolved:
         return self.origins[name] != DEFAULT
 
     def public_note(self) -> Optional[str]:
-        """The one line to print before a run that augments as the public application does, or None."""
-        if self.origins.get("augment") != PUBLIC_ORIGIN:
+        """The one line to print before a run with defaults of the public application, or None."""
+        names = [spec for spec in SPECS if self.origins[spec.name] == PUBLIC_ORIGIN]
+        if not names:
             return None
-        from ipucnn.datasets.registry import known_as
-
-        what, off = (
-            "padded by 4 black pixels, cropped at random, and half of them mirrored",
-            "--no-augment turns",
+        values = ", ".join(
+            f"{spec.key} {shown_value(spec.yaml_value(getattr(self.config, spec.name)))}" for spec in names
         )
-        if known_as(str(self.config.dataset)) == "imagenet" and self.config.synthetic_data is None:
-            what = "a random box of each is resized, and half of them are mirrored"
-        elif self.origins["normalise"] == PUBLIC_ORIGIN:
-            what = "padded by 4 black pixels, cropped at random, half of them mirrored, and standardised one by one"
-            off = "--no-augment and --normalise network turn"
+        source = self.config_path or f"preset {self.preset}"
         return (
-            f"note: {self.config_path} does not say augment, so training images are augmented as by Graphcore's public "
-            f"application: {what} ({off} it off)"
+            f"note: {source} does not name these options, so they are Graphcore's public defaults: {values}"
         )
 
     def host_note(self) -> Optional[str]:
@@ -203,11 +205,9 @@ def resolve(
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
-    if config_path is not None and "augment" not in in_file:
-        from ipucnn.datasets.registry import known_as
-
-        # A run's own config.yml has the key.
-        layers.insert(0, (PUBLIC_ORIGIN, _PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {})))
+    is_public = chosen is not None and (config_path is not None or presets.is_of_application(chosen))
+    if is_public and record.task == "classification":
+        layers.insert(0, (PUBLIC_ORIGIN, _public_defaults(record, dataset, in_file)))
     if plan is not None:
         layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
@@ -252,6 +252,24 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, PlainValue]) -> PlainDict:
+    """What a configuration in the public application's layout means by what it does not name.
+
+    Args:
+        record: of the network.
+        dataset: that it is trained on.
+        named: what the configuration says.
+    """
+    from ipucnn.datasets.registry import known_as
+
+    values = dict(_PUBLIC_DEFAULTS)
+    if "batch" not in record.norms:
+        del values["norm_layer"]
+    if "augment" not in named:  # normalising goes with it
+        values.update(_PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {}))
+    return {name: value for name, value in values.items() if name not in named}
 
 
 def refuse_unnamed(what: str, name: str, command: str) -> None:
