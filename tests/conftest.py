@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from ipucnn import interrupts, machine
 from ipucnn.datasets.segmentation import membranes
+from ipucnn.filesystem import private_cache_folder
 from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -176,6 +177,8 @@ def leftovers_out_of_the_way():
 def graph_cache(tmp_path_factory):
     """Layer graphs are cached for the tests alone, and built once for all of them."""
     before = os.environ.get("IPUCNN_CACHE_DIR")
+    # What Numba compiled stays where it is: the tests' processes would each compile it anew.
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(private_cache_folder("numba") or ""))
     os.environ["IPUCNN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     yield
     if before is None:

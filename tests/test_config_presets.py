@@ -6,7 +6,8 @@ import pytest
 
 from ipucnn.config import presets
 from ipucnn.config.options import find_spec
-from ipucnn.config.presets import PresetFile, built_in_files, keys_in_presets
+from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets
+from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 
 # Written for this test in the layout of public CNN application files: anchor holders without a model, merges,
@@ -308,3 +309,31 @@ def test_help_knows_which_options_presets_set():
     }
     assert keys_in_presets() == set_by_some
     assert "micro-batch-size" in set_by_some and "seed" not in set_by_some
+
+
+@pytest.mark.parametrize("flags, expected", [({}, 5), ({"num_epochs": "10"}, 2), ({"num_epochs": "3"}, 1)])
+def test_a_short_run_is_validated_at_least_five_times_unless_the_user_says_otherwise(flags, expected):
+    flags = {"dataset": "digits", **flags}
+    assert resolve("train", flags, model="efficientnet-b0").config.validation_freq == expected
+    flags["validation_freq"] = "8"
+    assert resolve("train", flags, model="efficientnet-b0").config.validation_freq == 8
+
+
+def test_every_preset_that_nobody_shortens_has_five_validations():
+    for name in built_in_names():
+        model, _, rest = name.partition("@")
+        if rest in ("small", "digits"):
+            config = resolve("train", {"dataset": "digits"}, model=model).config
+            assert config.num_epochs // config.validation_freq >= min(5, config.num_epochs), name
+
+
+@pytest.mark.parametrize(
+    "flags, micro_batch",
+    [({}, 32), ({"num_replicas": "4"}, 8), ({"global_batch_size": "8"}, 1), ({"micro_batch_size": "3"}, 3)],
+)
+def test_a_network_of_ones_own_has_a_global_batch_of_32(flags, micro_batch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def build(input_shape, num_classes):\n    return None\n")
+    found = resolve("train", {"dataset": "digits", **flags}, model="net.py:build")
+    assert found.config.micro_batch_size == micro_batch
+    assert (found.origins["micro_batch_size"] == "own network") == (micro_batch in (32, 8))

@@ -254,3 +254,10 @@ def test_training_on_a_damaged_folder_names_what_finds_all_of_it(run):
     assert hint.endswith("ipucnn verify-dataset --dataset-path 'of mine' names every damaged file")
     code, out, _ = run("verify-dataset", "--dataset-path", "of mine", columns=400)
     assert code == 3 and "a/0.png" in out and "b/3.png" in out
+
+
+def test_a_small_data_set_makes_the_batch_that_nobody_chose_smaller(lightly, run):
+    code, _, err = run(
+        "train", write(SMALL_NETWORK), "--dataset", "digits", "--limit-train", 20, "--num-epochs", 1
+    )
+    assert code == 0 and "global batch 20 = micro-batch 20" in err, err

@@ -55,7 +55,7 @@ def test_what_also_happens_at_the_end_is_said(capsys, here):
         return {line[0]: line[1].strip() for line in lines if len(line) == 2}
 
     rare = rows("--ckpts-per-epoch", "1/4")
-    assert rare["checkpoints"] == rare["validation"] == "at the end"
+    assert (rare["checkpoints"], rare["validation"]) == ("at the end", "after every execution")
     uneven = rows("--num-epochs", "3", "--ckpts-per-epoch", "1/2", "--logs-per-epoch", "1")
     assert uneven["checkpoints"] == "after every 2 executions and at the end"
     even = rows("--ckpts-per-epoch", "1", "--logs-per-epoch", "1")

@@ -28,6 +28,10 @@ PUBLIC_ORIGIN = "public default"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that find nothing to act on in 32 bits, on whatever device."""
 ORDER_ORIGIN = "deterministic"
+OWN_ORIGIN = "own network"
+"""Of a micro-batch that nobody chose for a network of the user's own: it is smaller where the data set is."""
+OWN_GLOBAL_BATCH = 32
+LEAST_VALIDATIONS = 5
 PLANS = ("plan-splits",)
 """Commands that plan MODEL and do not build it, if they can help it."""
 # The defaults of Graphcore's public application that differ from those of this one and decide what a run computes
@@ -227,6 +231,10 @@ def resolve(
     _fix_order(settings, origins)
     _fix_preprocessing(settings, origins)
     _fix_kept(settings, origins, config_path)
+    if chosen is None:
+        _fix_validations(settings, origins)
+    if command == "train" and record.own is not None:
+        _fix_batch(settings, origins)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -334,6 +342,21 @@ def _fix_kept(settings: PlainDict, origins: Dict[str, str], config_path: Optiona
         settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "ckpts-per-epoch"
     elif config_path is not None:
         settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "config-path"
+
+
+def _fix_validations(settings: PlainDict, origins: Dict[str, str]) -> None:
+    """Validates at least five times in a run that is shorter than the preset's: else the best of one is no best."""
+    name, most = "validation_freq", max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
+    if origins[name].startswith("preset ") and settings[name] > most:
+        settings[name], origins[name] = most, "num-epochs"
+
+
+def _fix_batch(settings: PlainDict, origins: Dict[str, str]) -> None:
+    """Gives a network of the user's own, which has no preset, a global batch that batch norm can work with."""
+    batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
+    if all(origins[name] == DEFAULT for name in batch):
+        settings["micro_batch_size"] = max(1, OWN_GLOBAL_BATCH // settings["num_replicas"])
+        origins["micro_batch_size"] = OWN_ORIGIN
 
 
 def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:

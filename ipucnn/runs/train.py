@@ -15,7 +15,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import OWN_ORIGIN, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
@@ -122,6 +122,11 @@ class TrainingRun:
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
+        most = max(1, self.info.num_train // config.num_replicas)
+        if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
+            config = replace(config, micro_batch_size=most)
+            self.resolved = resolved = replace(resolved, config=config)
+            self.setup = replace(self.setup, resolved=resolved)
         self.program = make_program(
             config, self.info.num_train, seed=self.seed, num_instances=self.instances.num_shares
         ).with_frozen(frozen)
