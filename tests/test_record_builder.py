@@ -334,6 +334,10 @@ def test_records_are_verified(folder, tmp_path):
     assert "train-00001-of-00003, record 0" in examples and "not that in SHA256SUMS" in examples
     path.write_bytes(whole[:-5])
     assert set(check(out)[0]) == {"truncated", "checksum"}
+    path.write_bytes(b"")
+    (out / "SHA256SUMS").unlink()
+    errors, _ = check(out)
+    assert errors["empty-file"].examples == ("train-00001-of-00003",)
     path.unlink()
     errors, _ = check(out)
     assert errors["missing-file"].examples == ("train-00001-of-00003",)

@@ -1,5 +1,8 @@
 """Checkpoints: what goes in comes out, and what is damaged is said to be."""
 
+import io
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,6 +172,56 @@ def test_what_a_run_s_position_says_is_inside_the_checksum(tmp_path):
     path.write_bytes(changed)
     with pytest.raises(DataError, match="checksum"):
         load_checkpoint(path)
+
+
+def with_facts(path, change):
+    """Writes a checkpoint again with other facts and, unlike damage, with the checksum that belongs to them."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files if name != "meta"}
+        header = json.loads(stored["meta"].tobytes())
+    header = change(header)
+    header["sha256"] = digest_of(arrays, header)
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    packed = io.BytesIO()
+    np.lib.format.write_array(packed, text)
+    members["meta.npy"] = packed.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"seed": 99}, None),  # the checksum is right, so that the other cases reach what they are for
+        ({"seed": -1}, "has the seed"),
+        ({"model": ["lenet"]}, "has the model"),
+        ({"input_shape": [2**62, 1]}, "has the input_shape"),
+        ({"mean": []}, "has the mean"),
+        ({"std": [0.0]}, "has the std"),
+        ({"weight_updates": 1e999}, "has the weight_updates"),
+        ({"num_classes": None}, "has the num_classes"),
+        ({"run": {"history": "{}\n1\n", "best": None, "last_validation": None}}, "has the run"),
+        ({"program": []}, "has the program"),
+        ({"threads": 2**40}, "has the threads"),
+        ({"format": "other"}, "has the format"),
+    ],
+    ids=str,
+)
+def test_facts_with_a_corrected_checksum_are_judged_by_what_they_say(tmp_path, change, problem):
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {"w": np.ones(3, np.float32)}, {}, {**FACTS, "mean": [0.0], "std": [1.0]})
+    with_facts(path, lambda header: {**header, **change})
+    if problem is None:
+        assert load_checkpoint(path).meta["seed"] == 99
+        return
+    with pytest.raises(DataError) as caught:
+        load_checkpoint(path)
+    assert problem in caught.value.message and "checksum" not in caught.value.message and caught.value.hint
 
 
 def test_the_former_format_is_refused_with_a_hint(tmp_path):

@@ -90,6 +90,9 @@ def walk_records(survey: Survey, folder: Path) -> None:
         num_classes=len(survey.class_names),
     )
     for subset, paths in chosen.items():
+        for path in paths:
+            if is_file(path) and file_size(path) == 0:
+                survey.find("empty-file", subset, printable(path.name))
         _walk_files(survey, subset, paths, lengths[subset], parse, (None, None, 3))
     with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
         for name, is_right in (check_checksums(folder) or {}).items():
