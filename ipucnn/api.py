@@ -4,14 +4,16 @@ It says what the commands say: the same options under the same names, with ``_``
 (``ipucnn.errors.UserError``, with ``message`` and ``hint``), and the same results.
 """
 
+import warnings
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel, PillowImage, PlainValue
 from ipucnn.config.bounds import MAX_IPUS
-from ipucnn.config.options import BY_NAME, RunConfig, specs_for
+from ipucnn.config.options import BY_NAME, RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import absolute, expand, is_folder
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
     from ipucnn.runs.recorder import RunEvent
     from ipucnn.runs.train import TrainingRun
-    from ipucnn.runs.trained import TrainedSetup
+    from ipucnn.runs.trained import Named, TrainedSetup
     from ipucnn.sessions.session import Session
 
 Image = Union[str, Path, np.ndarray, PillowImage]
 """A file, an image of Pillow, or uint8 pixels [height, width] or [height, width, 1 or 3], red, green, blue."""
+
+
+_ALSO_CALLED = {"batch_size": ("micro_batch_size", "global_batch_size")}
+"""What Keras calls an option whose name here says more."""
 
 
 class Run:
@@ -173,11 +179,98 @@ def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optiona
     Raises:
         UserError: as ``ipucnn infer`` says it.
     """
-    from ipucnn.runs.trained import Named, open_trained
+    from ipucnn.runs.trained import open_trained
 
-    flags = {} if model is None else {"model_name": model}
-    named = Named("infer", str(run), flags, which=checkpoint, from_python=True)
-    return Run(open_trained(named, reads_data=False), str(run))
+    return Run(open_trained(_named("infer", run, checkpoint, model), reads_data=False), str(run))
+
+
+def _named(
+    command: str,
+    run: Union[str, Path],
+    checkpoint: Optional[str],
+    model: Optional[str],
+    options: Mapping[str, PlainValue] = MappingProxyType({}),
+) -> "Named":
+    from ipucnn.runs.trained import Named
+
+    flags = _flags(command, options)
+    if model is not None:
+        flags["model_name"] = model
+    return Named(command, str(run), flags, which=checkpoint, from_python=True)
+
+
+def evaluate(
+    run: Union[str, Path],
+    checkpoint: Optional[str] = None,
+    model: Optional[str] = None,
+    **options: PlainValue,
+) -> Dict[str, Any]:
+    """Evaluates a run on held-out data, as ``ipucnn evaluate`` does.
+
+    >>> import ipucnn
+    >>> result = ipucnn.evaluate("runs/mine")
+    >>> result["measured"]["samples"]
+    40
+
+    Args:
+        run, checkpoint, model: as :func:`load` takes them.
+        options: of ``ipucnn evaluate`` that all commands share, by their names, such as ``dataset_path``.
+
+    Returns:
+        What ``ipucnn evaluate --json`` prints: ``measured``, ``classes``, ``confusion_matrix`` and others.
+
+    Raises:
+        UserError: as the command says it.
+    """
+    from ipucnn.runs.evaluate import evaluate_run
+
+    return evaluate_run(_named("evaluate", run, checkpoint, model, options))
+
+
+def export(
+    run: Union[str, Path],
+    format: str,
+    output: Union[str, Path, None] = None,
+    checkpoint: Optional[str] = None,
+    model: Optional[str] = None,
+    *,
+    batch: Optional[int] = None,
+    opset: Optional[int] = None,
+    half: bool = False,
+    raw_uint8: bool = False,
+    probabilities: bool = False,
+    overwrite: bool = False,
+    **options: PlainValue,
+) -> Dict[str, Any]:
+    """Writes a run's network in another format and verifies it, as ``ipucnn export`` does.
+
+    Args:
+        run, checkpoint, model: as :func:`load` takes them.
+        format: "onnx", "tflite", "saved-model", "keras" or "ipu".
+        output: folder to write; None for ``exports/NAME-FORMAT``.
+        batch, opset, half, raw_uint8, probabilities, overwrite: as the command has them.
+        options: of ``ipucnn export`` that all commands share, by their names.
+
+    Returns:
+        What stands in ``export.json``, and ``folder``.
+
+    Raises:
+        UserError: as the command says it; ``ThresholdError`` where the file does not compute what the run does.
+    """
+    from ipucnn.runs.export import ExportRequest, export_run
+
+    request = ExportRequest(
+        _named("export", run, checkpoint, model, options),
+        str(format),
+        batch=batch,
+        opset=opset,
+        half=half,
+        raw_uint8=raw_uint8,
+        probabilities=probabilities,
+        output=None if output is None else expand(str(output), "--output"),
+        overwrite=overwrite,
+    )
+    return export_run(request)
 
 
 def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
@@ -252,8 +345,16 @@ class Training:
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
-        self._has_begun = False
         self.folder: Path = run.folder.path
+        self._has_begun = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_has_begun", True):
+            warnings.warn(
+                f"this training was never iterated over, so nothing was trained (run {self.folder}): "
+                "for event in ipucnn.train(...): ...",
+                stacklevel=2,
+            )
 
     @property
     def report(self) -> Mapping[str, Any]:
@@ -331,16 +432,51 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
     """
     from ipucnn.planning.pipeline_plan import read_plan
 
-    known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
+    recipe, file = options.get("config"), options.get("config_path")
     own = ("stages", "system") if command == "plan-splits" else ()
-    for name in options:
-        if name not in known:
+    return RunRequest(
+        command,
+        _flags(
+            command,
+            {key: value for key, value in options.items() if key not in ("config", "config_path")},
+            own,
+        ),
+        model,
+        config_name=None if recipe is None else str(recipe),
+        config_path=None if file is None else str(file),
+        read_plan=read_plan,
+    )
+
+
+def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str] = ()) -> Dict[str, Any]:
+    """Options as keywords, as they would be typed.
+
+    Args:
+        others: further keywords that there are, for the hint of an error.
+
+    Raises:
+        ConfigurationError: an option that the command does not have.
+    """
+    known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
+    found = {}
+    for name, value in options.items():
+        spec = find_spec(name)  # in any spelling that the command line takes
+        if spec is None or spec.name not in known:
             raise ConfigurationError(
                 f"`ipucnn {command}` has no option {name}",
-                did_you_mean(name, [*known, *own]) or f"`ipucnn {command} --help` lists them",
+                _hint_for(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
             )
-    values = {name: _typed(name, value) for name, value in options.items() if value is not None}
-    return RunRequest(command, values, model, read_plan=read_plan)
+        if value is not None:
+            found[spec.name] = _typed(spec.name, value)
+    return found
+
+
+def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:
+    """``did you mean 'x'?`` for a keyword, by what others call the option, then by its spelling."""
+    meant = [option for option in _ALSO_CALLED.get(name, ()) if option in known]
+    if meant:
+        return "did you mean " + " or ".join(f"'{option}'" for option in meant) + "?"
+    return did_you_mean(name, known)
 
 
 def _typed(name: str, value: object) -> Any:

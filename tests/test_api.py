@@ -134,6 +134,34 @@ def test_mistakes_are_those_of_the_commands(folder):
         ipucnn.loed  # noqa: B018
 
 
+def test_recipes_and_other_names_of_options(folder, tmp_path):
+    mine = str(folder / "runs" / "mine")
+    training = ipucnn.train(
+        "toy_model", dataset="digits", config="fine-tuning", weights=mine, epochs=1, lr=0.01, seed=1,
+        limit_train=16, limit_eval=8, micro_batch_size=8, run_dir=str(tmp_path / "fine"),
+    )  # fmt: skip
+    config = training._run.setup.config
+    assert (config.num_epochs, config.learning_rate) == (1, 0.01)
+    assert training._run.resolved.preset == "fine-tuning"
+    with pytest.warns(UserWarning, match="never iterated over"):
+        del training
+    with pytest.raises(ConfigurationError, match="no option batch_size") as caught:
+        ipucnn.train("toy_model", batch_size=3)
+    assert "'micro_batch_size' or 'global_batch_size'" in caught.value.hint
+
+
+def test_evaluations_and_exports_are_those_of_the_commands(folder, run, tmp_path):
+    mine = folder / "runs" / "mine"
+    code, out, _ = run("evaluate", mine, "--json")
+    ours, theirs = ipucnn.evaluate(mine), json.loads(out)
+    assert code == 0 and ours["confusion_matrix"] == theirs["confusion_matrix"]
+    assert ours["measured"]["loss"] == pytest.approx(theirs["measured"]["loss"])
+    record = ipucnn.export(mine, "saved-model", tmp_path / "saved")
+    assert record["format"] == "saved-model" and (tmp_path / "saved" / "export.json").exists()
+    with pytest.raises(ConfigurationError, match="--format exe"):
+        ipucnn.export(mine, "exe")
+
+
 def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     monkeypatch.chdir(folder)
     options = dict(
