@@ -196,7 +196,10 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
     assert len(list(again)) and again.report["trained_samples"] == 96
     assert ipucnn.evaluate("run", dataset=(images, labels))["measured"]["samples"] == 60
     two = ipucnn.train(
-        "lenet", dataset=((images, labels), (images[:9], labels[:9]), "abc"), **options, num_epochs=1
+        "lenet",
+        dataset=((images, labels), (images[:9], labels[:9]), ["a", "b", "c"]),
+        **options,
+        num_epochs=1,
     )
     with pytest.raises(DataError, match="in the memory of that Python alone"):
         in_memory.find("arrays-0123456789ab")
