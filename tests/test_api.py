@@ -187,10 +187,10 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
     images = np.random.RandomState(0).randint(0, 256, (60, 28, 28)).astype(np.uint8)
     options = dict(micro_batch_size=4, seed=1)
     training = ipucnn.train("lenet", dataset=(images, labels), num_epochs=1, run_dir="run", **options)
-    started = list(training)[0]
+    started, *_ = training
     assert (started.dataset.num_eval, started.dataset.own_split) == (12, True)
     assert training.report["trained_samples"] == 48
-    with pytest.raises(ConfigurationError, match="--dataset arrays-.*the run in run has arrays-"):
+    with pytest.raises(ConfigurationError, match=r"--dataset arrays-.*the run in run has arrays-"):
         ipucnn.train("lenet", dataset=(images[:30], labels[:30]), resume=True, run_dir="run", num_epochs=2)
     again = ipucnn.train("lenet", dataset=(images, labels), resume=True, run_dir="run", num_epochs=2)
     assert len(list(again)) and again.report["trained_samples"] == 96

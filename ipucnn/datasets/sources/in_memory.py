@@ -79,7 +79,7 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
     if len(images) != len(labels):
         raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
-    chosen = np.zeros(len(labels), bool)
+    chosen: np.ndarray = np.zeros(len(labels), bool)
     for label in np.unique(classes):
         (numbers,) = np.nonzero(classes == label)
         chosen[
