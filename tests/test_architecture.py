@@ -142,7 +142,7 @@ BUDGET = {
     "models": (3270, 2520),
     "planning": (7140, 5710),
     "reports": (4390, 3330),
-    "runs": (6130, 4550),
+    "runs": (6140, 4560),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
     "modules at the top": (2670, 2040),
