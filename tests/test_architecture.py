@@ -135,13 +135,13 @@ def test_parameters_have_types():
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
     "benchmarking": (4050, 2920),
-    "commands": (2040, 1190),
+    "commands": (2030, 1190),
     "config": (2820, 1580),
     "datasets": (6000, 4560),
     "diagnosis": (960, 640),
     "models": (3250, 2500),
-    "planning": (7140, 5710),
-    "reports": (4400, 3330),
+    "planning": (6330, 4990),
+    "reports": (4380, 3320),
     "runs": (6130, 4540),
     "sessions": (5510, 4270),
     "training": (1660, 1240),
