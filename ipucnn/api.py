@@ -214,7 +214,8 @@ def evaluate(
 
     Args:
         run, checkpoint, model: as :func:`load` takes them.
-        options: of ``ipucnn evaluate`` that all commands share, by their names, such as ``dataset_path``.
+        options: of ``ipucnn evaluate`` that all commands share, by their names, such as ``dataset_path``; ``dataset``
+            also takes arrays, as :func:`train` does; of one pair all is evaluated.
 
     Returns:
         What ``ipucnn evaluate --json`` prints: ``measured``, ``classes``, ``confusion_matrix`` and others.
@@ -402,7 +403,9 @@ def train(model: str, **options: PlainValue) -> Training:
 
     Args:
         model: a network of ``ipucnn models``.
-        options: of ``ipucnn train``, by their names.
+        options: of ``ipucnn train``, by their names. ``dataset`` also takes arrays: (images, labels), of which a fifth
+            of each class is held out, or (images, labels) for training and for evaluation; names of the classes after
+            them. Images are uint8 [n, height, width] or [n, height, width, 1 or 3].
 
     Raises:
         UserError: as the command says it, here or while it trains.
@@ -466,6 +469,10 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
                 f"`ipucnn {command}` has no option {name}",
                 _hint_for(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
             )
+        if spec.name == "dataset" and value is not None and not isinstance(value, (str, Path)):
+            from ipucnn.datasets.sources.in_memory import keep
+
+            value = keep(value, is_evaluated=command != "train")
         if value is not None:
             found[spec.name] = _typed(spec.name, value)
     return found

@@ -14,6 +14,7 @@ from PIL import Image
 
 import ipucnn
 from ipucnn import api, cli
+from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.provenance import environment
 
@@ -177,6 +178,41 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     )
     assert there == here and "report.html" in here
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
+
+
+def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
+    """One pair is divided, the same each time; a run goes on and is evaluated with arrays; the command line cannot."""
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(60) % 3
+    images = np.random.RandomState(0).randint(0, 256, (60, 28, 28)).astype(np.uint8)
+    options = dict(micro_batch_size=4, seed=1)
+    training = ipucnn.train("lenet", dataset=(images, labels), num_epochs=1, run_dir="run", **options)
+    started, *_ = training
+    assert (started.dataset.num_eval, started.dataset.own_split) == (12, True)
+    assert training.report["trained_samples"] == 48
+    with pytest.raises(ConfigurationError, match=r"--dataset arrays-.*the run in run has arrays-"):
+        ipucnn.train("lenet", dataset=(images[:30], labels[:30]), resume=True, run_dir="run", num_epochs=2)
+    again = ipucnn.train("lenet", dataset=(images, labels), resume=True, run_dir="run", num_epochs=2)
+    assert len(list(again)) and again.report["trained_samples"] == 96
+    assert ipucnn.evaluate("run", dataset=(images, labels))["measured"]["samples"] == 60
+    two = ipucnn.train(
+        "lenet",
+        dataset=((images, labels), (images[:9], labels[:9]), ["a", "b", "c"]),
+        **options,
+        num_epochs=1,
+    )
+    with pytest.raises(DataError, match="in the memory of that Python alone"):
+        in_memory.find("arrays-0123456789ab")
+    for wrong, said in (
+        (3, "int is no pair"),
+        ((images, labels[:5]), "60 images and 5 labels"),
+        ((images / 255, labels), "float64"),
+        ((images[:3], labels[:3]), "no class of two images"),
+    ):
+        with pytest.raises(DataError, match=said) as caught:
+            ipucnn.train("lenet", dataset=wrong, **options)
+        assert caught.value.hint
+    del two
 
 
 def test_a_training_is_iterated_over_once(tmp_path, monkeypatch):

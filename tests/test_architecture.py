@@ -134,18 +134,18 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (4050, 2920),
-    "commands": (2030, 1190),
-    "config": (2820, 1580),
-    "datasets": (6000, 4560),
-    "diagnosis": (960, 640),
-    "models": (3250, 2500),
-    "planning": (6330, 4990),
+    "benchmarking": (4060, 2930),
+    "commands": (2040, 1200),
+    "config": (2830, 1590),
+    "datasets": (6050, 4610),
+    "diagnosis": (970, 650),
+    "models": (3270, 2520),
+    "planning": (6330, 4980),
     "reports": (4380, 3320),
-    "runs": (6130, 4540),
-    "sessions": (5510, 4270),
-    "training": (1660, 1240),
-    "modules at the top": (2660, 2040),
+    "runs": (6130, 4550),
+    "sessions": (5520, 4280),
+    "training": (1670, 1250),
+    "modules at the top": (2670, 2040),
 }
 
 

@@ -275,6 +275,11 @@ REFUSED = {
     "called twice": ("d = layers.Conv2D(2, 3, padding='same'); x = d(d(x))", "called 2 times"),
     "called with": ("x = layers.BatchNormalization()(x, training=False)", "called with training=False"),
     "lambda": ("x = layers.Lambda(lambda y: y + 1)(x)", "Lambda"),
+    "augmenting": (
+        "x = getattr(layers, 'RandomFlip', layers.experimental.preprocessing.RandomFlip if 'experimental' in "
+        "dir(layers) else None)('horizontal')(x, training=True)",
+        "RandomFlip.* augments images",
+    ),
     "noise": ("x = layers.GaussianNoise(0.1)(x)", "GaussianNoise"),
     "half": ("x = layers.Conv2D(2, 3, dtype='mixed_float16')(x)", "computes in mixed_float16"),
     "regularizer": ("x = layers.Conv2D(2, 3, kernel_regularizer='l2')(x)", "kernel_regularizer"),

@@ -1,6 +1,9 @@
 """Networks of users' own where registered ones go, too: on IPUs, among workers, in folds, from Python, after a kill."""
 
 import json
+import os
+import shlex
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from test_own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 import ipucnn
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
+from ipucnn.interrupts import Interrupted
 from ipucnn.python_files import find_function
 from ipucnn.runs.train import TrainingRun
 
@@ -100,6 +104,36 @@ def test_a_file_of_keras_goes_there_too(lightly, run):
     with installed(num_ipus=1) as machine:
         code, out, err = run("evaluate", "fine", "--json")
         assert code == 0 and json.loads(out)["device"] == "ipu" and machine.calls("predict"), err
+
+
+OWN_DATA = """
+import numpy as np
+
+def load():
+    labels = np.arange(64) % 10
+    images = np.random.RandomState(0).randint(0, 256, (64, 8, 8)).astype(np.uint8)
+    return (images, labels), (images, labels)
+"""
+
+
+def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch):
+    """After a signal, after the run, and where the network's file lies elsewhere by then."""
+    name, data = write(MIXING, "mine.py"), write(OWN_DATA, "data.py").replace("build", "load")
+    with pytest.raises(Interrupted) as ended:
+        for event in ipucnn.train(name, dataset=data, num_epochs=50, micro_batch_size=4, run_dir="a run"):
+            if type(event).__name__ == "ExecutionFinished":
+                os.kill(os.getpid(), signal.SIGTERM)
+    words = shlex.split(ended.value.hint.split(": ", 1)[1])
+    code, out, err = run(*words[1:], "--num-epochs", 51)
+    assert words[:2] == ["ipucnn", "train"] and code == 0, err
+    Path("moved").mkdir()
+    Path("mine.py").rename("moved/mine.py")
+    code, out, err = run("train", "--resume", "--run-dir", "a run", "--num-epochs", 52, "--dataset", data,
+                         "--model-name", "moved/mine.py:build")  # fmt: skip
+    assert code == 0, err
+    printed = next(line.split(": ", 1)[1] for line in out.splitlines() if line.startswith("evaluate it: "))
+    code, out, err = run(*shlex.split(printed)[1:])
+    assert code == 0 and "accuracy" in out, err
 
 
 @pytest.mark.slow

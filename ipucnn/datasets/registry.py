@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ipucnn.datasets.base import DataSource, limit_source, source_of
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
-from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
+from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
@@ -318,6 +318,8 @@ def choose_dataset(
         return _choose_default(path, home, task, download)
     if name.lower().startswith(TFDS_PREFIX):
         return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
+    if name.startswith(in_memory.PREFIX):
+        return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
     known = canonical(name)
     if is_python_name(name):
         function = find_function(name, "--dataset", "load")

@@ -35,6 +35,8 @@ PER_SAMPLE = (
 )  # fmt: skip
 """Stock layers that compute each sample by itself and remember nothing, and those that are exchanged for such ones."""
 _PREPROCESSING = ("Rescaling", "Normalization")
+# Layers of Keras that augment images, besides those called Random...
+_AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
 _OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
 _MODELS = ("Functional", "Sequential", "Model")
 # Operations on tensors that a layer computes, too: by their names in Keras 3, and in Keras 2.6.
@@ -203,6 +205,12 @@ class _Reader:
                 what = str(entry.get("class_name"))
                 if not isinstance(settings, dict) or not isinstance(own, str):
                     raise self.fail("a layer has no name or no settings", _FUNCTIONAL)
+                if _augments(what, own, model):
+                    raise self.fail(
+                        f"layer '{shown_value(own)}' ({shown_value(what)}) augments images, which is done to the data "
+                        "and not in the network",
+                        "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
+                    )
                 if what == "InputLayer":
                     if not chained and own != first:
                         raise self.fail(
@@ -356,6 +364,13 @@ class _Reader:
         if not is_trained:
             settings["trainable"] = False
         self.layers.append(Layer(name, kind, settings, tuple(reads)))
+
+
+def _augments(kind: str, name: str, model: Optional[KerasModel]) -> bool:
+    """Whether a layer is one of Keras' that augment images, and no class of the user's own that is called so."""
+    if not (kind.startswith("Random") or kind in _AUGMENTING):
+        return False
+    return model is None or type(_layer(model, name)).__module__.split(".")[0] in ("keras", "tensorflow")
 
 
 def _is_operation(entry: Mapping[str, PlainValue]) -> bool:

@@ -78,6 +78,11 @@ class OwnNetwork:
         return label_of(self.name)
 
     @property
+    def has_own_code(self) -> bool:
+        """Whether only the user's own code can build it; of a function that was not called yet nobody knows better."""
+        return self.make is not None if self.architecture is None else bool(self.architecture.own_layers)
+
+    @property
     def input_shape(self) -> Tuple[Optional[int], ...]:
         """(height, width, channels) that it takes, None where the data decide."""
         known = self.architecture if self.make is None else None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
-from ipucnn.python_files import is_python_name
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -217,7 +216,7 @@ class RunDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours, run.folder.size_bytes, _files_of_ones_own(run))
+            print_report(report, folder, neighbours, run.folder.size_bytes, run.setup.own_files)
 
 
 def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
@@ -240,17 +239,6 @@ def _heading(run: TrainingRun) -> str:
         images = counted(int(validation["samples"]), "held-out image")
         parts[-1] += f" over {images}{_region(report['dataset'])}"
     return ", ".join([*parts, str(run.folder.path)])
-
-
-def _files_of_ones_own(run: TrainingRun) -> List[str]:
-    """The words that name the user's own files to whoever opens the run, as far as it needs them."""
-    config, own = run.resolved.config, run.setup.record.own
-    words: List[str] = []
-    if config.dataset is not None and is_python_name(config.dataset):
-        words += ["--dataset", config.dataset]
-    if own is not None and own.architecture is not None and own.architecture.own_layers:
-        words += ["--model-name", config.model_name]
-    return words
 
 
 def show_dry_run(run: TrainingRun, as_json: bool) -> None:

@@ -194,7 +194,7 @@ class CrossValidation:
                     is_written = is_written or self._write(run)
                     yield event
             except Interrupted as interrupted:
-                hint: Optional[str] = f"continue it with: {resume_command(self.root)}"
+                hint: Optional[str] = f"continue it with: {resume_command(self.root, run.setup.own_files)}"
                 if not is_written:
                     hint = interrupted.hint
                 elif len(self.folds) == 1:

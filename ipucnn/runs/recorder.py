@@ -534,7 +534,7 @@ class Recorder:
         raise Interrupted(
             exit_code,
             f"interrupted after {updates}; checkpoint {path}",
-            f"continue it with: {resume_command(self._folder.path)}",
+            f"continue it with: {resume_command(self._folder.path, self._training.setup.own_files)}",
         )
 
     def save_last(self) -> Iterator[RunEvent]:

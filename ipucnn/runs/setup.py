@@ -7,7 +7,7 @@ and what no device here can do.
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
+from ipucnn.python_files import is_python_name
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
@@ -65,6 +66,13 @@ class Setup:
         """The model's registry record."""
         record: ModelRecord = self.resolved.record
         return record
+
+    @property
+    def own_files(self) -> List[str]:
+        """The options that name the user's own Python files: none is run again that a command line does not name."""
+        dataset, own = self.config.dataset, self.record.own
+        words = ["--dataset", dataset] if dataset is not None and is_python_name(dataset) else []
+        return [*words, "--model-name", own.name] if own is not None and own.has_own_code else words
 
 
 SomeSetup = TypeVar("SomeSetup", bound=Setup)

@@ -415,7 +415,7 @@ class TrainingRun:
         """What to type where this process is ended before it did anything; None if nothing was there before it."""
         if self.start.checkpoint is None or not self.start.in_place:
             return None
-        return f"continue it with: {resume_command(self.folder.path)}"
+        return f"continue it with: {resume_command(self.folder.path, self.setup.own_files)}"
 
     def _events(self, guard: InterruptGuard, cluster: Optional[Cluster]) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session

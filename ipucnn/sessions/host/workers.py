@@ -9,10 +9,11 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.bounds import MAX_CLUSTER
 from ipucnn.config.options import SPECS, RunConfig
@@ -288,11 +289,16 @@ def _require_private(address: str) -> None:
         )
 
 
-def resume_command(folder: Path) -> str:
-    """What to type to continue a run: with as many workers, if ``ipucnn launch`` started this one."""
+def resume_command(folder: Path, own_files: Sequence[str]) -> str:
+    """What to type to continue a run: with as many workers, if ``ipucnn launch`` started this one.
+
+    Args:
+        own_files: words that name files of the user's own.
+    """
     count = os.environ.get(LAUNCH_VARIABLE, "")
-    launch = f"launch -n {count} -- " if count.isdigit() else ""
-    return f"ipucnn {launch}train --resume --run-dir {folder}"
+    launch = ["launch", "-n", count, "--"] if count.isdigit() else []
+    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *own_files]
+    return " ".join(map(shlex.quote, words))
 
 
 def sharers(workers: int, devices: int) -> str:
