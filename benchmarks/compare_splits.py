@@ -2,14 +2,13 @@
 
 Usage: python benchmarks/compare_splits.py seed
        python benchmarks/compare_splits.py unet
-       python benchmarks/compare_splits.py public [--orders] [--rows published_fits_and_splits.json]
+       python benchmarks/compare_splits.py public [--rows published_fits_and_splits.json]
 
 seed: ResNet-50 in 2, 4, 8 and 16 stages against the same number of parameters in each stage, which is what Graphcore's
       public CNN application proposes.
 unet: U-Net at 572x572 in 4 stages against the hand-made split of the public application.
 public: the splits of the public configurations, each under its own settings.  Ends with exit code 5 if one of them is
-      faster than the best splits that take no more memory; with --orders than the best in any order of the layers,
-      which is searched for Grouped and Interleaved pipelines (Sequential ones keep the network's own order).
+      faster than the best splits that take no more memory.
 """
 
 import argparse
@@ -31,7 +30,6 @@ from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search.exact import fastest_split
-from ipucnn.planning.search.orders import in_any_order
 from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.settings import PlanSettings, uniform
@@ -209,18 +207,7 @@ def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
     return list(found.values()), skipped
 
 
-def in_orders(planner: Planner, best: Candidate) -> Tuple[float, str]:
-    """The tick of the best splits in any order, and over which orders with which gap."""
-    if best.settings.schedule == "Sequential":
-        return best.solution.objective_s + FIXED_S, "own"
-    found = in_any_order(planner, best)
-    solution = found.candidate.solution
-    bound_s = solution.lower_bound_s + FIXED_S
-    tick_s = solution.objective_s + FIXED_S
-    return tick_s, "only one" if found.one_order else f"any, gap {tick_s / bound_s - 1:.1%}"
-
-
-def compare_public(path: Path, orders: bool) -> int:
+def compare_public(path: Path) -> int:
     programs, skipped = public_programs(path)
     rows, faster = [], 0
     for program in programs:
@@ -230,9 +217,7 @@ def compare_public(path: Path, orders: bool) -> int:
         tick = planner.tick_s(judged.splits, settings) + FIXED_S
         best = best_for(planner, judged)
         best_tick = best.solution.objective_s + FIXED_S
-        proved, over = best.solution.optimal, ""
-        if orders:
-            best_tick, over = in_orders(planner, best)
+        proved = best.solution.optimal
         faster += tick < best_tick * (1 - 1e-9) or not proved
         norm = "" if "batch" in _norms(program.graph) else " group norm"
         rows.append(
@@ -247,7 +232,7 @@ def compare_public(path: Path, orders: bool) -> int:
                 f"{tick / best_tick:.3f}",
                 f"{judged.predicted_fill:.0%}",
                 f"{best.predicted_fill:.0%}",
-                over or str(proved).lower(),
+                str(proved).lower(),
             )
         )
     head = [
@@ -262,8 +247,7 @@ def compare_public(path: Path, orders: bool) -> int:
         "memory",
     ]
     print("Public hand-made splits under their own settings; predicted")
-    # In another order the memory of the best splits is at most what was allowed; its figure is that of the own order.
-    table([*head, "best", "orders" if orders else "optimal"], sorted(rows))
+    table([*head, "best", "optimal"], sorted(rows))
     print(
         f"\n{len(rows)} configurations, {faster} faster than the best splits; skipped: {'; '.join(skipped) or 'none'}"
     )
@@ -288,7 +272,6 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=Path, default=SHARED / "published_fits_and_splits.json", help="file of public rows"
     )
-    parser.add_argument("--orders", action="store_true", help="with public: best splits in any order")
     arguments = parser.parse_args()
     if arguments.what == "seed":
         return compare_seed()
@@ -297,7 +280,7 @@ def main() -> int:
     if not arguments.rows.is_file():
         print(f"error: no rows at {arguments.rows}\nhint: --rows FILE", file=sys.stderr)
         return 3
-    return compare_public(arguments.rows, arguments.orders)
+    return compare_public(arguments.rows)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--markdown] [-- OPTION ...]
 
 Each model in its own image size and number of classes, as the command plans it when nothing else is said (shipped layer
-graphs), or with the options behind "--", such as --orders.  "s" is the processor time of the whole command, user and
+graphs), or with the options behind "--".  "s" is the processor time of the whole command, user and
 system, "MB" its largest resident memory; Python's byte code is written before.  "gap" is that of the plan.  Ends with
-exit code 5 if a plan is not proved optimal (without --orders), or a command takes more than 10 s.
+exit code 5 if a plan is not proved optimal, or a command takes more than 10 s.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main() -> int:
                 code, seconds, megabytes, text = run(name, count, options, cache)
                 slowest, largest = max(slowest, seconds), max(largest, megabytes)
                 plan = json.loads(text) if code == 0 else {}
-                proved = bool(plan.get("optimal")) or "--orders" in options
+                proved = bool(plan.get("optimal"))
                 plans += code == 0
                 bad += (code == 0 and not proved) or code not in (0, 2, 4) or seconds > MOST_S
                 answer = {0: f"{plan.get('gap', 0):.2%}", 2: "too few layers", 4: "does not fit"}.get(

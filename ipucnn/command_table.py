@@ -33,6 +33,11 @@ class Command(NamedTuple):
     wishes: str = ""
 
 
+# Commands and options ("COMMAND --option") that the version before had, and what to use instead.
+REMOVED = {
+    "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
+}
+
 _RUN, _PLAN = "Run", "Look up and plan"
 
 COMMANDS = {

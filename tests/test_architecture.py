@@ -135,17 +135,17 @@ def test_parameters_have_types():
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
     "benchmarking": (4060, 2930),
-    "commands": (2050, 1200),
+    "commands": (2040, 1200),
     "config": (2830, 1590),
     "datasets": (6050, 4610),
     "diagnosis": (970, 650),
     "models": (3270, 2520),
-    "planning": (7140, 5710),
-    "reports": (4390, 3330),
+    "planning": (6330, 4990),
+    "reports": (4380, 3320),
     "runs": (6140, 4560),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
-    "modules at the top": (2670, 2040),
+    "modules at the top": (2680, 2050),
 }
 
 

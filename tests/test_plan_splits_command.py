@@ -640,6 +640,7 @@ def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
     [
         (["resnet18", "--plan", "plan.yml"], 2, "is for lenet, but the network is resnet18"),
         (["--plan", "broken.yml"], 3, "broken.yml lacks 'predicted_tick_s'"),
+        (["--plan", "reordered.yml"], 3, "reordered.yml: its stages take the layers in another order"),
         (["--plan", "absent.yml"], 3, "there is no such file"),
         (["--plan", "."], 3, "--plan ."),
         (["lenet", "--pipeline-splits", "auto"], 2, "nothing says how many stages"),
@@ -649,6 +650,9 @@ def test_plans_that_cannot_be_used(capsys, args, code, error):
     assert run(capsys, "lenet", "--stages", 2, "--save", "plan.yml")[0] == 0
     text = Path("plan.yml").read_text(encoding="utf-8")
     Path("broken.yml").write_text(re.sub(r"\npredicted_tick_s: \S+", "", text))
+    # As the version before wrote them; without another order of the layers such a plan is used.
+    Path("reordered.yml").write_text(text + "searched_orders: all\norder: [conv2d, input]\n")
+    PipelinePlan.from_yaml(text + "searched_orders: only\norder: []\n", "plan.yml")
     got, err = train(capsys, *args)
     assert got == code and error in err, err
     assert not Path("runs").exists()

@@ -107,13 +107,6 @@ INFERENCE = typer.Option(
     "only training needs.",
     rich_help_panel=PANEL,
 )
-ORDERS = typer.Option(
-    False,
-    "--orders",
-    help="Search all orders of the layers, in which a stage may hold parts of two branches. Such a plan can only be "
-    "predicted: no session runs it.",
-    rich_help_panel=PANEL,
-)
 STAGE_PROPORTIONS = typer.Option(
     True,
     "--stage-proportions/--no-stage-proportions",
@@ -144,7 +137,6 @@ def plan_splits(
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
     save_graph: Optional[str] = SAVE_GRAPH,
-    orders: bool = ORDERS,
     stage_proportions: bool = STAGE_PROPORTIONS,
     optimisations: bool = OPTIMISATIONS,
     calibrate: Optional[List[str]] = CALIBRATE,
@@ -163,7 +155,6 @@ def plan_splits(
         "--save-graph": save_graph,
         "--compare": compare,
         "--inference": inference,
-        "--orders": orders,
         "--row": row,
         "--measured": measured,
     }
@@ -220,7 +211,6 @@ def plan_splits(
         profile=profile,
         classes=classes,
         recomputation=recomputation,
-        any_order=orders,
         own_proportions=stage_proportions,
         inference=inference,
     )

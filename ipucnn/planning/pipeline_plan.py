@@ -261,10 +261,6 @@ class PipelinePlan:
         predicted_latency_s: one micro-batch through all forward passes.
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
-        searched_orders: of the layers in which splits were looked for: "own" order of the network, "all", or "only"
-            where it has no other.  ``optimal`` and the bound hold for these.
-        order: the layers in the order that the stages take them from; empty for the network's own.  Such a plan is a
-            prediction only: sessions build networks in their own order.
         assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
         predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
         predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
@@ -310,8 +306,6 @@ class PipelinePlan:
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
-    searched_orders: str = "own"
-    order: Tuple[str, ...] = ()
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -369,9 +363,16 @@ class PipelinePlan:
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
                 _AGAIN,
             )
-        plan = _from_plain(PipelinePlan, data, where)
         whole: Dict[str, Any] = data if isinstance(data, dict) else {}
-        missing = [name for name in ("options", "searched_orders", "order") if name not in whole]
+        # Fields of plans that the version before made.
+        if whole.get("order"):
+            raise DataError(
+                f"{where}: its stages take the layers in another order than the network's, which no session runs",
+                _AGAIN,
+            )
+        whole = {key: value for key, value in whole.items() if key not in ("searched_orders", "order")}
+        plan = _from_plain(PipelinePlan, whole, where)
+        missing = ["options"] if "options" not in whole else []
         missing += [f"settings.{f.name}" for f in fields(PlanSettings) if f.name not in whole["settings"]]
         if missing:
             raise DataError(
@@ -393,8 +394,8 @@ class PipelinePlan:
         import yaml
 
         header = f"# Pipeline plan for {self.model}, predicted, not measured.\n" + (
-            "# No session runs it: its layers are in another order than the network's own, or the network is a graph.\n"
-            if self.order or is_layer_graph(self.model)
+            "# No session runs it: the network is a layer graph.\n"
+            if is_layer_graph(self.model)
             else f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
         )
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -420,18 +421,10 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
 
     Raises:
         DataError: not there, not readable, or not a plan.
-        ConfigurationError: a plan in another order of the layers.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
     text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
-    plan = PipelinePlan.from_yaml(text, shown(path))
-    if plan.order:
-        raise ConfigurationError(
-            f"{what} {shown(path)}: its stages take the layers in another order than the network's, and sessions "
-            "run them in that",
-            f"plan again without --orders: ipucnn plan-splits {plan.model} --stages {plan.num_stages} --save FILE",
-        )
-    return plan
+    return PipelinePlan.from_yaml(text, shown(path))
 
 
 def _command_for(data: object) -> str:

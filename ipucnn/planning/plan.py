@@ -34,7 +34,6 @@ from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
-from ipucnn.planning.search.orders import in_any_order, with_own_proportions
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
@@ -132,18 +131,6 @@ def make_plan(
         choices = request.choices(candidate.settings)
         no_fit = _why_no_fit(planner, request, choices, LIMITS[0])
     comparison = (*preset_schedule, *compare(planner, candidate, others))
-    searched_orders, own_order = "own", planner.graph
-    if request.any_order:
-        own, alike = candidate, candidate
-        if own.settings.has_own_proportions and request.proportions is None:
-            one_each = planner.best_of(request.all_choices(), (own.memory_limit,))
-            assert one_each is not None  # a small enough one for all stages fits as well
-            alike = one_each
-        found = in_any_order(planner, alike)
-        if request.own_proportions and request.proportions is None:
-            found = with_own_proportions(planner, own, found)
-        planner, candidate, one_order = found
-        searched_orders = "only" if one_order else "all"
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = request.all_choices()
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
@@ -159,8 +146,6 @@ def make_plan(
         no_fit=no_fit,
         assumed=request.assumed,
     )
-    order = tuple(layer.name for layer in planner.graph.layers) if planner.graph is not own_order else ()
-    plan = replace(plan, searched_orders=searched_orders, order=order)
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
 
@@ -350,11 +335,6 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
     file = _read_comparison(path)
     if isinstance(file, PipelinePlan):
-        if file.order:
-            raise ConfigurationError(
-                f"--compare {shown(path)}: its stages take the layers in another order than the network's",
-                "compare with a plan that was made without --orders",
-            )
         check_cuts(file.splits, graph)
         return {path.name: file.splits}
     found: Dict[str, Sequence[str]] = {}

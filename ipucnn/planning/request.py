@@ -21,7 +21,6 @@ from ipucnn.planning.search.configurations import (
     default_count,
     micro_batches,
 )
-from ipucnn.planning.search.orders import check_any_order
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
     PRECISIONS,
@@ -74,7 +73,6 @@ class PlanRequest:
         graph: the network, whatever is trained of it; at first of one in a file alone.
         freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
         planned: the network as it is planned, once it was read.
-        any_order: whether splits are looked for in any order of the layers.
         typed: values of the user's own options, by name.
         flags: names of those that were typed as flags.
     """
@@ -101,7 +99,6 @@ class PlanRequest:
     graph: Optional[LayerGraph] = None
     freeze: Optional[str] = None
     planned: Optional[LayerGraph] = None
-    any_order: bool = False
     typed: Mapping[str, Any] = field(default_factory=dict)
     flags: FrozenSet[str] = frozenset()
 
@@ -153,7 +150,6 @@ def make_request(
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
-    any_order: bool = False,
     own_proportions: bool = True,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
@@ -165,7 +161,6 @@ def make_request(
         profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
-        any_order: splits are looked for in any order of the layers.
         own_proportions: stages may differ in availableMemoryProportion where none is given.
 
     Raises:
@@ -240,15 +235,6 @@ def make_request(
         )
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
-    if any_order:
-        if splits is not None or count is None:
-            raise ConfigurationError(
-                "--orders looks for splits into a number of stages",
-                "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
-            )
-        check_any_order(request.settings)
-        request.any_order = True
-        request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request
 
 

@@ -109,9 +109,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     if plan.verdict == "does not fit":
         proof = "they do not fit"
     elif plan.optimal and plan.num_stages > 1:
-        proof += f" (no splits of these layers in {_ORDERS[plan.searched_orders]} are faster within the memory allowed)"
-    elif plan.searched_orders == "all":
-        proof += f" ({_ORDERS['all']} of the layers was searched, and the bound is of all of them)"
+        proof += " (no splits of these layers in this order are faster within the memory allowed)"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
@@ -384,11 +382,6 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
     out.print()
 
 
-_ORDERS = {
-    "own": "this order",
-    "all": "any order",
-    "only": "this order, the only one they have,",
-}
 _RECOMPUTATION = "r"
 _MARKS = {
     _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
@@ -489,8 +482,6 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     why = ""
     if is_layer_graph(plan.model):
         why = "the layers that open the next stage, for a program of your own:"
-    elif plan.order:
-        why = "no session runs layers in another order than the network's own; its stages:"
     if why:
         out.print(Text(why, style="bold"))
         out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)

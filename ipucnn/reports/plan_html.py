@@ -134,7 +134,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
         else f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
-        command_line="" if plan.order or is_layer_graph(plan.model) else command_line(plan),
+        command_line="" if is_layer_graph(plan.model) else command_line(plan),
         needs_weights=needs_weights(plan),
         memory=plan_figures.memory_figure(plan),
         memory_legend=[(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],

@@ -19,7 +19,7 @@ A tensor that skips over the stage is live in it, but needs no stash of its own.
 import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -253,17 +253,8 @@ class RangeCounts:
         item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
         # What the host delivers is an input of whatever range reads it.
         made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
-        # Whether layers keep nothing but what they read or make.
-        self.keeps_inputs = all({*layer.kept} <= {layer.name, *layer.inputs} for layer in layers)
-        # Of each tensor that is kept the items that keep it, and its elements.
-        self.kept_at: List[Tuple[List[int], float]] = []
         if training:
             kept_at = [item_of[found] for found in uses.keepers]
-            self.kept_at = [
-                (sorted({int(item) for item in at}), size)
-                for at, size in zip(kept_at, uses.elements)
-                if len(at)
-            ]
             self.kept = distinct_sum(kept_at, uses.elements, n)
             self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
         else:
@@ -272,7 +263,6 @@ class RangeCounts:
             [item_of[found] for found in uses.readers], uses.elements, n, after=made_in
         )
         going_back = np.add.reduceat(uses.goes_back, starts)
-        self.goes_back: np.ndarray = going_back > 0
         if training:
             # Nothing waits for the backward pass of a range that has none: its layers are frozen, as are those before.
             self.inputs *= range_sum(going_back) > 0
@@ -287,7 +277,7 @@ class RangeCounts:
         self.code_bytes = [_code_bytes(signature, training) for signature in uses.alike]
         self.code = distinct_sum(self.code_at, self.code_bytes, n)
         self._resident: Tuple[Tuple[float, ...], np.ndarray] = (), self.code
-        # Stages hold what their layers keep at least once each, recomputed or not: see ``MemoryModel.least_bytes``.
+        # Stages hold what their layers keep at least once each, recomputed or not.
         whole = bool((self.inputs + self.kept_inside >= self.kept).all())
         self.least_kept = float(self.kept[0, n]) * whole
 
@@ -302,26 +292,6 @@ class RangeCounts:
             total *= _IMBALANCE
             self._resident = key, total
         return self._resident[1]
-
-
-class LeastBytes(NamedTuple):
-    """What a stage holds at least, whatever set of items it is: sums over its items and over what crosses its cuts.
-
-    Attributes:
-        items: (stages, items) bytes of each item in each stage.
-        inputs: (stages,) how often a stage that has a backward pass holds the tensors that it receives and does not
-            pass on.
-        goes_back: (items,) whether a stage with the item has a backward pass: where all before it is frozen, too, it
-            has none.
-        fixed: (stages,) bytes beside that.
-        crossing: what a byte that crosses one of a stage's cuts takes in it.
-    """
-
-    items: np.ndarray
-    inputs: np.ndarray
-    goes_back: np.ndarray
-    fixed: np.ndarray
-    crossing: float
 
 
 class MemoryModel:
@@ -348,7 +318,6 @@ class MemoryModel:
         counts: Optional[RangeCounts] = None,
     ) -> None:
         self.settings, self.ipu = settings, ipu
-        self.first: Optional[MemoryModel] = None  # that this one shares what it finds with
         self.num_items = len(item_starts)
         self.item_starts = np.array([*item_starts, len(graph.layers)])
         self.counts = counts or RangeCounts(graph, item_starts, settings.training)
@@ -370,7 +339,7 @@ class MemoryModel:
     def under(self, settings: PlanSettings) -> "MemoryModel":
         """The same under settings of which no more than the schedule and the stages' IPUs are others."""
         other = copy.copy(self)  # what is found for the one is found for the other
-        other.settings, other.first = settings, self
+        other.settings = settings
         return other
 
     def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -495,38 +464,6 @@ class MemoryModel:
             live_activations_bytes=work - temporaries,
             temporaries_bytes=temporaries,
             capacity_bytes=float(self.ipu.sram_bytes),
-        )
-
-    def least_bytes(self, num_stages: int) -> LeastBytes:
-        """What each stage of so many, on an IPU each, holds at least in any order of the layers.
-
-        Of what several items of a stage share, each item stands for a part: a tensor that they keep, or code.  A stage
-        with some of them holds all of it, which is no less than their parts.  Temporaries, and what is around the
-        layer at work, are left out.
-        """
-        counts, settings = self.counts, self.settings
-        items: Any = np.arange(self.num_items)
-        weight, *trained = self._per_weight
-        own = weight * counts.weights[items, items + 1] + sum(trained) * counts.trainable[items, items + 1]
-        for at, size in zip(counts.code_at, counts.code_bytes):
-            places = sorted(set(at))
-            own[places] += self._tiles * size / len(places)
-        kept = np.zeros(self.num_items)
-        for places, elements in counts.kept_at:
-            kept[places] += elements * self.sample_bytes / len(places)
-        least, inputs = np.zeros((num_stages, self.num_items)), np.zeros(num_stages)
-        fixed = np.full(num_stages, self._tiles * _FIXED_CODE_BYTES)
-        fixed[0] += counts.arriving[0] * self.sample_bytes
-        for stage in range(num_stages):
-            depth, again = self.depth(num_stages, stage), settings.training and settings.recomputation
-            if again and stage < num_stages - 1:
-                # What a stage reads and what it keeps of its own is no less than what its layers keep.
-                least[stage] = own + kept * counts.keeps_inputs
-                inputs[stage] = depth
-            else:
-                least[stage] = own + (1 + depth) * kept
-        return LeastBytes(
-            _IMBALANCE * least, _IMBALANCE * inputs, counts.goes_back, _IMBALANCE * fixed, _IMBALANCE
         )
 
     def one_ipu(self) -> Tuple[float, np.ndarray]:

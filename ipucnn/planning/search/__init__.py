@@ -2,7 +2,7 @@
 
 ``tables.py`` puts times and memory into ``StageTables``, all that the exact search (``exact.py``, ``minmax.py``)
 knows.  It returns a ``Solution`` with its lower bound, or the certificate of what fits nowhere.  ``planner.py``
-compares splits under given settings, ``no_fit.py`` says why none fits, ``orders.py`` looks beyond the network's own
-order of layers (``down_sets.py``, ``relaxation.py``), and ``configurations.py`` goes over stages, schedules,
-micro-batches and replicas.  ``smallest_change.py`` and ``optimisations.py`` ask what a change of a program would bring.
+compares splits under given settings, ``no_fit.py`` says why none fits, and ``configurations.py`` goes over stages,
+schedules, micro-batches and replicas.  ``smallest_change.py`` and ``optimisations.py`` ask what a change of a
+program would bring.
 """

@@ -9,7 +9,7 @@ lower corner together with the smallest Y of its upper corner.  It ends with a p
 
 import heapq
 from bisect import bisect_left, bisect_right
-from typing import Dict, List, NamedTuple, Optional, Protocol, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class _Loads:
     def block(
         self, stage: int, opens: np.ndarray, ends: np.ndarray, swap: bool
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of all runs that open at one of those items and end before one of these: ``pair``, and whether they fit.
+        """Loads of all runs that open at one of those items and end before one of these, and whether they fit.
 
         Returns:
             (ends, opens) a, b and whether; they are not to be changed.
@@ -219,16 +219,15 @@ class _Loads:
             self._pairs[key] = [first for first, second in ((a, d), (b, c)) if first == second]
         return self._pairs[key]
 
-    def pair(
-        self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
-    ) -> Tuple[np.ndarray, np.ndarray]:
-        """(a, b) of items i .. j - 1 as a stage; ``swap`` gives (b, a)."""
-        ahead, back = self._pair(stage, i, j)
-        return (back, ahead) if swap else (ahead, back)
-
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
         """(X, Y, T) of a split."""
-        return maxima(self, self.tables.cut_s, starts)
+        bounds = np.array([*starts, self.n])
+        pairs = [self._pair(s, bounds[s], bounds[s + 1]) for s in range(self.num_stages)]
+        t = [0.0] * len(self.levels)
+        for stage in range(1, self.num_stages):
+            c = self.cut_class(stage)
+            t[c] = max(t[c], float(self.tables.cut_s[starts[stage]]))
+        return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
 
     def first_box(self, below_s: float) -> Box:
         """A box that holds all splits with a tick below that.
@@ -239,10 +238,6 @@ class _Loads:
         total = max(float(forward[-1] + backward[-1]) for forward, backward in self.sums) * 2
         top = tuple(len(own) - 1 for own in self.levels)
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
-
-    def least(self, x: float, y: float, t: List[float], swap: bool, both: float) -> Optional[Least]:
-        """See ``_least``."""
-        return _least(self, x, y, t, swap, both=both)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
         """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
@@ -345,11 +340,11 @@ def _least(
     best = np.zeros(1)
     sources: List[np.ndarray] = []
     for stage in range(k):
-        low, high = windows[stage + 1]
         ends = np.array([n])
         if stage < k - 1:
+            first_end, last_end = windows[stage + 1]
             own = legal[loads.cut_class(stage + 1)]
-            ends = own[own.searchsorted(low) : own.searchsorted(high, side="right")]
+            ends = own[own.searchsorted(first_end) : own.searchsorted(last_end, side="right")]
         least = np.full(len(ends), np.inf)
         source: np.ndarray = np.zeros(len(ends), dtype=int)
         # A part of the ends at a time: their runs begin near each other.
@@ -388,52 +383,12 @@ def _is_range(places: np.ndarray) -> bool:
     return bool(places[-1] - places[0] == len(places) - 1)
 
 
-class Choices(Protocol):
-    """What the search asks of the places at which stages may open, whatever they are.
-
-    Attributes:
-        num_stages, n: how many stages there are, and the place at which the last one ends.
-        weight: how often a cut is crossed for a micro-batch.
-        levels: of each class of cuts the seconds that a cut may take, ascending.
-    """
-
-    num_stages: int
-    n: int
-    weight: int
-    levels: List[np.ndarray]
-
-    def cut_class(self, stage: int) -> int: ...
-    def pair(
-        self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
-    ) -> Tuple[np.ndarray, np.ndarray]: ...
-    def first_box(self, below_s: float) -> Box: ...
-    def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]: ...
-    def value(self, x: float, y: float, t: List[float]) -> float: ...
-    def least(self, x: float, y: float, t: List[float], swap: bool, both: float) -> Optional[Least]: ...
-
-
-def maxima(loads: Choices, cut_s: np.ndarray, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
-    """(X, Y, T) of a pipeline, whatever lies between its stages.
-
-    Args:
-        cut_s: seconds of the cut at each place.
-        starts: the places at which the stages open.
-    """
-    bounds = np.array([*starts, loads.n])
-    pairs = [loads.pair(s, bounds[s], bounds[s + 1]) for s in range(loads.num_stages)]
-    t = [0.0] * len(loads.levels)
-    for stage in range(1, loads.num_stages):
-        c = loads.cut_class(stage)
-        t[c] = max(t[c], float(cut_s[starts[stage]]))
-    return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
-
-
 class Search:
     """Branch and bound over thresholds."""
 
     def __init__(
         self,
-        loads: Choices,
+        loads: _Loads,
         max_evaluations: Optional[int],
         below_s: float,
         patience: Optional[int] = None,
@@ -447,7 +402,7 @@ class Search:
 
     def _least(self, x: float, y: float, t: List[float], both: float, swap: bool = False) -> Optional[Least]:
         self.num_evaluations += 1
-        return self.loads.least(x, y, t, swap, both)
+        return _least(self.loads, x, y, t, swap, both=both)
 
     def _levels(self, index: Tuple[int, ...]) -> List[float]:
         return [float(own[i]) for own, i in zip(self.loads.levels, index)]

@@ -17,7 +17,6 @@ from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import (
     FITS_BELOW,
     FITS_NOT_ABOVE,
-    LeastBytes,
     MemoryModel,
     RangeCounts,
     StageMemory,
@@ -177,12 +176,6 @@ class Planner:
         # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
-
-    def least_bytes(self, settings: PlanSettings) -> LeastBytes:
-        """What each stage holds at least in any order of the layers; of stages on an IPU each."""
-        counts = self._range_counts(settings.training)
-        model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
-        return model.least_bytes(settings.num_stages)
 
     def _range_counts(self, training: bool) -> RangeCounts:
         if training not in self._counts:
