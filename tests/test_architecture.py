@@ -140,12 +140,12 @@ BUDGET = {
     "datasets": (6050, 4610),
     "diagnosis": (970, 650),
     "models": (3270, 2520),
-    "planning": (6330, 4980),
+    "planning": (6330, 4990),
     "reports": (4380, 3320),
-    "runs": (6130, 4550),
+    "runs": (6140, 4560),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
-    "modules at the top": (2670, 2040),
+    "modules at the top": (2680, 2050),
 }
 
 
