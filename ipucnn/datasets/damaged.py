@@ -23,10 +23,10 @@ def refuse_damaged(source: DataSource) -> None:
     Raises:
         DataError: naming all that cannot be read.
     """
+    damaged: Dict[str, str] = {}
     for examples in (source.train, source.eval):
-        if not isinstance(examples, FileExamples) or _num_bytes(examples) > CHECKED_BYTES:
-            return
-    damaged = {**_unreadable(source.train, source), **_unreadable(source.eval, source)}
+        if isinstance(examples, FileExamples) and _num_bytes(examples) <= CHECKED_BYTES:
+            damaged.update(_unreadable(examples, source))
     if damaged:
         total = len(source.train) + len(source.eval)
         raise DataError(
