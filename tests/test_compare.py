@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import xml.dom.minidom
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,33 @@ def test_two_runs_of_one_command_are_equal(folder, run):
     found = json.loads(out)
     assert found["equal"] and not found["options"] and list(found["places"]) == ["run-dir"]
     assert found["data_sha256"][0] == found["data_sha256"][1] is not None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path", "label"),
+    [
+        ("photos", ".", "photos"),
+        ("./photos/", ".", "photos"),
+        ("imagefolder", "some/photos", "photos"),
+        ("imagemasks", "photos/", "photos"),
+        ("tfds:a/b", ".", "tfds:a/b"),
+        ("sub/data.py:load", ".", "data.py:load"),
+        ("digits", ".", "digits"),
+    ],
+)
+def test_runs_names_data_alike_however_they_were_typed(folder, dataset, path, label):
+    run = read_run(folder / "first")
+    assert (
+        summary(replace(run, config=replace(run.config, dataset=dataset, dataset_path=path)))["dataset"]
+        == label
+    )
+
+
+def test_runs_counts_what_the_last_checkpoint_has(folder):
+    """A signal within an execution saves a checkpoint, and no row of the history."""
+    whole = read_run(folder / "first")
+    stopped = replace(whole, report=None, history=whole.history[:1])
+    assert summary(stopped)["weight_updates"] == whole.weight_updates > stopped.weight_updates
 
 
 def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):

@@ -465,6 +465,14 @@ def test_the_host_limits_what_reaches_the_ipus() -> None:
     assert found.images_per_s == pytest.approx(get_system("pod16").host_bytes_per_s / sample)
     bytes_ = predict(tiny, [], replace(settings, eight_bit_transfer=True), get_system("pod16"))
     assert bytes_.images_per_s > 1.5 * found.images_per_s
+    # A replica of three stages occupies four IPUs.
+    three, four = (
+        predict(
+            chain(), splits, PlanSettings(num_replicas=4, num_stages=len(splits) + 1), get_system("pod16")
+        )
+        for splits in (["conv1", "conv2"], ["conv1", "conv2", "conv3"])
+    )
+    assert three.host_limit_images_per_s == four.host_limit_images_per_s
 
 
 def test_faster_chips_and_larger_batches_are_faster() -> None:

@@ -141,6 +141,12 @@ def test_open_settings_take_the_fastest_that_fits(num_stages, schedule, kib):
         assert found is None
 
 
+def test_a_pipeline_that_accumulates_nothing_offloads_its_optimizer_state():
+    own = replace(BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True)
+    own, planner = replace(own, num_stages=2), Planner(GRAPH, system())
+    assert planner.needed_fill(("conv3",), own) == pytest.approx(fill(GRAPH, ("conv3",), own, system()))
+
+
 def test_what_fits_goes_before_what_is_faster():
     own = replace(BASE, num_stages=4)
     machine = system(102)

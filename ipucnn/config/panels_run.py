@@ -196,6 +196,13 @@ class Data:
         maximum=2**31 - 1,
         commands=DATA,
     )
+    skip_damaged: bool = option(
+        False,
+        "Leave out the images of a folder that cannot be decoded; they are counted and named. All images are decoded "
+        "once before the run begins.",
+        commands=(*RUN, "evaluate", "export"),
+        wishes="corrupt broken unreadable truncated images ignore",
+    )
     eight_bit_transfer: bool = option(
         False,
         "Send images to the device in 8 bits, where they are then normalised; this turns accelerator-side-preprocess "

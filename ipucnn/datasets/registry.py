@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, RecordExamples, limit_source, source_of
+from ipucnn.datasets.base import DataSource, FileExamples, RecordExamples, limit_source, source_of
+from ipucnn.datasets.damaged import without_damaged
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
@@ -417,6 +418,7 @@ def open_dataset(
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     least_train: int = 0,
     validation_fraction: float = imagefolder.HELD_OUT_SHARE,
+    skip_damaged: bool = False,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -430,6 +432,7 @@ def open_dataset(
         max_image_pixels: what an image, or a page of a volume, may have at most.
         least_train: training images that the set "random" has at least.
         validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
+        skip_damaged: whether images of a folder that cannot be decoded are left out instead of refused.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
@@ -446,6 +449,8 @@ def open_dataset(
     else:
         source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
+    if skip_damaged and isinstance(source.train, FileExamples):
+        source = without_damaged(source)
     return limit_source(source, limit_train, limit_eval, seed)
 
 

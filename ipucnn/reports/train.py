@@ -352,12 +352,10 @@ def report_rows(
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
-    rows.append(
-        (
-            "data set",
-            f"{data['name']}, {data['location']}: {data['train']:,} train, {data['evaluation']:,} evaluation",
-        )
-    )
+    sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
+    if data.get("left_out"):
+        sizes += f", {counted(len(data['left_out']), 'damaged image')} left out"
+    rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"

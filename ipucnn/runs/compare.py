@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.datasets.registry import TFDS_PREFIX
 from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record, read_record_if_whole
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
@@ -238,17 +239,31 @@ def summary(run: RunRecord) -> PlainDict:
     return {
         "run": str(run.path),
         "model": run.config.model_name,
-        "dataset": run.config.dataset,
+        "dataset": _data_label(run.config),
         "state": run.state,
         "figure": None if best is None else best[0],
         "value": None if best is None else best[1],
-        "weight_updates": run.weight_updates,
+        "weight_updates": _updates_done(run),
         "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
         "time_s": run.seconds(),
         "size_bytes": _size(run.path),
         "started": started if is_text(started) else None,
         "age_s": None if began is None else max(0.0, time.time() - began),
     }
+
+
+def _data_label(config: RunConfig) -> Optional[str]:
+    """The data set's name; of a folder, or a file, its own, however it was typed."""
+    name = config.dataset
+    if name in ("imagefolder", "imagemasks"):
+        name = os.path.abspath(config.dataset_path)
+    return name if name is None or name.startswith(TFDS_PREFIX) else os.path.basename(os.path.normpath(name))
+
+
+def _updates_done(run: RunRecord) -> int:
+    """Weight updates up to the last row or, if a signal ended the run in an execution, up to its last checkpoint."""
+    saved = {} if run.report is not None else _meta(run)
+    return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 
 
 def _seconds_of(started: object) -> Optional[float]:

@@ -623,6 +623,7 @@ class Recorder:
                 "train": info.num_train,
                 "evaluation": info.num_eval,
                 "class_names": list(info.class_names),
+                "left_out": list(info.left_out),
                 "validated_pixels": _validated_pixels(training.setup),
             },
             "program": training.program.to_dict(),

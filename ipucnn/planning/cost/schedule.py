@@ -253,10 +253,10 @@ def _stage_times(
 
 
 def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
-    """(bytes of one sample, samples per second that the host can feed the IPUs in use)."""
+    """(bytes of one sample, samples per second that the host can feed the IPUs that the program occupies)."""
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
     sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
-    share = min(1.0, settings.num_ipus / system.num_ipus)
+    share = min(1.0, settings.occupied_ipus / system.num_ipus)
     # An M2000 or Bow-2000 has four IPUs and a link to its host of its own.
     # A machine's link serves its own IPUs; a program on part of a machine has all of it.
     machines = max(1.0, np.ceil(system.num_ipus / 4))

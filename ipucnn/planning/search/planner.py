@@ -143,7 +143,8 @@ class Planner:
         one_ipu = settings.segments_on_one_ipu
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         own = settings.restaged(
-            settings.num_stages if settings.has_own_proportions else 1,
+            # Whether there is a pipeline decides where optimizer state may be.
+            settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages),
             num_replicas=1,
             # Neither memory nor the time of a micro-batch depends on how many are accumulated, only on whether.
             gradient_accumulation_count=min(2, settings.gradient_accumulation_count),
