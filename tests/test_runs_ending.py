@@ -132,7 +132,9 @@ def test_a_validation_loss_that_explodes_is_warned_of_once(lightly, run, monkeyp
     monkeypatch.setattr(HostSession, "evaluate", lambda *words: {**figures, "loss": next(losses)})
     code, _, err = run(*TRAIN, "--num-epochs", 3, "--run-dir", "run")
     (line,) = [line for line in err.splitlines() if line.startswith("warning: validation loss")]
-    assert code == 0 and "1.27866e+09, where equal probabilities have 2.30: training may have diverged" in line
+    assert (
+        code == 0 and "1.27866e+09, where equal probabilities have 2.30: training may have diverged" in line
+    )
     assert "statistics" not in line  # toy_model has no batch norm
 
 
