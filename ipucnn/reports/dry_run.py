@@ -64,9 +64,12 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
     if p.first_checkpoint_execution > 1 and 0 < p.executions_per_checkpoint < p.num_executions:
         rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution:,} on")
     if p.executions_per_validation:
-        size, replicas = p.validation_micro_batch_size, counted(p.validation_num_replicas, "replica")
+        batch, replicas = p.validation_micro_batch_size, counted(p.validation_num_replicas, "replica")
         rows.append(
-            ("validation batch", f"{size * p.validation_num_replicas:,} = micro-batch {size:,} x {replicas}")
+            (
+                "validation batch",
+                f"{batch * p.validation_num_replicas:,} = micro-batch {batch:,} x {replicas}",
+            )
         )
     if report["folds"]:
         rows.insert(
