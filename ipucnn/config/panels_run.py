@@ -70,7 +70,7 @@ class General:
     dry_run: bool = option(
         False,
         "Check everything except the file of --weights, print what the run would do, and stop: nothing is trained, "
-        "and no run folder is made.",
+        "and no run folder is made. Without the files of ImageNet, CIFAR or MNIST it takes their published size.",
         in_yaml=False,
         commands=TRAIN,
     )
