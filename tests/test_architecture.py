@@ -134,18 +134,18 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (4060, 2930),
-    "commands": (2040, 1200),
+    "benchmarking": (3750, 2710),
+    "commands": (1970, 1150),
     "config": (2840, 1590),
-    "datasets": (6155, 4685),
+    "datasets": (6160, 4690),
     "diagnosis": (970, 650),
     "models": (3270, 2520),
     "planning": (6330, 4990),
-    "reports": (4385, 3320),
-    "runs": (6170, 4570),
+    "reports": (4290, 3250),
+    "runs": (6180, 4580),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
-    "modules at the top": (2680, 2050),
+    "modules at the top": (2660, 2050),
 }
 
 
