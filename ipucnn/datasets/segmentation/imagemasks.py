@@ -26,7 +26,7 @@ from ipucnn.datasets.segmentation.masks import (
     picture_pixels,
     read_table,
 )
-from ipucnn.datasets.sources.imagefolder import EXTENSIONS, find_eval
+from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_eval
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
 from ipucnn.text import counted, printable
@@ -45,6 +45,11 @@ def has_pairs(folder: Path) -> bool:
 def is_imagemasks(folder: Path) -> bool:
     """Whether a folder is laid out as pairs of images and masks."""
     return has_pairs(folder) or has_pairs(folder / "train")
+
+
+def parts_of(folder: Path) -> Set[Path]:
+    """The folders below a folder of pairs in which training looks for files."""
+    return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}
 
 
 def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
