@@ -309,7 +309,9 @@ def test_an_image_is_never_replaced(trained, run, tmp_path):
     assert (tmp_path / "x-mask.png").read_bytes() == before
 
 
-@pytest.mark.parametrize("output, code", [("set", 2), ("set/masks", 2), ("set/images/more", 2), ("set/new", 0)])
+@pytest.mark.parametrize(
+    "output, code", [("set", 2), ("set/masks", 2), ("set/images/more", 2), ("set/new", 0)]
+)
 def test_masks_are_not_written_where_training_reads(trained, run, tmp_path, output, code):
     for name in ("run", "set/images", "set/masks"):
         (tmp_path / name).mkdir(parents=True)

@@ -241,8 +241,11 @@ def _heading(run: TrainingRun) -> str:
     return ", ".join([*parts, str(run.folder.path)])
 
 
-def show_dry_run(run: TrainingRun, as_json: bool) -> None:
+def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> None:
     """What a run would do, and the picture of its learning rate if that was asked for.
+
+    Args:
+        folds: of a cross-validation, the folds to train, of which the run is the first.
 
     Raises:
         DataError: the picture cannot be written.
@@ -252,7 +255,7 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
     if run.is_silent:
         return
     # Before the introduction, which then names the layers that the planner chose.
-    report = run.plan_of_run()
+    report = {**run.plan_of_run(), "folds": list(folds)}
     _introduce(run)
     config, path = run.resolved.config, run.schedule_picture
     if path is not None:
@@ -349,12 +352,10 @@ def report_rows(
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
-    rows.append(
-        (
-            "data set",
-            f"{data['name']}, {data['location']}: {data['train']:,} train, {data['evaluation']:,} evaluation",
-        )
-    )
+    sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
+    if data.get("left_out"):
+        sizes += f", {counted(len(data['left_out']), 'damaged image')} left out"
+    rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"

@@ -93,7 +93,11 @@ _REPORT_FIELDS: json_fields.Fields = {
         "name, location, train and evaluation",
         json_fields.all_of(
             {"name": is_text, "location": is_text, "train": is_count, "evaluation": is_count},
-            {"class_names": list_of(is_text), "validated_pixels": optional(json_fields.is_mapping)},
+            {
+                "class_names": list_of(is_text),
+                "left_out": list_of(is_text),
+                "validated_pixels": optional(json_fields.is_mapping),
+            },
         ),
     ),
     "program": ("a mapping", json_fields.is_mapping),

@@ -145,9 +145,13 @@ def _pairs(folder: Path, allow_partial: bool) -> Pairs:
         DataError: there are none, or a file has no partner and that is not allowed.
     """
     pairs = find_pairs(*(files_by_name(folder / below, below == "masks") for below in BELOW))
-    rename = "" if not pairs.renames else f"an image and its mask have one name: rename {_some(pairs.renames)}"
+    rename = (
+        "" if not pairs.renames else f"an image and its mask have one name: rename {_some(pairs.renames)}"
+    )
     if not pairs.both:
-        raise DataError(f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", rename or LAYOUT)
+        raise DataError(
+            f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", rename or LAYOUT
+        )
     if pairs.alone and not allow_partial:
         raise DataError(
             f"{folder} has {counted(len(pairs.alone), 'file')} without a partner: {_some(pairs.alone)}",
@@ -214,8 +218,8 @@ def open_imagemasks(
         allow_partial: leave out images without a mask, and masks without an image.
 
     Raises:
-        DataError: no pairs, a file without its partner, sizes that differ, a file that is damaged or of other pixels, values of masks that are no
-            classes, or more pairs than half of the memory holds.
+        DataError: no pairs, a file without its partner, sizes that differ, a file that is damaged or of other
+            pixels, values of masks that are no classes, or more pairs than half of the memory holds.
     """
     own_split = has_pairs(folder)
     parts = [folder]

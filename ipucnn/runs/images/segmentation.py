@@ -41,8 +41,8 @@ VIEWS = (1, 2, 4, 8)
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
 WHOLE_STEP, MOST_WHOLE = 64, 2116
-"""Of tiles that hold a whole image: outputs differ by so many pixels, so that images of many sizes share a few networks;
-and the largest output that is taken where nobody names a tile."""
+"""Pixels of the outputs of tiles that hold a whole image: their step, so that images of many sizes share a few
+networks, and the largest one that is taken where nobody names a tile."""
 # Pixels of a batch's input: one tile of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
 NUM_PICTURES = 3
