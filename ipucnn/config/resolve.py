@@ -51,7 +51,7 @@ _PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
 }
 
 # Options that take each other's place: the first in a higher layer drops the second from the lower ones.
-_REPLACES = (
+REPLACES = (
     ("gradient_accumulation_count", "global_batch_size"),
     ("global_batch_size", "gradient_accumulation_count"),
     ("logs_per_epoch", "steps_per_execution"),
@@ -511,7 +511,7 @@ def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
     origins = dict.fromkeys(settings, DEFAULT)
     for origin, layer in layers:
         layer = dict(layer)
-        for name, other in _REPLACES:
+        for name, other in REPLACES:
             if name == "pipeline_splits" and layer.get(name) == (AUTO,):
                 continue  # the layers are left open, not how many stages there are
             if name in layer and other not in layer and layer[name] not in (None, False):
