@@ -147,17 +147,24 @@ def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_each_fold_trains_it(lightly, run):
-    code, out, err = run(
-        "train", write(MIXING, "folds.py"), *SHORT, "--kfold", 2, "--run-dir", "folds", "--json"
-    )
+@pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
+def test_each_fold_trains_it_and_is_continued_with_it(lightly, run, text, words):
+    train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
+    code, out, err = run(*train, "whole", "--json")
+    assert code == 0 and len(json.loads(out)["folds"]) == 2, err
+    assert run(*train, "cut", "--fold", 1)[0] == 0
+    Path("moved").mkdir()
+    Path("folds.py").rename("moved/folds.py")
+    if words:
+        code, out, err = run("train", "--resume", "--run-dir", "cut")
+        assert code == 2 and err.endswith("ipucnn train --resume --run-dir cut --model-name folds.py:build\n")
+    code, out, err = run("train", "--resume", "--run-dir", "cut", *words)
     assert code == 0, err
-    assert len(json.loads(out)["folds"]) == 2
-    for fold in (1, 2):
-        network = last(f"folds/fold-{fold}").meta["network"]
+    for fold in ("fold-1", "fold-2"):
         assert (
-            network["name"] == "folds.py:build" and ["centre", "Centre", None, ["dense"]] in network["layers"]
+            last(f"cut/{fold}").meta["network"]["layers"] == last(f"whole/{fold}").meta["network"]["layers"]
         )
+        assert_equal(f"whole/{fold}", f"cut/{fold}")
 
 
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
