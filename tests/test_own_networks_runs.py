@@ -106,6 +106,11 @@ def test_a_file_of_keras_goes_there_too(lightly, run):
         assert code == 0 and json.loads(out)["device"] == "ipu" and machine.calls("predict"), err
 
 
+def printed(out, what):
+    """The words of a command that is printed after ``what``, without the program's."""
+    return shlex.split(next(line for line in out.splitlines() if what in line).split(what, 1)[1])[1:]
+
+
 OWN_DATA = """
 import numpy as np
 
@@ -131,8 +136,7 @@ def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch
     code, out, err = run("train", "--resume", "--run-dir", "a run", "--num-epochs", 52, "--dataset", data,
                          "--model-name", "moved/mine.py:build")  # fmt: skip
     assert code == 0, err
-    printed = next(line.split(": ", 1)[1] for line in out.splitlines() if line.startswith("evaluate it: "))
-    code, out, err = run(*shlex.split(printed)[1:])
+    code, out, err = run(*printed(out, "evaluate it: "))
     assert code == 0 and "accuracy" in out, err
 
 
@@ -150,21 +154,30 @@ def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
 @pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
 def test_each_fold_trains_it_and_is_continued_with_it(lightly, run, text, words):
     train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
-    code, out, err = run(*train, "whole", "--json")
-    assert code == 0 and len(json.loads(out)["folds"]) == 2, err
-    assert run(*train, "cut", "--fold", 1)[0] == 0
+    code, out, err = run(*train, "whole")
+    assert code == 0, err
+    code, out, err = run(*printed(out, "evaluate one: "))
+    assert code == 0 and "accuracy" in out, err
+    assert run(*train, "a cut", "--fold", 1)[0] == 0
     Path("moved").mkdir()
     Path("folds.py").rename("moved/folds.py")
     if words:
-        code, out, err = run("train", "--resume", "--run-dir", "cut")
-        assert code == 2 and err.endswith("ipucnn train --resume --run-dir cut --model-name folds.py:build\n")
-    code, out, err = run("train", "--resume", "--run-dir", "cut", *words)
+        code, out, err = run("train", "--resume", "--run-dir", "a cut")
+        assert code == 2
+        assert printed(err, "type: ")[1:] == [
+            "--resume",
+            "--run-dir",
+            "a cut",
+            "--model-name",
+            "folds.py:build",
+        ]
+    code, out, err = run("train", "--resume", "--run-dir", "a cut", *words)
     assert code == 0, err
     for fold in ("fold-1", "fold-2"):
         assert (
-            last(f"cut/{fold}").meta["network"]["layers"] == last(f"whole/{fold}").meta["network"]["layers"]
+            last(f"a cut/{fold}").meta["network"]["layers"] == last(f"whole/{fold}").meta["network"]["layers"]
         )
-        assert_equal(f"whole/{fold}", f"cut/{fold}")
+        assert_equal(f"whole/{fold}", f"a cut/{fold}")
 
 
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -618,6 +618,7 @@ def _choose_dataset(
         task=record.task,
         download=bool(_first("download", *layers)),
         divides=True,
+        reads_files=not layers[0].get("dry_run"),
     )
 
 

@@ -40,7 +40,14 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
-from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir, network_to_continue
+from ipucnn.runs.start import (
+    ELSEWHERE,
+    check_new,
+    claim_default,
+    default_run_dir,
+    latest_run_dir,
+    network_to_continue,
+)
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.workers import Workers, find_group, resume_command
@@ -244,6 +251,8 @@ class CrossValidation:
         joins = config.fold is not None and latest is not None and not exists(fold_path(latest, config.fold))
         if latest is not None and (config.resume or joins):
             return latest
+        if config.dry_run:
+            return default_run_dir(config.model_name, name)
         self._claim = claim_default(config.model_name, name)
         return self._claim.path
 

@@ -6,6 +6,7 @@ Everything is asked and refused here before anything is computed or written; the
 import itertools
 import json
 import os
+import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -435,7 +436,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if weights_alone is not None:
         found = None
     if found is None and skipped:
-        hint = f"start it again with --overwrite --run-dir {path}"
+        hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
         if weights_alone is not None:
             hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
