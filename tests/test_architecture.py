@@ -134,18 +134,18 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (4060, 2930),
-    "commands": (2040, 1200),
+    "benchmarking": (3750, 2710),
+    "commands": (1970, 1150),
     "config": (2840, 1590),
-    "datasets": (6155, 4685),
-    "diagnosis": (970, 650),
-    "models": (3270, 2520),
-    "planning": (6330, 4990),
-    "reports": (4385, 3320),
-    "runs": (6170, 4570),
+    "datasets": (6200, 4710),
+    "diagnosis": (850, 560),
+    "models": (2940, 2200),
+    "planning": (6310, 4970),
+    "reports": (4280, 3240),
+    "runs": (6200, 4600),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
-    "modules at the top": (2680, 2050),
+    "modules at the top": (2660, 2050),
 }
 
 

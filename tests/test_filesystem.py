@@ -530,7 +530,6 @@ ELSEWHERE = {
     "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
     "ipucnn/planning/graphs/shipped.py": "the package's own graphs",
     "ipucnn/models/counts.py": "the package's own counts",
-    "ipucnn/models/sources.py": "the package's own sources",
     "ipucnn/models/custom_ops.py": "the package's own folder",
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",

@@ -5,13 +5,11 @@ from typing import Dict, Type
 
 import msgspec
 
-from ipucnn.benchmarking.poplar_profile import MeasuredProfile
 from ipucnn.benchmarking.records import BenchmarkReport, Record, SuiteResult
 
 SCHEMAS: Dict[str, Type[Record]] = {
     "docs/schemas/benchmark-report.json": BenchmarkReport,
     "docs/schemas/benchmark-suite.json": SuiteResult,
-    "docs/schemas/measured-profile.json": MeasuredProfile,
 }
 """Where the JSON Schema of each file is kept, below the root of the source tree."""
 

@@ -148,9 +148,9 @@ class Data:
     )
     allow_partial: bool = option(
         False,
-        "Treat missing parts of the data set (a subset, a file, samples) as a warning, not as an error.",
-        in_yaml=False,
-        commands=("verify-dataset",),
+        "Treat missing parts of the data set as a warning, not as an error: images without a mask, and for "
+        "verify-dataset also a subset, a file or samples.",
+        commands=("train", "evaluate", "infer", "export", "verify-dataset"),
     )
     shuffle: bool = option(
         True, "Shuffle the training samples in every epoch.", wishes="shuffle-buffer shuffle-buffer-size"

@@ -418,6 +418,7 @@ def open_dataset(
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     least_train: int = 0,
     validation_fraction: float = imagefolder.HELD_OUT_SHARE,
+    allow_partial: bool = False,
     skip_damaged: bool = False,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
@@ -432,6 +433,7 @@ def open_dataset(
         max_image_pixels: what an image, or a page of a volume, may have at most.
         least_train: training images that the set "random" has at least.
         validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
+        allow_partial: leave out images without a mask, and masks without an image.
         skip_damaged: whether images of a folder that cannot be decoded are left out instead of refused.
 
     Raises:
@@ -447,7 +449,9 @@ def open_dataset(
     elif choice.name == "imagefolder":
         source = imagefolder.open_imagefolder(fetch(choice, download), choice.name, validation_fraction)
     else:
-        source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
+        source = _open(
+            choice, download, seed, image_shape, num_classes, max_image_pixels, least_train, allow_partial
+        )
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     if skip_damaged and isinstance(source.train, FileExamples):
         source = without_damaged(source)
@@ -462,6 +466,7 @@ def _open(
     num_classes: Optional[int],
     max_image_pixels: int,
     least_train: int,
+    allow_partial: bool,
 ) -> DataSource:
     name = choice.name
     if name == "digits":
@@ -487,7 +492,7 @@ def _open(
     if name == "isbi2012":
         return isbi2012.open_isbi2012(location, max_image_pixels)
     if name == "imagemasks":
-        return imagemasks.open_imagemasks(location, max_image_pixels)
+        return imagemasks.open_imagemasks(location, max_image_pixels, allow_partial)
     if name == "imagenet" and records.has_shards(location):
         return records.open_records(location)
     return imagefolder.open_imagefolder(location, name)

@@ -214,6 +214,7 @@ def prepare(
             num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
             validation_fraction=config.validation_fraction,
+            allow_partial=config.allow_partial,
             skip_damaged=config.skip_damaged,
             # A weight update's at least: whatever the batch is, there is noise for it.
             least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
