@@ -142,7 +142,7 @@ BUDGET = {
     "models": (2940, 2200),
     "planning": (6310, 4970),
     "reports": (4280, 3240),
-    "runs": (6200, 4600),
+    "runs": (6230, 4620),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
     "modules at the top": (2660, 2050),
