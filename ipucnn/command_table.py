@@ -35,6 +35,8 @@ class Command(NamedTuple):
 
 # Commands and options ("COMMAND --option") that the version before had, and what to use instead.
 REMOVED = {
+    "profile": "the PopVision Graph Analyser shows a profile of Poplar; docs/ipu.md says how to make one",
+    "plan-splits --measured": "drop it: the PopVision Graph Analyser shows the memory of each IPU",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
 }
 
@@ -295,23 +297,6 @@ COMMANDS = {
                 "--html",
             ),
             wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
-        ),
-        Command(
-            "profile",
-            "profile",
-            "profile",
-            "Show what Poplar's profile of a run says.",
-            _PLAN,
-            (
-                (
-                    "ipucnn profile profile --run runs/profiled --save measured.json",
-                    "Memory and cycles of a run on IPUs, kept for the planner.",
-                ),
-                (
-                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
-                    "The memory that the planner predicts, beside the measured one.",
-                ),
-            ),
         ),
         Command(
             "doctor",

@@ -1,6 +1,7 @@
 """Image folders, decoding and ``load_images``: what is in the file is what the network sees."""
 
 import io
+import json
 import struct
 import threading
 import time
@@ -533,6 +534,31 @@ def class_folders(root, counts):
         for k in range(count):
             pixels = np.full((6, 5, 3), 10 * k, np.uint8)
             Image.fromarray(pixels).save(root / name / f"{k:03}.png")
+
+
+def test_damaged_images_are_refused_at_once_or_left_out(tmp_path, run, lightly):
+    folder = tmp_path / "photos"
+    class_folders(folder, {"a": 20, "b": 20})
+    whole = (folder / "b" / "004.png").read_bytes()
+    (folder / "a" / "003.png").write_text("junk")
+    (folder / "b" / "004.png").write_bytes(whole[:40])
+    (folder / "b" / "005.png").write_bytes(b"")
+    train = ("train", "toy_model", "--dataset", folder, "--num-epochs", 1, "--run-dir", tmp_path / "run")
+    code, _, err = run(*train)
+    assert code == 3 and "3 of 40 images cannot be read" in err and "compiling" not in err
+    assert all(name in err for name in ("a/003.png", "b/004.png", "b/005.png")) and "--skip-damaged" in err
+    assert not (tmp_path / "run").exists()
+    code, out, err = run(*train, "--skip-damaged", "--json")
+    data = json.loads(out)["dataset"]
+    assert code == 0 and data["train"] + data["evaluation"] == 37 and "3 damaged images left out" in err
+    assert [Path(path).name for path in data["left_out"]] == ["003.png", "004.png", "005.png"]
+    (folder / "b" / "004.png").write_bytes(whole)
+    code, _, err = run("evaluate", tmp_path / "run", "--limit-eval", 2)
+    assert code == 0 and "2 damaged images left out" in err, err
+    for path in (folder / "a").iterdir():
+        path.write_bytes(b"")
+    code, _, err = run("train", "lenet", "--dataset", "digits", "--skip-damaged")
+    assert code == 2 and "no folder of image files" in err
 
 
 @pytest.mark.parametrize(

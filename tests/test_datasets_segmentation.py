@@ -13,9 +13,10 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.base import fold_of_each, select_fold
 from ipucnn.datasets.images import stretched
-from ipucnn.datasets.registry import choose_dataset
+from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
 from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012, read_volume
+from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
 
@@ -187,7 +188,7 @@ def test_pairs_are_matched_by_name(tmp_path):
     (tmp_path / "set" / "masks" / "cell1.png").unlink()
     choice = choose_dataset(str(tmp_path / "set"), Path("."), home="isbi2012", task="segmentation")
     assert choice.name == "imagemasks"
-    source = open_imagemasks(choice.location)
+    source = open_dataset(choice, allow_partial=True)
     np.testing.assert_array_equal(source.train.images[..., 0], images[[0, 2, 3]])
     np.testing.assert_array_equal(source.eval.labels, masks[[4]] // 255)
     assert source.train.names == ("images/cell0.tif", "images/cell2.tif", "images/cell3.tif")
@@ -196,6 +197,44 @@ def test_pairs_are_matched_by_name(tmp_path):
         and select_fold(source, 4, 1).eval.names == source.train.names[:1]
     )
     assert "cell1" in source.info.warnings[0]
+
+
+def test_a_file_without_its_partner_is_refused_unless_the_set_may_be_partial(tmp_path, run):
+    folder = tmp_path / "set"
+    make_pairs(folder, side=188)
+    (folder / "masks" / "cell1.png").unlink()
+    train = ["train", "unet", "--dataset", "imagemasks", "--dataset-path", folder, "--dry-run"]
+    for line in (train, ["verify-dataset", "imagemasks", "--dataset-path", folder]):
+        code, out, err = run(*line)
+        assert code == 3 and "cell1.png" in out + err and "--allow-partial" in out + err
+        code, out, err = run(*line, "--allow-partial")
+        assert code == 0 and "cell1.png" in out + err
+
+
+@pytest.mark.parametrize(
+    "image, mask, renamed",
+    [
+        ("img_00.tif", "IMG_00.png", "img_00.png"),
+        ("a1.png", "a1_Mask.tif", "a1.tif"),
+        ("Slice 7.png", "slice-7-MASKS.png", "Slice 7.png"),
+        ("cell_img_3.png", "cell_mask_3.png", "cell_img_3.png"),
+        ("a1.png", "b1.png", None),
+    ],
+)
+@pytest.mark.parametrize("has_pairs", [False, True])
+def test_masks_with_nearly_the_name_of_an_image_are_suggested(tmp_path, image, mask, renamed, has_pairs):
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+        if has_pairs:
+            Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / name / "whole.png")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "images" / image)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "masks" / mask)
+    with pytest.raises(DataError) as refused:
+        open_imagemasks(tmp_path)
+    assert (f"rename masks/{mask} to masks/{renamed}" in refused.value.hint) == (renamed is not None)
+    found = verify(choose("imagemasks", str(tmp_path)))
+    named = [example for finding in found.findings for example in finding.examples]
+    assert any(f"rename masks/{mask} to" in example for example in named) == (renamed is not None)
 
 
 def test_training_and_inference_take_the_same_images(tmp_path):

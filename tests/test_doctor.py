@@ -13,12 +13,9 @@ from ipucnn.diagnosis.decision import choose
 from ipucnn.diagnosis.ipus import (
     Device,
     Ipus,
-    Partition,
     find_ipus,
-    find_partition,
     parse_devices,
     parse_info,
-    parse_inventory,
     parse_processes,
 )
 from ipucnn.diagnosis.look import Gpu, Probe, find_gpus, look_at_disk, probe_tensorflow
@@ -75,14 +72,6 @@ Device Info:
   reconfigurable partition: true
   remote buffers supported: 1
   user name:
-"""
-# As the README of graphcore/demo-in-a-box has it; with a second partition.
-PARTITIONS = """\
- Partition   | Cluster  | ILDs | GW Routing | ILD Routing | Size | GCDs | State
----------------------------------------------------------------------------------
- p7          | c64_1-16 | 1    | DEFAULT    | RINGSWNC    | 4    | 1    | ACTIVE
- p64         | c64_1-16 | 2    | DEFAULT    | RINGSWNC    | 64   | 1    | ERROR
----------------------------------------------------------------------------------
 """
 MONITOR = """\
 +-----------------------------------+-----------------+-----------------+
@@ -200,7 +189,7 @@ KEYS = {
         "datasets",
         "variables",
     ),
-    *("probe", "findings", "next_steps", "poprun", "support", "cluster"),
+    *("probe", "findings", "next_steps", "poprun", "cluster"),
 }
 
 
@@ -233,7 +222,7 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     assert set(full) == KEYS
     assert all(
         full[name].keys() == plain[name].keys()
-        for name in ("sdk", "ipus", "support", "poprun", "cluster", "host", "disk", "datasets")
+        for name in ("sdk", "ipus", "poprun", "cluster", "host", "disk", "datasets")
     )
 
 
@@ -347,91 +336,6 @@ def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
     assert not any("POPLAR_ENGINE_OPTIONS" in f["message"] for f in answer(capsys)[1]["findings"])
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
     assert any("software model" in f["message"] for f in answer(capsys)[1]["findings"])
-
-
-def facts(capsys, *args):
-    """The value of each fact of support; every one without a value has a reason."""
-    found = answer(capsys, *args)[1]["support"]
-    assert all(fact["reason"] for fact in found.values())
-    return {name: fact["value"] for name, fact in found.items()}
-
-
-def test_what_support_asks_for(capsys, sdk, pod, tool, monkeypatch, tmp_path):
-    tool("vipu", PARTITIONS)
-    tool("gc-monitor", MONITOR)
-    monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path / 'cache'}")
-    assert facts(capsys) == {
-        "driver": "1.3.0",
-        "driver_needed": None,
-        "firmware": "2.4.4",
-        "firmware_needed": None,
-        "gateway_software": "2.4.2",
-        "ipuof_server": "1.9.0",
-        "partition": "p7",
-        "partition_state": "ACTIVE",
-        "link_domains": 1,
-        # IPUs 0, 1 and 3 are in use, and with them the devices that hold one of them.
-        "free_devices": [2],
-        "remote_buffers": True,
-        "executable_cache": str(tmp_path / "cache"),
-        "executable_cache_bytes": None,
-    }
-    _, out, _ = doctor(capsys)
-    assert "p7, active, 1 IPU-Link domain" in words(out)
-    assert "remote buffers yes" in words(out)
-    assert "free devices 2" in words(out)
-    assert "cache: there is no such folder yet" in words(out)
-    (tmp_path / "cache" / "below").mkdir(parents=True)
-    (tmp_path / "cache" / "below" / "program").write_bytes(bytes(5000))
-    (tmp_path / "cache" / "link").symlink_to("/")  # which is not walked through
-    assert facts(capsys)["executable_cache_bytes"] == 5000
-    monkeypatch.setenv("VIPU_CLI_API_HOST", "10.0.0.9")
-    tool("vipu", script='test "$VIPU_CLI_API_HOST" = 10.0.0.9 && exit 3; exit 0')
-    assert "ended with exit code 3" in find_partition("p7", dict(os.environ)).problem
-
-
-def test_what_no_tool_says_has_a_reason(capsys, sdk, pod, tool, monkeypatch):
-    assert "release notes" in answer(capsys)[1]["support"]["driver_needed"]["reason"]
-    assert "3.3.0" in answer(capsys)[1]["support"]["firmware_needed"]["reason"]
-    support = answer(capsys)[1]["support"]
-    assert "vipu, which prints it, is not on PATH" in support["link_domains"]["reason"]
-    assert "--executable-cache" in support["executable_cache"]["reason"]
-    tool("vipu", PARTITIONS.replace("p7 ", "p8 "))
-    assert "vipu lists no partition p7" in answer(capsys)[1]["support"]["partition_state"]["reason"]
-    tool("vipu", "nonsense\n Partition | ILDs | State\n p7 | ? | ERROR\n")
-    assert find_partition("p7", {**os.environ}) == Partition(None, "ERROR")
-    tool("gc-info", list_devices=CARDS, device_info="Device Info:\n  board type: C600\n")
-    tool("gc-monitor", "", 1)
-    found = answer(capsys)[1]["support"]
-    assert found["partition"]["value"] is None and "PCIe cards have none" in found["link_domains"]["reason"]
-    assert found["driver"] == {"value": None, "reason": "gc-info does not print it"}
-    assert "gc-monitor does not say" in found["free_devices"]["reason"]
-
-
-@pytest.mark.parametrize(
-    ("board", "inventory", "value", "said"),
-    [
-        ("M2000", None, None, "likely: an IPU-Machine (M2000) has memory for them"),
-        (
-            "C600",
-            None,
-            None,
-            "neither gc-info nor gc-inventory says so; PCIe cards keep them in the host's memory",
-        ),
-        ("C600", '{"devices": [{"remote buffers": "1"}]}', True, "yes"),
-        ("C2", '{"devices": [{"remote buffers supported": "0"}]}', False, "no"),
-    ],
-)
-def test_whether_there_are_remote_buffers(capsys, sdk, tool, board, inventory, value, said):
-    tool("gc-info", list_devices=CARDS, device_info=f"Device Info:\n  board type: {board}\n")
-    tool("gc-monitor", IDLE)
-    if inventory is not None:
-        tool("gc-inventory", inventory)
-    assert facts(capsys)["remote_buffers"] is value
-    code, out, _ = doctor(capsys)
-    assert code == 0
-    assert f"remote buffers {said}" in words(out)
-    assert ("add --no-optimizer-state-offloading" in words(out)) == (value is False)
 
 
 def under_poprun(monkeypatch, **variables):
@@ -693,18 +597,6 @@ def test_parsers_on_cards_and_on_noise():
     assert parse_devices("nonsense\n|---\n |--- Id: [0], DNC Id: [0]\n") == (None, ())
     assert parse_info(INFO)["board type"] == "M2000"
     assert not {"user name", "ipu power"} & set(parse_info(INFO))
-    for text in (
-        "",
-        "[]",
-        "{}",
-        '{"devices": []}',
-        '{"devices": [3]}',
-        '{"devices": [{"remote buffers": 1}]}',
-        "{",
-    ):
-        assert parse_inventory(text) is None
-    assert parse_inventory('{"devices": [{"remote buffers": "1"}]}') == "1"
-    assert parse_inventory('{"devices": [{"id": "0", "remote buffers supported": "0"}, {}]}') == "0"
     assert parse_processes(IDLE) == []
     assert parse_processes("| PID | ID |\n| 3 |\n| x | 1 |\n") == []
 

@@ -76,7 +76,7 @@ PUBLISHED_MACS = {
 
 def shipped_graph(name) -> LayerGraph:
     record = get_model(name)
-    graph = extract.read_shipped(record, extract.graph_key(record, extract.home_options(record)))
+    graph = extract.read_shipped(record)
     assert graph is not None, f"{name}: run python -m ipucnn.planning.graphs.shipped"
     return graph
 
@@ -122,7 +122,8 @@ def test_nothing_that_comes_with_the_package_is_stale():
     assert counts.registered_counts() == {
         name: (graph.num_trainable, graph.total_macs) for name, graph in graphs.items()
     }
-    assert set(extract.shipped_keys()) == names
+    keys = json.loads((extract.FOLDER / extract.KEYS).read_text())
+    assert keys["code"] == extract.code_key() and set(keys["graphs"]) == names
     assert {path.name for path in extract.FOLDER.glob("*.gz")} == {f"{name}.json.gz" for name in names}
     document = shipped.DOCUMENT.read_text(encoding="utf-8")
     assert shipped.insert_table(document) == document
@@ -149,13 +150,8 @@ def few_networks(tmp_path, monkeypatch):
 def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys):
     folder, records = few_networks
     assert shipped.main() == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "lenet: the graph is new",
-        "toy_model: the graph is new",
-        "keys.json: written",
-        "counts.json: written",
-        "models.md: written",
-    ]
+    names = ["lenet.json.gz", "toy_model.json.gz", "keys.json", "counts.json", "models.md"]
+    assert capsys.readouterr().out.splitlines() == [f"{name}: written" for name in names]
     assert json.loads((folder / "counts.json").read_text())["lenet"] == {
         "parameters": 61_706,
         "macs": 416_520,
@@ -166,21 +162,15 @@ def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys)
         patch.setattr(extract, "build_graph", None)
         assert shipped.main() == 0
     assert capsys.readouterr().out == ""
-    # Other code that builds the same network: the graph stays, and the other network is not built.
-    keys = json.loads((folder / "graphs" / "keys.json").read_text())
-    keys["lenet"]["key"] = "of other code"
-    (folder / "graphs" / "keys.json").write_text(json.dumps(keys))
-    assert shipped.main() == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "lenet: the graph is the same, its key is new",
-        "keys.json: written",
-    ]
+    # Other code that builds the same networks: only the key is new.
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "code_key", lambda: "of other code")
+        assert extract.read_shipped(records[0]) is None
+        assert shipped.main() == 0
+    assert capsys.readouterr().out.splitlines() == ["keys.json: written"]
+    assert extract.read_shipped(records[0]) is None
     # A damaged graph is written again, that of a network that is gone is removed.
     (folder / "graphs" / "lenet.json.gz").write_bytes(b"")
-    assert (
-        extract.read_shipped(records[0], extract.graph_key(records[0], extract.home_options(records[0])))
-        is None
-    )
     assert shipped.main() == 0
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
     del records[1]
@@ -189,10 +179,10 @@ def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys)
     assert "toy_model" not in (folder / "graphs" / "keys.json").read_text()
 
 
-def test_the_command_keeps_what_it_could_build(few_networks, monkeypatch, capsys):
+def test_the_command_writes_all_or_nothing(few_networks, monkeypatch, capsys):
     folder, _ = few_networks
     built = extract.build_graph
-    before = (folder / "counts.json").read_bytes()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def refuse(record, options):
         if record.name == "toy_model":
@@ -202,7 +192,26 @@ def test_the_command_keeps_what_it_could_build(few_networks, monkeypatch, capsys
     monkeypatch.setattr(extract, "build_graph", refuse)
     assert shipped.main() == 1
     assert "toy_model needs Keras 99" in capsys.readouterr().err
-    assert list(extract.shipped_keys()) == ["lenet"] and (folder / "counts.json").read_bytes() == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_change_of_any_file_of_the_networks_changes_the_key(tmp_path, monkeypatch):
+    for name in ("models/registry.py", "models/families/small.py", "planning/graphs/extract.py", "cli.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+
+    def key():
+        extract.code_key.cache_clear()
+        return extract.code_key()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ipucnn.__file__", str(tmp_path / "__init__.py"))
+        first = key()
+        (tmp_path / "cli.py").write_text("2\n")
+        assert key() == first
+        (tmp_path / "models" / "families" / "small.py").write_text("2\n")
+        assert key() != first
+    extract.code_key.cache_clear()
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

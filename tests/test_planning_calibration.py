@@ -3,14 +3,11 @@
 import json
 import math
 import random
-import sys
 from dataclasses import astuple, replace
 
-import fake_pva
 import numpy as np
 import pytest
 from altered import altered, places
-from test_profile_command import steps, write_profile
 
 from ipucnn import cli
 from ipucnn.benchmarking import records
@@ -257,41 +254,6 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
     calibrated = predict_ipu(graph_of("lenet"), wanted, "16.16").images_per_s
     shipped = predict_ipu(graph_of("lenet"), replace(wanted, profile=None), "16.16").images_per_s
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
-
-
-def test_a_poplar_profile_is_a_measurement(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pva", fake_pva)
-    save_report(tmp_path / "r.json", "lenet", (8, 2, 4), 1.0)
-    report = json.loads((tmp_path / "r.json").read_text())
-    report["program"]["weight_updates_per_execution"] = 3
-    (tmp_path / "r.json").write_text(json.dumps(report))
-    # Engine runs: one that loads, then three executions of 4,000, 6,000 and 5,000 cycles.
-    runs = steps(3)
-    runs[2] = [["conv", "OnTileExecute", [[0, 6000], [0, 1]]]]
-    runs[3] = [["conv", "OnTileExecute", [[0, 5000], [0, 1]]]]
-    write_profile(tmp_path / "p", runs=runs)
-    assert cli.run(["profile", "p", "--run", "r.json", "--save", "m.json"]) == 0
-    assert cli.run(["profile", "p", "--save", "without.json"]) == 0
-    capsys.readouterr()
-    code, out, err = run(capsys, "--calibrate", "m.json", "--system", "pod16", "--json")
-    assert code == 0, err
-    (row,) = json.loads(out)["measurements"]
-    assert (row["source"], row["model"]) == ("m.json", "lenet")
-    assert row["images_per_s"] == pytest.approx(3 * 8 * 2 * 4 / (5000 / 1.33e9))
-    code, _, err = run(capsys, "--calibrate", "without.json")
-    assert code == 3 and "which run was profiled" in err and "hint: make it with: ipucnn profile" in err
-    whole = json.loads((tmp_path / "m.json").read_text())
-    for changes in (
-        {"run": {**whole["run"], "program": {**report["program"], "weight_updates_per_execution": -1}}},
-        {"run": {**whole["run"], "program": {}}},
-        {"runs": []},
-    ):
-        (tmp_path / "bad.json").write_text(json.dumps({**whole, **changes}))
-        code, _, err = run(capsys, "--calibrate", "bad.json")
-        assert code == 3 and err.count("error:") == 1 and "hint:" in err
-    # It says itself which run that was.
-    assert cli.run(["profile", "p", "--run", "m.json", "--save", "again.json"]) == 0
-    assert json.loads((tmp_path / "again.json").read_text())["run"] == whole["run"]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

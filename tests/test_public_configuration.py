@@ -575,3 +575,15 @@ def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
             for images, _ in run_setup.training_batches(setup, program, start, 32, shard=(1, 0)).take(2)
         ]
         assert all((image == found[0]).all() for image in found) == is_constant
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"), [("", (4, PUBLIC_ORIGIN)), ("  validation_freq: 2\n", (2, "preset p"))]
+)
+def test_saved_checkpoints_are_validated_and_no_other_epochs(tmp_path, monkeypatch, more, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("c.yml").write_text(
+        f"p:\n  model_name: resnet50\n  dataset: imagenet\n  ckpts_per_epoch: 1/4\n{more}"
+    )
+    resolved = resolve("train", {"host_generated_data": "true"}, config_name="p", config_path="c.yml")
+    assert (resolved.config.validation_freq, resolved.origins["validation_freq"]) == expected

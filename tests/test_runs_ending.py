@@ -15,6 +15,7 @@ from light_training import train_lightly
 from ipucnn.config.resolve import resolve
 from ipucnn.runs import recorder as recorders
 from ipucnn.runs.folder import RunFolder
+from ipucnn.sessions.host.session import HostSession
 
 TRAIN = ("train", "toy_model", "--dataset", "digits", "--limit-train", 64, "--limit-eval", 64, "--seed", 1)
 
@@ -123,6 +124,18 @@ def test_patience_ends_a_run_that_learns_nothing(lightly, run, tmp_path):
     assert code == 0 and "nothing to continue" in err
     code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
     assert code == 0 and len(rows(tmp_path / "run")) == 6
+
+
+def test_a_validation_loss_that_explodes_is_warned_of_once(lightly, run, monkeypatch):
+    losses = iter([22.9, 1_278_663_680.0, 5e9])
+    figures = {"samples": 64.0, "accuracy": 0.1, "top5": 0.5}
+    monkeypatch.setattr(HostSession, "evaluate", lambda *words: {**figures, "loss": next(losses)})
+    code, _, err = run(*TRAIN, "--num-epochs", 3, "--run-dir", "run")
+    (line,) = [line for line in err.splitlines() if line.startswith("warning: validation loss")]
+    assert (
+        code == 0 and "1.27866e+09, where equal probabilities have 2.30: training may have diverged" in line
+    )
+    assert "statistics" not in line  # toy_model has no batch norm
 
 
 @tries(30, slow=100)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -306,6 +307,21 @@ def test_an_image_is_never_replaced(trained, run, tmp_path):
     code, _, err = run("infer", trained, "x.png", "--output", "o", "--contact-sheet", "x.png")
     assert code == 2 and "one of the images" in err
     assert (tmp_path / "x-mask.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "output, code", [("set", 2), ("set/masks", 2), ("set/images/more", 2), ("set/new", 0)]
+)
+def test_masks_are_not_written_where_training_reads(trained, run, tmp_path, output, code):
+    for name in ("run", "set/images", "set/masks"):
+        (tmp_path / name).mkdir(parents=True)
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    shutil.copytree(trained / "checkpoints", tmp_path / "run" / "checkpoints")
+    config = (trained / "config.yml").read_text()
+    assert "\ndataset: membranes\n" in config
+    (tmp_path / "run" / "config.yml").write_text(config.replace("\ndataset: membranes\n", "\ndataset: set\n"))
+    got, _, err = run("infer", "run", "x.png", "--output", output)
+    assert got == code and ("training reads" in err) == (code == 2)
 
 
 @pytest.mark.parametrize(

@@ -99,30 +99,34 @@ def test_batch_norm_has_its_moving_statistics(networks):
     np.testing.assert_allclose(TiledNetwork(normed, 220).logits(image), whole, rtol=1e-5, atol=1e-5)
 
 
-def test_group_norm_takes_the_size_that_was_trained():
-    network = TiledNetwork(make_trained("group_norm"))
-    network.prepare((300, 300, 1))
-    assert network.tile_sizes == [204]
-
-
 @pytest.mark.parametrize(
-    ("norm", "size", "tile"),
+    ("norm", "size", "tile", "told"),
     [
-        ("group_norm", (20, 20), None),
-        ("group_norm", (21, 9), 220),
-        ("group_norm", (9, 400), 588),
-        ("batch_norm", (400, 400), None),
+        ("group_norm", (20, 20), 204, None),
+        ("group_norm", (21, 9), 252, None),
+        ("group_norm", (9, 400), 636, None),
+        ("group_norm", (2048, 2048), 2236, None),
+        ("group_norm", (9, 2117), 204, 2316),
+        ("batch_norm", (2117, 400), 700, None),
     ],
 )
-def test_a_seam_of_group_norm_is_told_with_the_tile_that_has_none(norm, size, tile):
-    said = []
-    trained = make_trained(norm)
-    TiledNetwork(trained).warn_of_seams([(1, 1), size], said.append)
-    assert len(said) == (tile is not None)
-    if tile is not None:
-        assert f"--tile-size {tile} takes the largest image, {size[0]}x{size[1]}, as one tile" in said[0]
-        TiledNetwork(trained, tile).warn_of_seams([size], said.append)
+def test_group_norm_takes_an_image_as_one_tile_or_says_which_tile_would(norm, size, tile, told):
+    said, trained = [], make_trained(norm)
+    network = TiledNetwork(trained)
+    assert network._output(size) + MARGIN == tile
+    network.warn_of_seams([(1, 1), size], said.append)
+    assert len(said) == (told is not None)
+    if told is not None:
+        assert f"--tile-size {told} takes the largest image, {size[0]}x{size[1]}, as one tile" in said[0]
+        TiledNetwork(trained, told).warn_of_seams([size], said.append)
         assert len(said) == 1
+
+
+def test_an_image_of_group_norm_has_no_seams():
+    trained, image = make_trained("group_norm"), draw(60, 50)
+    whole = TiledNetwork(trained)
+    np.testing.assert_array_equal(whole.logits(image), TiledNetwork(trained, 252).logits(image))
+    assert np.abs(TiledNetwork(trained, 204).logits(image) - whole.logits(image)).max() > 0.01
 
 
 def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):

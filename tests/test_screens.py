@@ -12,11 +12,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_pva
 import pytest
 from light_training import benchmark_briefly
 from PIL import Image
-from test_profile_command import write_profile
 
 from ipucnn import cli
 from ipucnn.command_table import COMMANDS
@@ -60,7 +58,6 @@ def trained(tmp_path_factory):
                 image.save(folder / "data" / "ab"[n % 2] / f"{name}-{k}.png")
         (folder / "data" / "a" / "broken-0.png").write_bytes(b"nothing")
         (folder / "data" / "a" / "notes.txt").write_text("notes")
-        write_profile(folder / "profile")
     return folder
 
 
@@ -76,7 +73,7 @@ def show_folds():
     from ipucnn.reports.train import print_folds
 
     report = json.loads(Path("folds/folds.json").read_text(encoding="utf-8"))
-    print_folds(report, "folds", [str(n) for n in range(10)])
+    print_folds(report, "folds", [str(n) for n in range(10)], [])
     return 0
 
 
@@ -152,11 +149,10 @@ SCREENS = {
     "folds": show_folds,
     "export": show_export,
     "damaged": ["verify-dataset", "data"],
-    "profile": ["profile", "profile"],
 }
 NEEDS_A_RUN = (
     *("evaluation", "predictions", "end of a run", "benchmark", "runs", "difference", "curves", "folds"),
-    *("export", "damaged", "profile"),
+    *("export", "damaged"),
 )
 PIPED_WHOLE = ("models", "layers")
 CODES = {"damaged": 3}
@@ -170,7 +166,6 @@ def printed(name, width, monkeypatch, terminal=False, **environment):
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     out, err = (Terminal(), Terminal()) if terminal else (io.StringIO(), io.StringIO())
-    monkeypatch.setitem(sys.modules, "pva", fake_pva)
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     command = SCREENS[name]

@@ -30,9 +30,79 @@ def here(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
+    return train(capsys, *DIGITS, *arguments)
+
+
+def train(capsys, *words):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["train", *DIGITS, *arguments])
+        cli.main(["train", *words])
     return (ended.value.code or 0, *capsys.readouterr())
+
+
+def rows_of(out):
+    """First column -> second, of the table on stdout."""
+    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in out.splitlines() if line.strip())
+
+
+def test_a_dry_run_shows_rounding_norm_layer_and_validation_batch(capsys, here):
+    code, out, err = train(
+        *(capsys, "cifar_resnet8", "--dataset", "digits", "--device", "cpu", "--dry-run"),
+        *("--norm-layer", "{name: custom_batch_norm, momentum: 0.9}", "--validation-micro-batch-size", "40"),
+        *("--precision", "16.16", "--stochastic-rounding", "RI", "--loss-scaling", "128"),
+    )
+    assert code == 0, err
+    rows = rows_of(out)
+    assert rows["precision"] == "16.16, stochastic rounding RI, loss scale 128"
+    assert rows["norm layer"] == "custom_batch_norm (momentum 0.9)"
+    assert rows["validation batch"] == "40 = micro-batch 40 x 1 replica"
+    code, out, _ = run(capsys, "--dry-run", "--precision", "16.32")
+    assert "16.32, stochastic rounding OFF" in out
+
+
+@pytest.mark.parametrize(
+    "model, name, train_images, eval_images",
+    [
+        ("resnet50", "imagenet", 1_281_167, 50_000),
+        ("cifar_resnet8", "cifar10", 50_000, 10_000),
+        ("cifar_resnet8", "cifar100", 50_000, 10_000),
+        ("lenet", "mnist", 60_000, 10_000),
+    ],
+)
+def test_a_dry_run_takes_the_published_size_of_a_set_that_is_absent(
+    capsys, here, model, name, train_images, eval_images
+):
+    words = [model, "--dataset", name, "--download", "--device", "cpu", "--dry-run", "--json"]
+    code, out, err = train(capsys, *words)
+    assert code == 0, err
+    assert "its published size stands for it" in err
+    report = json.loads(out)
+    assert (report["dataset"]["train"], report["dataset"]["evaluation"]) == (train_images, eval_images)
+    program = report["program"]
+    assert program["samples_per_epoch"] + program["samples_discarded_per_epoch"] == train_images
+    code, out, err = train(capsys, *words, "--limit-train", "10%")
+    assert json.loads(out)["dataset"]["train"] == round(train_images / 10)
+    assert list(here.iterdir()) == []
+
+
+def test_only_a_dry_run_goes_without_the_data(capsys, here):
+    code, out, err = train(capsys, "lenet", "--dataset", "mnist", "--device", "cpu")
+    assert (code, out) == (3, "") and "data set mnist is not in ." in err
+
+
+def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(capsys, here):
+    code, out, err = run(capsys, "--dry-run", "--kfold", "3")
+    assert code == 0, err
+    assert "1, 2, 3; shown is fold 1" in out and "1,198 train, 599 evaluation" in out
+    code, out, err = run(capsys, "--dry-run", "--kfold", "3", "--fold", "2", "--json")
+    assert (code, json.loads(out)["folds"]) == (0, [2])
+    assert list(here.iterdir()) == []
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(capsys, here):
+    for epochs, is_warned in ((3, True), (2, False)):
+        warmup = f"{{warmup_mode: shift, warmup_epochs: {epochs}}}"
+        code, _, err = run(capsys, "--dry-run", "--lr-warmup-params", warmup)
+        assert code == 0 and ("warm-up of 3 epochs is longer than the run, 2 epochs" in err) == is_warned
 
 
 def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
@@ -51,8 +121,7 @@ def test_what_also_happens_at_the_end_is_said(capsys, here):
     def rows(*words):
         code, out, err = run(capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "96", *words)
         assert code == 0, err
-        lines = [line.split(maxsplit=1) for line in out.splitlines()]
-        return {line[0]: line[1].strip() for line in lines if len(line) == 2}
+        return rows_of(out)
 
     rare = rows("--ckpts-per-epoch", "1/4")
     assert (rare["checkpoints"], rare["validation"]) == ("at the end", "after every execution")
@@ -86,7 +155,6 @@ def test_the_program_is_that_of_the_run(capsys, here):
         (["--plot-schedule", "lr.png"], 2, "--dry-run is not given"),
         (["--dry-run", "--plot-schedule", "lr.txt"], 2, "no ending that tells of a picture"),
         (["--dry-run", "--plot-schedule", "absent/lr.png"], 3, "absent"),
-        (["--dry-run", "--kfold", "3"], 2, "--kfold trains several"),
         (["--dry-run", "--micro-batch-size", "100000"], 2, "larger than the training set"),
     ],
 )

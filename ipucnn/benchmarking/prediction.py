@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.aliases import KerasModel, PlainValue
-from ipucnn.benchmarking.poplar_profile import PROFILE_KIND, MeasuredProfile, ProfiledRun
 from ipucnn.benchmarking.records import BenchmarkReport, IpuMemory, Prediction, from_plain
 from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import BY_KEY, RunConfig
@@ -239,7 +238,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     """The throughput in the report of a benchmark or of a training run, and the program that reached it.
 
     Args:
-        path: a run folder, its report.json, or what ``ipucnn profile --run`` wrote.
+        path: a run folder, or its report.json.
         import_tensorflow: called before a network is built whose layers are not known.
 
     Raises:
@@ -248,7 +247,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     """
     found, source = _found_in(path, "--calibrate")
     name = f"--calibrate {source}"
-    if not (found.images_per_s or 0) > 0 and not found.execution_s:
+    if not (found.images_per_s or 0) > 0:
         raise DataError(f"{name} has no throughput: nothing was timed", _MEASUREMENT_HINT)
     record = get_model(found.config.model_name)
     if max(found.input_shape) > _MOST_PIXELS:
@@ -271,42 +270,12 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         settings = replace(settings, gradient_accumulation_count=found.steps or INFERENCE_STEPS)
     if len(program.pipeline_splits) != settings.num_stages - 1:
         raise DataError(f"{name} does not say which splits ran", "run it again with --pipeline-splits")
-    images_per_s = found.images_per_s or 0.0
-    if found.execution_s:
-        updates = program.weight_updates_per_execution if found.training else 1
-        if not _is_some(updates):
-            has = shown_value(updates)
-            raise DataError(f"{name}: its program has {has} weight updates per execution", "make it again")
-        images_per_s = updates * settings.global_batch_size / found.execution_s
-    return Measurement(source, graph, tuple(program.pipeline_splits), settings, images_per_s)
-
-
-def profiled_run(path: Path, what: str) -> ProfiledRun:
-    """What the report of a run or benchmark on IPUs says of the program that ran.
-
-    Args:
-        path: a run folder, or its report.json.
-        what: the option that names it.
-
-    Raises:
-        ConfigurationError, DataError: as :func:`read_measurement` does.
-    """
-    import yaml
-
-    found, _ = _found_in(path, what)
-    return ProfiledRun(
-        options=yaml.safe_load(found.config.to_yaml()),
-        program=found.program,
-        training=found.training,
-        input_shape=list(found.input_shape),
-        num_classes=found.num_classes,
-        steps=found.steps,
-    )
+    return Measurement(source, graph, tuple(program.pipeline_splits), settings, found.images_per_s or 0.0)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a report says: a throughput, or the time of an execution."""
+    """What a report says."""
 
     config: RunConfig
     program: Dict[str, Any]
@@ -316,20 +285,16 @@ class _Found:
     input_shape: Tuple[int, int, int]
     num_classes: int
     steps: Optional[int] = None
-    execution_s: Optional[float] = None
 
 
 def _found_in(path: Path, what: str) -> Tuple[_Found, str]:
-    """What a run folder, report or profile says, and the file's name."""
+    """What a run folder or report says, and the file's name."""
     report_path = path / REPORT if is_folder(path, what) else path
     name = f"{what} {shown(report_path)}"
     data = read_record(report_path, what, _MEASUREMENT_HINT)
     if not isinstance(data, dict):
         raise DataError(f"{name} is no report", _MEASUREMENT_HINT)
-    if data.get("kind") == PROFILE_KIND:
-        found = _of_profile(from_plain(data, MeasuredProfile, name, _MEASUREMENT_HINT), name)
-    else:
-        found = _of_benchmark(data, name) if "kind" in data else _of_run(data, report_path, name)
+    found = _of_benchmark(data, name) if "kind" in data else _of_run(data, report_path, name)
     if found.device_kind != "ipu":
         raise ConfigurationError(
             f"{name} was measured on a {found.device_kind.upper()}, and a profile is of IPUs",
@@ -342,28 +307,6 @@ def _config_of(options: Mapping[str, PlainValue], name: str) -> RunConfig:
     import yaml
 
     return RunConfig.from_yaml(yaml.safe_dump(dict(options)), name)
-
-
-def _of_profile(profile: MeasuredProfile, name: str) -> _Found:
-    """A Poplar profile: its cycles of an execution, and the clock."""
-    run = profile.run
-    if run is None:
-        raise DataError(
-            f"{name} does not say which run was profiled",
-            "make it with: ipucnn profile DIR --run RUN --save FILE",
-        )
-    height, width, channels = run.input_shape
-    return _Found(
-        config=_config_of(run.options, name),
-        program=run.program,
-        device_kind="ipu",
-        training=run.training,
-        images_per_s=None,
-        input_shape=(height, width, channels),
-        num_classes=run.num_classes,
-        steps=run.steps,
-        execution_s=(profile.execution_cycles or 0.0) / profile.target.clock_hz,
-    )
 
 
 def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Found:

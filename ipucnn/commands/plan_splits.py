@@ -1,6 +1,5 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -69,20 +68,13 @@ CALIBRATE = own_option(
     "--calibrate",
     "RUN|REPORT.json...",
     "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
-    "--system. Give run folders, reports of benchmarks, or files that `ipucnn profile --run` saved. The result is "
-    "written to the file of --system-profile.",
+    "--system. Give run folders, or reports of benchmarks. The result is written to the file of --system-profile.",
     PANEL,
 )
 SYSTEM_PROFILE = own_option(
     "--system-profile",
     "FILE",
     "Predict with what --calibrate measured of a system, and wrote to this file.",
-    PANEL,
-)
-MEASURED = own_option(
-    "--measured",
-    "FILE",
-    "Show the memory that was measured beside the predicted one, from a file that `ipucnn profile --save` wrote.",
     PANEL,
 )
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
@@ -92,14 +84,7 @@ SAVE_GRAPH = own_option(
     "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
     PANEL,
 )
-HTML = own_option(
-    "--html",
-    "FILE",
-    "Write the plan as an HTML page. The page of a search (--ipus) answers what-if questions: the reader can choose "
-    "IPUs, batch and precision. For this every precision is searched unless you give one, which takes up to three "
-    "times as long.",
-    PANEL,
-)
+HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
 INFERENCE = typer.Option(
     False,
     "--inference",
@@ -141,7 +126,6 @@ def plan_splits(
     optimisations: bool = OPTIMISATIONS,
     calibrate: Optional[List[str]] = CALIBRATE,
     system_profile: Optional[str] = SYSTEM_PROFILE,
-    measured: Optional[str] = MEASURED,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
@@ -156,7 +140,6 @@ def plan_splits(
         "--compare": compare,
         "--inference": inference,
         "--row": row,
-        "--measured": measured,
     }
     if calibrate:
         of_plans.update({"--optimisations": optimisations, "--stages": stages})
@@ -186,16 +169,6 @@ def plan_splits(
             if path is not None:
                 read = [("the file of --system-profile", profile_path)]
                 check_not_read(path, option, read, ConfigurationError)
-    found = None
-    if measured is not None:
-        from ipucnn.benchmarking.poplar_profile import compare_memory, read_measured
-        from ipucnn.reports.profile import print_comparison
-
-        measured_path = expand(measured, "--measured")
-        found = read_measured(measured_path, "--measured")
-        for option, path in outputs:
-            if path is not None:
-                check_not_read(path, option, [("the file of --measured", measured_path)], ConfigurationError)
     if optimisations:
         _refuse(of_plans, "--optimisations")
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
@@ -238,31 +211,22 @@ def plan_splits(
         if json_output:
             sys.stdout.write(error.to_json())
         raise
-    rows = None if found is None else compare_memory(plan, found, f"--measured {measured}")
     texts = []
     if save_to is not None:
         # What else the search found is shown, and not what is run.
         texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
-        from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        with waiting("predicting what the page offers") as bar:
-            offered = choices(request, plan, bar.line, import_tensorflow)
-        texts.append((html_to, render(plan, offered)))
+        texts.append((html_to, render(plan)))
     for path, text in texts:
         write_output_text(path, text)
-    if json_output and rows is not None:
-        whole = {**plan.to_dict(), "measured_memory": [vars(row) for row in rows]}
-        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
-    elif json_output:
+    if json_output:
         sys.stdout.write(plan.to_json())
     else:
         from ipucnn.reports.plan import print_plan
 
         print_plan(plan)
-        if rows is not None and found is not None:
-            print_comparison(rows, found)
     for path, _ in texts:
         note(f"written: {path}")
     check_not_fitting(plan, request)

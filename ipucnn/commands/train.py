@@ -3,7 +3,6 @@
 from ipucnn.commands.run_arguments import one_speaks, read_training_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
-from ipucnn.errors import ConfigurationError
 
 
 def _settle(resolved: Resolved) -> Resolved:
@@ -29,15 +28,14 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.sessions.host.workers import find_group
 
     if is_cross_validation(resolved):
-        if resolved.config.dry_run:
-            raise ConfigurationError(
-                "--dry-run shows one run, and --kfold trains several", "drop --kfold and --fold"
-            )
         from ipucnn.runs.kfold import CrossValidation
 
         group = find_group(resolved.config)
         with one_speaks(group):
             validation = CrossValidation(resolved, verbose, note)
+            if resolved.config.dry_run:
+                show_dry_run(validation.first, json_output, validation.folds)
+                return
             with FoldsDisplay(validation) as folds:
                 for fold_event in validation.events():
                     folds.show(fold_event)
@@ -51,8 +49,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     with telling_of_indexing():
         run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
-        if not run.is_silent:
-            show_dry_run(run, json_output)
+        show_dry_run(run, json_output)
         return
     with RunDisplay(run) as display:
         for event in run.events():

@@ -70,7 +70,7 @@ class General:
     dry_run: bool = option(
         False,
         "Check everything except the file of --weights, print what the run would do, and stop: nothing is trained, "
-        "and no run folder is made.",
+        "and no run folder is made. Without the files of ImageNet, CIFAR or MNIST it takes their published size.",
         in_yaml=False,
         commands=TRAIN,
     )
@@ -148,9 +148,9 @@ class Data:
     )
     allow_partial: bool = option(
         False,
-        "Treat missing parts of the data set (a subset, a file, samples) as a warning, not as an error.",
-        in_yaml=False,
-        commands=("verify-dataset",),
+        "Treat missing parts of the data set as a warning, not as an error: images without a mask, and for "
+        "verify-dataset also a subset, a file or samples.",
+        commands=("train", "evaluate", "infer", "export", "verify-dataset"),
     )
     shuffle: bool = option(
         True, "Shuffle the training samples in every epoch.", wishes="shuffle-buffer shuffle-buffer-size"
@@ -195,6 +195,13 @@ class Data:
         minimum=1,
         maximum=2**31 - 1,
         commands=DATA,
+    )
+    skip_damaged: bool = option(
+        False,
+        "Leave out the images of a folder that cannot be decoded; they are counted and named. All images are decoded "
+        "once before the run begins.",
+        commands=(*RUN, "evaluate", "export"),
+        wishes="corrupt broken unreadable truncated images ignore",
     )
     eight_bit_transfer: bool = option(
         False,

@@ -277,6 +277,10 @@ def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, Pl
         del values["norm_layer"]
     if "augment" not in named:  # normalising goes with it
         values.update(_PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {}))
+    per_epoch = named.get("ckpts_per_epoch")
+    if per_epoch and per_epoch < 1:
+        # It validates saved checkpoints, once training is over (its train.py): the figures of those epochs.
+        values["validation_freq"] = round(1 / per_epoch)
     return {name: value for name, value in values.items() if name not in named}
 
 
@@ -614,6 +618,7 @@ def _choose_dataset(
         task=record.task,
         download=bool(_first("download", *layers)),
         divides=True,
+        reads_files=not layers[0].get("dry_run"),
     )
 
 

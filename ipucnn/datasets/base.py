@@ -48,6 +48,7 @@ class DatasetInfo:
         own_split: which examples are for evaluation was decided here, not by who published the set.
         max_image_pixels: what an image file may have at most; none is decoded that has more.
         crops: the data set whose boxes of photographs networks see; see ``images.crops_of``.
+        left_out: files of damaged images that were left out.
     """
 
     name: str
@@ -67,6 +68,7 @@ class DatasetInfo:
     own_split: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     crops: str = ""
+    left_out: Tuple[str, ...] = ()
 
 
 Indices = Union[np.ndarray, Sequence[int]]

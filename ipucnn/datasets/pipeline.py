@@ -375,7 +375,9 @@ def _hint_of_file(error: DataError, info: DatasetInfo) -> str:
     hints = [error.hint] if error.hint else []
     if info.location:
         folder = shlex.quote(printable(info.location))
-        hints.append(f"ipucnn verify-dataset --dataset-path {folder} names every damaged file")
+        hints.append(
+            f"ipucnn verify-dataset --dataset-path {folder} names every damaged file, --skip-damaged leaves them out"
+        )
     return "; ".join(hints)
 
 

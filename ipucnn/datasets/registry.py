@@ -5,7 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ipucnn.datasets.base import DataSource, limit_source, source_of
+import numpy as np
+
+from ipucnn.datasets.base import DataSource, FileExamples, RecordExamples, limit_source, source_of
+from ipucnn.datasets.damaged import without_damaged
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
@@ -43,6 +46,7 @@ class DatasetRecord:
         folders: where below the data folder it may lie.
         image_shape: (height, width, channels) of its images, where that is known without a look at them.
         num_classes: likewise.
+        num_examples: published numbers of training and evaluation examples, of sets that have files.
     """
 
     task: str
@@ -51,8 +55,11 @@ class DatasetRecord:
     folders: Tuple[str, ...] = ()
     image_shape: Optional[Tuple[int, int, int]] = None
     num_classes: Optional[int] = None
+    num_examples: Optional[Tuple[int, int]] = None
 
 
+_IDX_SIZE = (idx.FULL_SIZE["train"], idx.FULL_SIZE["eval"])
+_CIFAR_SIZE = (50_000, cifar.TEST_SIZE)
 _IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
 DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord(
@@ -72,6 +79,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
         (28, 28, 1),
         10,
+        _IDX_SIZE,
     ),
     "fashion_mnist": DatasetRecord(
         "classification",
@@ -80,6 +88,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
         (28, 28, 1),
         10,
+        _IDX_SIZE,
     ),
     "cifar10": DatasetRecord(
         "classification",
@@ -91,6 +100,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         ),
         (32, 32, 3),
         10,
+        _CIFAR_SIZE,
     ),
     "cifar100": DatasetRecord(
         "classification",
@@ -102,6 +112,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         ),
         (32, 32, 3),
         100,
+        _CIFAR_SIZE,
     ),
     "imagenet": DatasetRecord(
         "classification",
@@ -109,6 +120,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         "imagenet/train-*-of-01024 and validation-*-of-00128, or imagenet/{train,val}/CLASS/*.JPEG",
         ("imagenet",),
         num_classes=1000,
+        num_examples=(1_281_167, 50_000),  # Russakovsky et al. 2015, table 2
     ),
     "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
     "imagemasks": DatasetRecord(
@@ -215,6 +227,7 @@ class Choice:
         download_to: the data folder it is to be fetched into, if it is.
         like: the data set that noise stands for, of whose size and classes it is where they are known.
         make: the function of the user's own that reads it; None of any other set.
+        is_absent: its files are not here; as many blank images as are published of it stand for them.
     """
 
     name: str
@@ -224,6 +237,7 @@ class Choice:
     download_to: Optional[Path] = None
     like: Optional[str] = None
     make: Optional[Callable[[], Any]] = None
+    is_absent: bool = False
 
     @property
     def is_noise(self) -> bool:
@@ -296,7 +310,14 @@ def list_datasets() -> List[str]:
 
 
 def choose_dataset(
-    name: Optional[str], path: Path, *, home: str, task: str, download: bool = False, divides: bool = False
+    name: Optional[str],
+    path: Path,
+    *,
+    home: str,
+    task: str,
+    download: bool = False,
+    divides: bool = False,
+    reads_files: bool = True,
 ) -> Choice:
     """Decides which data set is used, looking at no more than which files exist.
 
@@ -308,6 +329,7 @@ def choose_dataset(
         task: the model's task.
         download: whether a set that is absent may be fetched (it is when it is opened).
         divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.
+        reads_files: False where the published size of a set will do if it is absent.
 
     Raises:
         ConfigurationError: the name is unknown, or the set is for another task.
@@ -351,6 +373,12 @@ def choose_dataset(
     location = find_location(known, path, explicit=True)
     if location is not None:
         return Choice(known, location, f"data set {known} from {location}", task)
+    size = None if reads_files else DATASETS[known].num_examples
+    if size is not None:
+        published = (
+            f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
+        )
+        return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
     if download and known in REMOTES:
         return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
     check_is_there(path)
@@ -390,6 +418,8 @@ def open_dataset(
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     least_train: int = 0,
     validation_fraction: float = imagefolder.HELD_OUT_SHARE,
+    allow_partial: bool = False,
+    skip_damaged: bool = False,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -403,6 +433,8 @@ def open_dataset(
         max_image_pixels: what an image, or a page of a volume, may have at most.
         least_train: training images that the set "random" has at least.
         validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
+        allow_partial: leave out images without a mask, and masks without an image.
+        skip_damaged: whether images of a folder that cannot be decoded are left out instead of refused.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
@@ -412,11 +444,17 @@ def open_dataset(
     if choice.make is not None:
         source = source_of(choice.make(), choice.name, choice.message[len("data set ") :])
         _check_task(choice.message, source.info.task, choice.task)
+    elif choice.is_absent:
+        source = _open_published(choice.name)
     elif choice.name == "imagefolder":
         source = imagefolder.open_imagefolder(fetch(choice, download), choice.name, validation_fraction)
     else:
-        source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
+        source = _open(
+            choice, download, seed, image_shape, num_classes, max_image_pixels, least_train, allow_partial
+        )
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
+    if skip_damaged and isinstance(source.train, FileExamples):
+        source = without_damaged(source)
     return limit_source(source, limit_train, limit_eval, seed)
 
 
@@ -428,6 +466,7 @@ def _open(
     num_classes: Optional[int],
     max_image_pixels: int,
     least_train: int,
+    allow_partial: bool,
 ) -> DataSource:
     name = choice.name
     if name == "digits":
@@ -453,10 +492,24 @@ def _open(
     if name == "isbi2012":
         return isbi2012.open_isbi2012(location, max_image_pixels)
     if name == "imagemasks":
-        return imagemasks.open_imagemasks(location, max_image_pixels)
+        return imagemasks.open_imagemasks(location, max_image_pixels, allow_partial)
     if name == "imagenet" and records.has_shards(location):
         return records.open_records(location)
     return imagefolder.open_imagefolder(location, name)
+
+
+def _open_published(name: str) -> DataSource:
+    """A set that is not here, with blank images: for what depends on no pixel."""
+    record = DATASETS[name]
+    assert record.num_examples is not None and record.num_classes is not None
+    shape = record.image_shape or (1, 1, 3)
+    source = embedded.open_blank(*shape, record.num_classes, num_examples=record.num_examples)
+    source = replace(source, info=replace(source.info, name=name))
+    if record.image_shape is not None:
+        return source
+    parts = [RecordExamples((), *[np.zeros(count, np.int64)] * 4) for count in record.num_examples]
+    info = replace(source.info, image_shape=(None, None, 3))
+    return replace(source, info=info, train=parts[0], eval=parts[1])
 
 
 def fetch(choice: Choice, download: bool) -> Path:

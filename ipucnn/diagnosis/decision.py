@@ -1,9 +1,9 @@
 """Which device a command runs on here, and why: rules over what was found, without looking at anything."""
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, Optional, Sequence, Tuple
 
-from ipucnn.diagnosis.ipus import Ipus, Partition
+from ipucnn.diagnosis.ipus import Ipus
 from ipucnn.diagnosis.look import Disk, Gpu, Host, Poprun, Probe
 from ipucnn.documents import load_json
 from ipucnn.errors import UserError
@@ -14,8 +14,7 @@ from ipucnn.text import counted, size_text
 _LEVELS = ("problem", "warning", "note")
 _SMALL_MEMORY_BYTES = 2 * 2**30
 _SMALL_DISK_BYTES = 2**30
-PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
-"""The variable that names the partition of an IPU-POD."""
+_PARTITION = "IPUOF_VIPU_API_PARTITION_ID"  # names the partition of an IPU-POD
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _of_poprun(poprun: Poprun) -> List[Finding]:
 
 
 def _partition_hint(found: Surroundings) -> str:
-    if found.variables.get(PARTITION) or found.variables.get("IPUOF_CONFIG_PATH"):
+    if found.variables.get(_PARTITION) or found.variables.get("IPUOF_CONFIG_PATH"):
         return "is the partition that IPUOF_... names active? vipu list partition"
     return "on an IPU-POD: export IPUOF_VIPU_API_HOST=HOST IPUOF_VIPU_API_PARTITION_ID=PARTITION"
 
@@ -291,92 +290,6 @@ def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
         reason = f"refused with {count} instances of poprun: only IPUs work together"
         return replace(own, usable=False, reason=reason)
     return own
-
-
-@dataclass(frozen=True)
-class Fact:
-    """What somebody who helps with IPUs asks for.
-
-    Attributes:
-        value: None where nothing tells it.
-        reason: where it comes from; without a value, why there is none.
-    """
-
-    value: Union[bool, int, str, Sequence[int], None]
-    reason: str
-
-
-_MACHINES = ("m2000", "bow", "ipu-m", "pod")
-
-
-def remote_buffers(ipus: Ipus) -> Fact:
-    """Whether programs can keep tensors outside of the IPUs' own memory."""
-    if ipus.remote_buffers is not None:
-        return Fact(ipus.remote_buffers, "as gc-info says of the first IPU")
-    if not ipus.num_ipus:
-        return Fact(None, ipus.problem or "no IPU is visible")
-    silent = "neither gc-info nor gc-inventory says so"
-    if (ipus.board or "").lower().startswith(_MACHINES):
-        return Fact(None, f"likely: an IPU-Machine ({ipus.board}) has memory for them, though {silent}")
-    return Fact(None, f"{silent}; PCIe cards keep them in the host's memory, if the driver was set up for it")
-
-
-def support_facts(
-    found: Surroundings, ipus: Ipus, partition: Partition, cache: str, cache_bytes: Optional[int]
-) -> Dict[str, Fact]:
-    """What support asks for, by name.
-
-    Args:
-        found: the SDK.
-        ipus: that are visible.
-        partition: of the IPUs.
-        cache: folder of compiled programs; "" if none is named.
-        cache_bytes: in it; None if they could not be counted.
-    """
-    absent = ipus.problem or "no IPU is visible"
-    sdk = surroundings.sdk_version(found)
-    needed = f"no tool prints what {f'Poplar SDK {sdk}' if sdk else 'an SDK'} needs: its release notes say so"
-    unused = "gc-info says nothing of it: only IPU-Machines have it"
-
-    def told(value: Optional[str], otherwise: str) -> Fact:
-        if value is not None:
-            return Fact(value, "as gc-info says of the first IPU")
-        return Fact(None, otherwise if ipus.num_ipus else absent)
-
-    def of_partition(value: Union[int, str, None]) -> Fact:
-        if value is not None:
-            return Fact(value, "as vipu lists it")
-        missing = partition.problem or "vipu does not print it"
-        return Fact(None, named.reason if named.value is None else missing)
-
-    if ipus.partition is not None:
-        named = Fact(ipus.partition, "as gc-info lists it")
-    elif found.variables.get(PARTITION):
-        named = Fact(found.variables[PARTITION], f"as {PARTITION} says; gc-info lists none")
-    else:
-        named = Fact(None, "gc-info lists none: PCIe cards have none" if ipus.num_ipus else absent)
-    free = ipus.free_devices
-    who = "gc-monitor does not say who uses the IPUs" if ipus.num_ipus else absent
-    unnamed = (
-        "no folder is named: --executable-cache DIR of a run, or TF_POPLAR_FLAGS=--executable_cache_path=DIR"
-    )
-    return {
-        "driver": told(ipus.driver, "gc-info does not print it"),
-        "driver_needed": Fact(None, needed),
-        "firmware": told(ipus.firmware, "gc-info does not print it"),
-        "firmware_needed": Fact(None, needed),
-        "gateway_software": told(ipus.gateway, unused),
-        "ipuof_server": told(ipus.server, unused),
-        "partition": named,
-        "partition_state": of_partition(partition.state),
-        "link_domains": of_partition(partition.link_domains),
-        "free_devices": Fact(None, who) if free is None else Fact(free, "no process of gc-monitor uses them"),
-        "remote_buffers": remote_buffers(ipus),
-        "executable_cache": Fact(cache, "as TF_POPLAR_FLAGS says") if cache else Fact(None, unnamed),
-        "executable_cache_bytes": Fact(cache_bytes, "files in it")
-        if cache_bytes is not None
-        else Fact(None, "there is no such folder yet, or too many files in it" if cache else unnamed),
-    }
 
 
 def of_variables(found: Surroundings) -> List[Finding]:

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.diagnosis.decision import (
-    PARTITION,
     Choice,
-    Fact,
     Finding,
     choose,
     command_devices,
     next_steps,
     of_host,
     of_variables,
-    support_facts,
 )
-from ipucnn.diagnosis.ipus import Ipus, find_ipus, find_partition
+from ipucnn.diagnosis.ipus import Ipus, find_ipus
 from ipucnn.diagnosis.look import (
     Disk,
     Gpu,
@@ -33,7 +30,6 @@ from ipucnn.diagnosis.look import (
     look_at_disk,
     look_at_host,
     probe_tensorflow,
-    size_of_folder,
 )
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
@@ -54,7 +50,6 @@ class Diagnosis:
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
         surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
-        support: what those ask for who help with IPUs, by name.
         poprun: what it told this process.
         cluster: the workers that this process is one of.
         gpu_problem: why there are no GPUs.
@@ -67,7 +62,6 @@ class Diagnosis:
     commands: Tuple[Choice, ...]
     surroundings: Surroundings = field(repr=False)
     ipus: Ipus
-    support: Dict[str, Fact]
     poprun: Poprun
     cluster: HostCluster
     gpus: Tuple[Gpu, ...]
@@ -120,7 +114,6 @@ class Diagnosis:
             "packages": dict(self.surroundings.versions),
             "sdk": self.sdk,
             "ipus": self.ipus.to_dict(),
-            "support": {name: asdict(fact) for name, fact in self.support.items()},
             "poprun": self.poprun.to_dict(),
             "cluster": self.cluster.to_dict(),
             "gpus": [asdict(gpu) for gpu in self.gpus],
@@ -153,8 +146,6 @@ def diagnose(
     """
     found = surroundings.look_around()
     ipus = find_ipus()
-    partition = find_partition(ipus.partition or found.variables.get(PARTITION), found.variables)
-    cache = surroundings.executable_cache()
     gpus, gpu_problem = find_gpus()
     probe = None
     if deep and found.versions.get("tensorflow") is not None:
@@ -171,7 +162,6 @@ def diagnose(
         commands=tuple(command_devices(choice, poprun)),
         surroundings=found,
         ipus=ipus,
-        support=support_facts(found, ipus, partition, cache, size_of_folder(cache)),
         poprun=poprun,
         cluster=cluster,
         gpus=tuple(gpus),

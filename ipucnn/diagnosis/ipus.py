@@ -1,7 +1,7 @@
 """The IPUs of this machine, as the driver's command line tools describe them.
 
-Formats of gc-info, gc-monitor and gc-inventory: Graphcore Command Line Tools documentation, versions 1.0 to 1.3, with
-its "Device attributes"; of vipu: its listing in the README of graphcore/demo-in-a-box.
+Formats of gc-info and gc-monitor: Graphcore Command Line Tools documentation, versions 1.0 to 1.3, with its "Device
+attributes".
 """
 
 import re
@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ipucnn.diagnosis.programs import TIMEOUT_S, run_program
-from ipucnn.documents import load_json
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Ipus:
         devices: that can be asked for; of an IPU-POD those of the active partition.
         partition: name of the active partition, None for PCIe cards.
         board, architecture, driver, firmware: e.g. "M2000", "ipu2", "1.3.0", "2.4.4"; None where not told.
-        gateway, server: versions of an IPU-Machine's software, and of what serves its IPUs to hosts.
         remote_buffers: whether programs can keep tensors outside of the IPUs; None where not told.
         processes: that use IPUs now; None where gc-monitor did not say.
     """
@@ -58,8 +56,6 @@ class Ipus:
     architecture: Optional[str] = None
     driver: Optional[str] = None
     firmware: Optional[str] = None
-    gateway: Optional[str] = None
-    server: Optional[str] = None
     remote_buffers: Optional[bool] = None
     processes: Optional[Tuple[Process, ...]] = None
 
@@ -97,7 +93,7 @@ class Ipus:
 
 
 def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
-    """Asks gc-info and gc-monitor, and gc-inventory where gc-info says nothing of remote buffers."""
+    """Asks gc-info and gc-monitor."""
     listed = run_program(["gc-info", "--list-devices"], timeout_s)
     if not listed.found:
         return Ipus(False, "gc-info is not on PATH")
@@ -111,9 +107,6 @@ def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
     info = parse_info(
         run_program(["gc-info", "--device-id", str(min(single)), "--device-info"], timeout_s).output
     )
-    remote = info.get(_REMOTE_BUFFERS)
-    if remote is None:
-        remote = parse_inventory(run_program(["gc-inventory", "--json"], timeout_s).output)
     monitor = run_program(["gc-monitor", "--no-card-info"], timeout_s)
     return Ipus(
         tool_found=True,
@@ -123,9 +116,7 @@ def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
         architecture=info.get("ipu architecture"),
         driver=info.get("driver version") or info.get("server version"),
         firmware=info.get("firmware version"),
-        gateway=info.get("gateway software version"),
-        server=info.get("ipuof server version"),
-        remote_buffers={"1": True, "0": False}.get(remote or ""),
+        remote_buffers={"1": True, "0": False}.get(info.get("remote buffers supported", "")),
         processes=None if monitor.problem else tuple(parse_processes(monitor.output)),
     )
 
@@ -163,30 +154,11 @@ def parse_devices(text: str) -> Tuple[Optional[str], Tuple[Device, ...]]:
     return partition, tuple(Device(number, ipus) for number, ipus in devices.items() if ipus)
 
 
-_REMOTE_BUFFERS = "remote buffers supported"
-
-
 def parse_info(text: str) -> Dict[str, str]:
     """Attributes that ``gc-info --device-info`` prints, a line each; without those that are not available."""
     pairs = (line.partition(":") for line in text.splitlines())
     found = {key.strip().lower(): value.strip() for key, colon, value in pairs if colon}
     return {key: value for key, value in found.items() if value not in ("", "N/A")}
-
-
-def parse_inventory(text: str) -> Optional[str]:
-    """Whether there are remote buffers, as ``gc-inventory --json`` says of the first IPU.
-
-    Older versions call the attribute "remote buffers": so the tests' utilities of graphcore/examples read it.
-
-    Returns:
-        "1" or "0"; None: it does not say.
-    """
-    try:
-        attributes = load_json(text)["devices"][0]
-        found = attributes.get(_REMOTE_BUFFERS, attributes.get("remote buffers"))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def _rows(text: str, title: str) -> Iterator[Dict[str, str]]:
@@ -198,47 +170,6 @@ def _rows(text: str, title: str) -> Iterator[Dict[str, str]]:
             titles = cells
         elif titles and len(cells) == len(titles) > 1:
             yield dict(zip(titles, cells))
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition of an IPU-POD, as ``vipu list partitions`` has it.
-
-    Attributes:
-        link_domains: over which it spreads; inside of one, IPU-Links connect the IPUs.
-        state: "ACTIVE" where it can be used.
-        problem: why the other two are not known; None if they are.
-    """
-
-    link_domains: Optional[int] = None
-    state: Optional[str] = None
-    problem: Optional[str] = None
-
-
-def find_partition(
-    name: Optional[str], variables: Mapping[str, str], timeout_s: float = TIMEOUT_S
-) -> Partition:
-    """Asks vipu about a partition.
-
-    Args:
-        name: of it; None: there is none.
-        variables: of the environment, which name the host that vipu asks.
-    """
-    if name is None:
-        return Partition(problem="there is no partition")
-    host = variables.get("VIPU_CLI_API_HOST") or variables.get("IPUOF_VIPU_API_HOST")
-    asked = {**variables, **({"VIPU_CLI_API_HOST": host} if host else {})}
-    listed = run_program(["vipu", "list", "partitions"], timeout_s, asked)
-    if not listed.found:
-        return Partition(problem="vipu, which prints it, is not on PATH")
-    if listed.problem is not None:
-        said = _last_line(listed.errors)
-        return Partition(problem=f"vipu {listed.problem}" + (f": {said}" if said else ""))
-    for row in _rows(listed.output, "Partition"):
-        if row["Partition"] == name:
-            domains = row.get("ILDs", "")
-            return Partition(int(domains) if domains.isdecimal() else None, row.get("State"))
-    return Partition(problem=f"vipu lists no partition {name}")
 
 
 def parse_processes(text: str) -> List[Process]:

@@ -132,24 +132,6 @@ def look_at_disk(folder: Path) -> Disk:
     return Disk(str(there), free_bytes(there), os.access(there, os.W_OK | os.X_OK))
 
 
-_MOST_FILES = 100_000
-
-
-def size_of_folder(folder: str) -> Optional[int]:
-    """Bytes of the files in a folder and below; None if there is no such folder, or if it has too many to look at."""
-    if not os.path.isdir(folder):
-        return None
-    total = looked_at = 0
-    for place, _, names in os.walk(folder):
-        looked_at += len(names)
-        if looked_at > _MOST_FILES:
-            return None
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
-
-
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
     """Where each data set lies; None for those that are not in ``path``; "embedded" for those that need no files."""
     from ipucnn.datasets.registry import DATASETS, find_location

@@ -6,7 +6,5 @@ layers, seed the initial weights and assemble the model again; ``names.py`` has 
 weights, the same under both versions of Keras.  ``build.py`` does all of it for a record.  Networks of users' own
 (``own_networks.py``) become data first (``architecture.py``), and then go the same way.  ``layers`` holds what must
 know micro-batches or draws random numbers without hidden state, in part with an operation of its own on IPUs
-(``custom_ops``).  ``imagenet.py`` and ``keras_files.py`` bring weights from outside.  ``sources.py`` digests the
-code that a network's layer graph depends on, so that a change of one network leaves what was derived from the
-others as it is.
+(``custom_ops``).  ``imagenet.py`` and ``keras_files.py`` bring weights from outside.
 """

@@ -80,7 +80,6 @@ class ModelRecord:
     size_step: int = 1
     size_offset: int = 0
     file: Optional[Path] = None
-    # As text, so that the layer graphs of registered networks do not depend on the code of others.
     own: "Optional[OwnNetwork]" = None
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple, cast
+from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
 
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table
@@ -69,19 +69,8 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
             free = ipus.free_devices or ()
             if ipus.num_busy:
                 yield "free devices", ", ".join(map(str, free)) or "none"
-    support = found.support
-    if ipus.num_ipus:
-        remote = support["remote_buffers"]
-        yield "remote buffers", remote.reason if remote.value is None else ("yes" if remote.value else "no")
     if ipus.partition:
-        state, domains = support["partition_state"].value, support["link_domains"].value
-        parts = [ipus.partition, *([str(state).lower()] if state else [])]
-        parts += [counted(int(str(domains)), "IPU-Link domain")] if domains else []
-        yield "partition", ", ".join(parts)
-    if support["executable_cache"].value:
-        size = support["executable_cache_bytes"]
-        held = size.reason if size.value is None else units.size(cast(int, size.value))
-        yield "compiled programs", f"{support['executable_cache'].value}: {held}"
+        yield "partition", ipus.partition
     if found.poprun.line:
         yield "poprun", found.poprun.line
     if found.cluster.line:

@@ -63,6 +63,18 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
     ]
     if p.first_checkpoint_execution > 1 and 0 < p.executions_per_checkpoint < p.num_executions:
         rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution:,} on")
+    if p.executions_per_validation:
+        batch, replicas = p.validation_micro_batch_size, counted(p.validation_num_replicas, "replica")
+        rows.append(
+            (
+                "validation batch",
+                f"{batch * p.validation_num_replicas:,} = micro-batch {batch:,} x {replicas}",
+            )
+        )
+    if report["folds"]:
+        rows.insert(
+            2, ("folds", f"{', '.join(map(str, report['folds']))}; shown is fold {report['folds'][0]}")
+        )
     if report["finished"]:
         rows.insert(4, ("starts", "not at all: the run is finished"))
     elif report["continues_after"]:
@@ -78,8 +90,14 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
     if p.num_ipus > 1:
         rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))
     scale = f", loss scale {p.loss_scaling:g}" if p.loss_scaling else ""
+    rounding = ""
+    if p.precision != "32.32":
+        rounding = f", stochastic rounding {report['stochastic_rounding']}"
+    norm = dict(report["norm_layer"])
+    name, parameters = norm.pop("name"), ", ".join(f"{key} {value}" for key, value in norm.items())
     rows += [
-        ("precision", p.precision + (", automatic loss scale" if p.auto_loss_scaling else scale)),
+        ("precision", p.precision + rounding + (", automatic loss scale" if p.auto_loss_scaling else scale)),
+        ("norm layer", name + f" ({parameters})" * bool(parameters)),
         ("optimizer", report["optimizer"]),
         (
             "learning rate",

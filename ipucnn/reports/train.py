@@ -241,8 +241,11 @@ def _heading(run: TrainingRun) -> str:
     return ", ".join([*parts, str(run.folder.path)])
 
 
-def show_dry_run(run: TrainingRun, as_json: bool) -> None:
+def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> None:
     """What a run would do, and the picture of its learning rate if that was asked for.
+
+    Args:
+        folds: of a cross-validation, the folds to train, of which the run is the first.
 
     Raises:
         DataError: the picture cannot be written.
@@ -252,7 +255,7 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
     if run.is_silent:
         return
     # Before the introduction, which then names the layers that the planner chose.
-    report = run.plan_of_run()
+    report = {**run.plan_of_run(), "folds": list(folds)}
     _introduce(run)
     config, path = run.resolved.config, run.schedule_picture
     if path is not None:
@@ -308,7 +311,7 @@ class FoldsDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": root}, indent=2))
         else:
-            print_folds(report, root, validation.first.info.class_names)
+            print_folds(report, root, validation.first.info.class_names, validation.first.setup.own_files)
 
 
 def _introduce(run: TrainingRun) -> None:
@@ -349,12 +352,10 @@ def report_rows(
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
-    rows.append(
-        (
-            "data set",
-            f"{data['name']}, {data['location']}: {data['train']:,} train, {data['evaluation']:,} evaluation",
-        )
-    )
+    sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
+    if data.get("left_out"):
+        sizes += f", {counted(len(data['left_out']), 'damaged image')} left out"
+    rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"
@@ -496,8 +497,7 @@ def print_report(
     if find_spec("tensorboard") is None:
         lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
-        lines.insert(0, f"evaluate it: {words}")
+        lines.insert(0, f"evaluate it: {shlex.join(['ipucnn', 'evaluate', folder, *files])}")
     for line in lines:
         out.print(Text(printable(line)), soft_wrap=True)
 
@@ -547,13 +547,14 @@ def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
 
 
-def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> None:
+def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
     """The folds as a table on stdout.
 
     Args:
         report: what ``folds.json`` holds.
         folder: the cross-validation's.
         class_names: one per class.
+        own_files: words that name files of the user's own.
     """
     from rich.text import Text
 
@@ -586,10 +587,8 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> N
     if report["missing"]:
         out.print(Text(f"not trained: fold {', '.join(map(str, report['missing']))}"))
     example = report["folds"][0]["run"] if report["folds"] else "fold-1"
-    out.print(
-        Text(printable(f"saved in {folder}; evaluate one: ipucnn evaluate {folder}/{example}")),
-        soft_wrap=True,
-    )
+    command = shlex.join(["ipucnn", "evaluate", os.path.join(folder, example), *own_files])
+    out.print(Text(printable(f"saved in {folder}; evaluate one: {command}")), soft_wrap=True)
 
 
 def held_out_text(numbers: List[int]) -> str:

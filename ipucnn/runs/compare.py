@@ -261,7 +261,7 @@ def _data_label(config: RunConfig) -> Optional[str]:
 
 
 def _updates_done(run: RunRecord) -> int:
-    """Weight updates up to the last row or, of a run that was interrupted in an execution, up to its last checkpoint."""
+    """Weight updates up to the last row or, if a signal ended the run in an execution, up to its last checkpoint."""
     saved = {} if run.report is not None else _meta(run)
     return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 

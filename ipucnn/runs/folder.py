@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,11 @@ _REPORT_FIELDS: json_fields.Fields = {
         "name, location, train and evaluation",
         json_fields.all_of(
             {"name": is_text, "location": is_text, "train": is_count, "evaluation": is_count},
-            {"class_names": list_of(is_text), "validated_pixels": optional(json_fields.is_mapping)},
+            {
+                "class_names": list_of(is_text),
+                "left_out": list_of(is_text),
+                "validated_pixels": optional(json_fields.is_mapping),
+            },
         ),
     ),
     "program": ("a mapping", json_fields.is_mapping),
@@ -245,7 +250,7 @@ class RunFolder:
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
         for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
             if is_link(folder):
-                hint = f"remove it: rm {folder}"
+                hint = f"remove it: rm {shlex.quote(str(folder))}"
                 if folder in inside:
                     hint += "; checkpoints go elsewhere with --checkpoint-dir"
                 raise DataError(f"{folder} is a link, and a run writes to its own folder alone", hint)

@@ -12,9 +12,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import numpy as np
 
 from ipucnn.aliases import Tensor
+from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.segmentation.imagemasks import is_imagemasks, parts_of
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import file_size
+from ipucnn.filesystem import expand, file_size, real
 from ipucnn.machine import num_cores
 from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs import setup as run_setup
@@ -164,6 +166,22 @@ def infer_run(
     if on_images is not None:
         on_images(total, total)
     return Predictions(spool, failed, min(top, len(names)), subset is not None)
+
+
+def _check_no_training_folder(config: RunConfig, output: Path) -> None:
+    """Refuses masks where training on the run's pairs of images and masks would read them.
+
+    Raises:
+        ConfigurationError: the results would go there.
+    """
+    target = real(output)
+    for name in filter(None, (config.dataset, config.dataset_path)):
+        folder = real(expand(str(name), "--dataset"))
+        if is_imagemasks(folder) and (target == folder or parts_of(folder) & {target, *target.parents}):
+            raise ConfigurationError(
+                f"--output {output}: training reads the images and masks in {folder}",
+                "choose a folder outside it, for example --output predicted",
+            )
 
 
 def _names_of(paths: Sequence[str]) -> str:
@@ -372,6 +390,7 @@ def infer_masks(
     check_folder(output)
     outputs = () if contact_sheet is None else (("--contact-sheet", contact_sheet, (".png",)),)
     trained, paths, problems = _open(named, images, subset, outputs)
+    _check_no_training_folder(trained.config, output)
     check_tile_size(trained.record, tile_size)
     check_views(views)
     num_classes = trained.source.info.num_classes

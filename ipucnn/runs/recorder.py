@@ -15,6 +15,7 @@ import numpy as np
 from ipucnn.aliases import PlainDict
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
+from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 # Of the time of weight updates, what collectives of workers may take without a warning.
 LARGEST_SHARE = 0.25
+# A validation loss that is warned of, in those of equal probabilities for all classes.
+EXPLODED = 10
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class Recorder:
         self._state = state
         self._guard = guard
         self._timer = timer
+        self._has_warned = False
         self._settled_at = -1
         self._saved_at = -1
         # The numbered checkpoints that are kept; None until they are looked for.
@@ -415,8 +419,24 @@ class Recorder:
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
         self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
+        yield from self._warn_of_loss(metrics["loss"])
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST, is_whole=False))
+
+    def _warn_of_loss(self, loss: float) -> Iterator[Notes]:
+        """Says once that a validation loss is far above that of a network that knows nothing."""
+        of_guessing = float(np.log(max(self._training.info.num_classes, 2)))
+        if self._has_warned or loss <= EXPLODED * of_guessing:
+            return
+        self._has_warned = True
+        causes = "training may have diverged (lower the learning rate)"
+        if norm_of(self._config.norm_layer) == "batch":
+            causes += ", or batch norm's moving statistics lag behind (lower --bn-momentum, train for longer)"
+        yield Notes(
+            [
+                f"warning: validation loss {loss:,.6g}, where equal probabilities have {of_guessing:.2f}: {causes}"
+            ]
+        )
 
     def validate_each(self, paths: Sequence[Path]) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
@@ -603,6 +623,7 @@ class Recorder:
                 "train": info.num_train,
                 "evaluation": info.num_eval,
                 "class_names": list(info.class_names),
+                "left_out": list(info.left_out),
                 "validated_pixels": _validated_pixels(training.setup),
             },
             "program": training.program.to_dict(),

@@ -15,7 +15,8 @@ from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
-from ipucnn.datasets.base import DatasetInfo, DataSource
+from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.python_files import is_python_name
@@ -213,9 +214,17 @@ def prepare(
             num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
             validation_fraction=config.validation_fraction,
+            allow_partial=config.allow_partial,
+            skip_damaged=config.skip_damaged,
             # A weight update's at least: whatever the batch is, there is noise for it.
             least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
         )
+        if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
+            raise ConfigurationError(
+                f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
+            )
+        if not config.skip_damaged:
+            refuse_damaged(source)
         if folded:
             source = _fold(source, config, seed)
     if wanted is not None:

@@ -208,6 +208,7 @@ class TrainingRun:
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
+        momentum = {"momentum": config.bn_momentum} if norm_of(config.norm_layer) == "batch" else {}
         checkpoint, is_finished = self.start.checkpoint, self.start.report is not None
         done = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
         return {
@@ -224,6 +225,8 @@ class TrainingRun:
             "continues_after": p.num_weight_updates if is_finished else done,
             "finished": is_finished,
             "seed": self.seed,
+            "stochastic_rounding": config.stochastic_rounding,
+            "norm_layer": {**momentum, **config.norm_layer},
             "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
             "learning_rate": {
                 "schedule": config.lr_schedule,
@@ -299,6 +302,12 @@ class TrainingRun:
                 f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {counted(self.program.weight_updates_per_epoch, 'weight update')} "
                 f"x {counted(self.program.global_batch_size, 'sample')}"
+            )
+        warmup = (self.setup.config.lr_warmup_params or {}).get("warmup_epochs", 0)
+        if warmup > self.program.num_epochs:
+            run = f"longer than the run, {counted(self.program.num_epochs, 'epoch')}"
+            lines.append(
+                f"the warm-up of {warmup:g} epochs is {run}: the learning rate never reaches its full value"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(

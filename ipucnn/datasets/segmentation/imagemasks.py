@@ -5,8 +5,9 @@ last fifth of the pairs, in the order of their names, is for evaluation.  ``DIR/
 masks mean, where these are not the classes' numbers.
 """
 
+import re
 from pathlib import Path
-from typing import Dict, Iterable, List, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -25,13 +26,16 @@ from ipucnn.datasets.segmentation.masks import (
     picture_pixels,
     read_table,
 )
-from ipucnn.datasets.sources.imagefolder import EXTENSIONS, find_eval
+from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_eval
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
 from ipucnn.text import counted, printable
 
 LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
+BELOW = ("images", "masks")
 _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
+_NOT_COMPARED = re.compile(r"masks?|labels?|image|img|seg(mentation)?|[\W_]+")
+"""What near-miss names of an image and its mask differ in, beside upper and lower case."""
 
 
 def has_pairs(folder: Path) -> bool:
@@ -41,6 +45,11 @@ def has_pairs(folder: Path) -> bool:
 def is_imagemasks(folder: Path) -> bool:
     """Whether a folder is laid out as pairs of images and masks."""
     return has_pairs(folder) or has_pairs(folder / "train")
+
+
+def parts_of(folder: Path) -> Set[Path]:
+    """The folders below a folder of pairs in which training looks for files."""
+    return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}
 
 
 def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
@@ -98,47 +107,91 @@ def find_classes(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> Mask
     return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
-def _pairs(folder: Path) -> Tuple[List[str], Dict[str, Path], Dict[str, Path], List[str]]:
-    """Names that an image and a mask have, the files by name, and warnings."""
-    images, masks = files_by_name(folder / "images", False), files_by_name(folder / "masks", True)
-    names = sorted(set(images) & set(masks))
-    if not names:
-        raise DataError(f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", LAYOUT)
-    passed_over = []
-    for what, alone in (("image", set(images) - set(masks)), ("mask", set(masks) - set(images))):
-        if alone:
-            some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
-            passed_over.append(f"{folder}: passed over {counted(len(alone), what)} without a partner: {some}")
-    return names, images, masks, passed_over
+class Pairs(NamedTuple):
+    """The files of a folder.
+
+    Attributes:
+        both: an image and its mask, by the name that pairs them, in the order of names.
+        alone: images without a mask and masks without an image, as ``images/one.png``.
+        renames: what to call masks without an image whose names nearly are an image's.
+    """
+
+    both: Dict[str, Tuple[Path, Path]]
+    alone: Tuple[str, ...]
+    renames: Tuple[str, ...]
 
 
-def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> ArrayExamples:
+def find_pairs(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Pairs:
+    """Which mask is which image's, of the files of :func:`files_by_name`."""
+    both = {name: (images[name], masks[name]) for name in sorted(set(images) & set(masks))}
+    alone = [{name: files[name] for name in sorted(set(files) - set(both))} for files in (images, masks)]
+    alike: Dict[str, Tuple[List[Path], List[Path]]] = {}
+    for side, files in enumerate(alone):
+        for name, path in files.items():
+            alike.setdefault(_NOT_COMPARED.sub("", name.casefold()), ([], []))[side].append(path)
+    renames = [
+        f"masks/{mask[0].name} to masks/{image[0].stem}{mask[0].suffix}"
+        for image, mask in alike.values()
+        if len(image) == len(mask) == 1
+    ]
+    names = [f"{below}/{path.name}" for below, files in zip(BELOW, alone) for path in files.values()]
+    return Pairs(both, tuple(map(printable, names)), tuple(map(printable, renames)))
+
+
+def _pairs(folder: Path, allow_partial: bool) -> Pairs:
+    """The pairs of a folder.
+
+    Raises:
+        DataError: there are none, or a file has no partner and that is not allowed.
+    """
+    pairs = find_pairs(*(files_by_name(folder / below, below == "masks") for below in BELOW))
+    rename = (
+        "" if not pairs.renames else f"an image and its mask have one name: rename {_some(pairs.renames)}"
+    )
+    if not pairs.both:
+        raise DataError(
+            f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", rename or LAYOUT
+        )
+    if pairs.alone and not allow_partial:
+        raise DataError(
+            f"{folder} has {counted(len(pairs.alone), 'file')} without a partner: {_some(pairs.alone)}",
+            (rename or "add the missing image or mask") + "; or leave the files out with --allow-partial",
+        )
+    return pairs
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _read_part(
+    folder: Path, files: Sequence[Tuple[Path, Path]], classes: MaskClasses, max_pixels: int
+) -> ArrayExamples:
     """The images of a folder with their masks, named as in it: ``images/one.tif``."""
-    names, images, masks, _ = _pairs(folder)
     pairs: List[Tuple[np.ndarray, np.ndarray]] = []
-    for name in names:
-        image = read_image(images[name], max_pixels)
-        pixels = read_mask(masks[name], max_pixels, classes.colours)
-        mask = classes.of(pixels, f"mask {printable(str(masks[name]))}")
+    for image_path, mask_path in files:
+        image = read_image(image_path, max_pixels)
+        pixels = read_mask(mask_path, max_pixels, classes.colours)
+        mask = classes.of(pixels, f"mask {printable(str(mask_path))}")
         if image.shape[:2] != mask.shape:
             sizes = ["x".join(map(str, a.shape[:2])) for a in (image, mask)]
             raise DataError(
-                f"{images[name]} is {sizes[0]} pixels, but {masks[name]} is {sizes[1]}",
+                f"{image_path} is {sizes[0]} pixels, but {mask_path} is {sizes[1]}",
                 "an image and its mask have one size",
             )
         if not pairs:
             # All are of this size; they are held twice while they become one array.
             check_memory(
-                2 * len(names) * (image.size + mask.size),
-                f"{printable(str(folder))} with {len(names)} such images",
+                2 * len(files) * (image.size + mask.size),
+                f"{printable(str(folder))} with {len(files)} such images",
             )
         else:
-            _check_alike(image, images[name], pairs[0][0], images[names[0]])
+            _check_alike(image, image_path, pairs[0][0], files[0][0])
         pairs.append((image, mask))
     stacked = np.stack([image for image, _ in pairs])
     stacked = stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
-    files = tuple(images[name].relative_to(folder).as_posix() for name in names)
-    return ArrayExamples(stacked, np.stack([mask for _, mask in pairs]), files)
+    names = tuple(path.relative_to(folder).as_posix() for path, _ in files)
+    return ArrayExamples(stacked, np.stack([mask for _, mask in pairs]), names)
 
 
 def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: Path) -> None:
@@ -156,12 +209,17 @@ def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: P
         )
 
 
-def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSource:
+def open_imagemasks(
+    folder: Path, max_pixels: int = MAX_IMAGE_PIXELS, allow_partial: bool = False
+) -> DataSource:
     """Reads all pairs.  Images are grey or colour; what masks may have, ``masks`` says.
 
+    Args:
+        allow_partial: leave out images without a mask, and masks without an image.
+
     Raises:
-        DataError: no pairs, sizes that differ, a file that is damaged or of other pixels, values of masks that are no
-            classes, or more pairs than half of the memory holds.
+        DataError: no pairs, a file without its partner, sizes that differ, a file that is damaged or of other
+            pixels, values of masks that are no classes, or more pairs than half of the memory holds.
     """
     own_split = has_pairs(folder)
     parts = [folder]
@@ -170,14 +228,11 @@ def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSou
         if not has_pairs(folder / "train") or evaluation is None or not has_pairs(evaluation):
             raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
         parts = [folder / "train", evaluation]
-    mask_paths: List[Path] = []
-    passed_over: List[str] = []
-    for part in parts:
-        names, _, masks, warnings = _pairs(part)
-        mask_paths += [masks[name] for name in names]
-        passed_over += warnings
-    classes = find_classes(folder, ((path, read_mask(path, max_pixels)) for path in mask_paths))
-    examples = [_read_part(part, classes, max_pixels) for part in parts]
+    pairs = {part: _pairs(part, allow_partial) for part in parts}
+    files = {part: list(own.both.values()) for part, own in pairs.items()}
+    masks = (mask for own in files.values() for _, mask in own)
+    classes = find_classes(folder, ((path, read_mask(path, max_pixels)) for path in masks))
+    examples = [_read_part(part, own, classes, max_pixels) for part, own in files.items()]
     if own_split:
         (both,) = examples
         if len(both) < 2:
@@ -198,7 +253,11 @@ def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSou
         class_names=classes.names,
         location=str(folder),
         augmentation="elastic",
-        warnings=passed_over,
+        warnings=[
+            f"{part}: left out {counted(len(own.alone), 'file')} without a partner: {_some(own.alone)}"
+            for part, own in pairs.items()
+            if own.alone
+        ],
         tiled=True,
         own_split=own_split,
     )

@@ -4,7 +4,7 @@ The test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin
 """
 
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -108,9 +108,10 @@ def open_blank(
     task: str = "classification",
     limit_train: Optional[str] = None,
     limit_eval: Optional[str] = None,
+    num_examples: Tuple[int, int] = (NUM_TRAIN, NUM_EVAL),
 ) -> DataSource:
     """The facts of :func:`open_random`'s set after limits, for validation: all of its pixels are one zero in memory."""
-    source = open_random(1, 1, channels, num_classes, task)
+    source = open_random(1, 1, channels, num_classes, task, 0, *num_examples)
     source = limit_source(source, limit_train, limit_eval, 0)
 
     def blank(examples: Examples) -> ArrayExamples:

@@ -46,7 +46,7 @@ CODES: Dict[str, Code] = {
     "unpaired": Code(
         ERROR,
         "images without a mask of their name, or masks without an image",
-        "training goes on without them: add the partner, remove the file, or pass --allow-partial for a warning",
+        "add the partner or remove the file, or pass --allow-partial",
         partial=True,
     ),
     "class-names": Code(

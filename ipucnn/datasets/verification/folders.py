@@ -428,7 +428,6 @@ def _size(shape: Iterable[int]) -> str:
     return "x".join(str(side) for side in shape) or "unreadable"
 
 
-_BELOW = ("images", "masks")
 _MASK_VALUES = ("mask-values",)
 
 
@@ -439,7 +438,7 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
         places[EVAL] = evaluation
     # As in training pairs of the folder itself come first; a part of them counts where nothing else is here.
     whole = imagemasks.has_pairs(folder) or not any(
-        is_folder(place / below) for place in places.values() for below in _BELOW
+        is_folder(place / below) for place in places.values() for below in imagemasks.BELOW
     )
     if whole:
         places = {TRAIN: folder}
@@ -510,20 +509,19 @@ def _mask_classes(survey: Survey, folder: Path, paths: List[Path]) -> MaskClasse
 def _pairs(survey: Survey, subset: str, place: Path) -> List[Tuple[Path, Path]]:
     """Images with their masks in the order of names; what has no partner is noted."""
     found: List[Dict[str, Path]] = []
-    for below in _BELOW:
+    for below in imagemasks.BELOW:
         with survey.noting(subset, below, place / below):
             if is_folder(place / below):
                 found.append(imagemasks.files_by_name(place / below, below == "masks"))
             else:
                 survey.find("missing-file", subset, f"the folder {below}")
-    if len(found) < len(_BELOW):
+    if len(found) < len(imagemasks.BELOW):
         return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
-    images, masks = found
-    for what, alone in (("images", set(images) - set(masks)), ("masks", set(masks) - set(images))):
-        for stem in sorted(alone):
-            path = (images if what == "images" else masks)[stem]
-            survey.find("unpaired", subset, f"{what}/{path.name}")
-    return [(images[stem], masks[stem]) for stem in sorted(set(images) & set(masks))]
+    pairs = imagemasks.find_pairs(*found)
+    for name in pairs.alone:
+        rename = next((f": rename {words}" for words in pairs.renames if words.startswith(name + " to ")), "")
+        survey.find("unpaired", subset, name + rename)
+    return list(pairs.both.values())
 
 
 def _below(path: Path, folder: Path) -> str:

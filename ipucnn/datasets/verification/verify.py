@@ -39,13 +39,10 @@ from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, s
 from ipucnn.python_files import is_python_name
 from ipucnn.text import printable
 
-_IDX_KNOWN = {TRAIN: idx.FULL_SIZE["train"], EVAL: idx.FULL_SIZE["eval"]}
 
-
-def _cifar_known(name: str, mean: Tuple[float, ...], std: Tuple[float, ...]) -> Known:
-    layout = cifar.LAYOUTS[name][0]
-    counts = {TRAIN: layout.per_train_file * len(layout.train), EVAL: cifar.TEST_SIZE}
-    return Known(counts, DATASETS[name].image_shape, mean, std)
+def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
+    record = DATASETS[name]
+    return Known(dict(zip((TRAIN, EVAL), record.num_examples or ())), record.image_shape, mean, std)
 
 
 KNOWN: Dict[str, Known] = {
@@ -57,16 +54,15 @@ KNOWN: Dict[str, Known] = {
     # Means and deviations of the whole training subset, as they are published everywhere for normalisation: MNIST
     # 0.1307 and 0.3081 (PyTorch's MNIST example), Fashion-MNIST 0.2860 and 0.3530, CIFAR-10 0.4914 0.4822 0.4465 and
     # 0.2470 0.2435 0.2616, CIFAR-100 0.5071 0.4865 0.4409 and 0.2673 0.2564 0.2762; here in 0..255 and four digits.
-    "mnist": Known(_IDX_KNOWN, DATASETS["mnist"].image_shape, (33.3184,), (78.5675,)),
-    "fashion_mnist": Known(_IDX_KNOWN, DATASETS["fashion_mnist"].image_shape, (72.9404,), (90.0212,)),
-    "cifar10": _cifar_known("cifar10", (125.3069, 122.9501, 113.8660), (62.9932, 62.0887, 66.7049)),
-    "cifar100": _cifar_known("cifar100", (129.3039, 124.0699, 112.4336), (68.1702, 65.3918, 70.4184)),
+    "mnist": _published("mnist", (33.3184,), (78.5675,)),
+    "fashion_mnist": _published("fashion_mnist", (72.9404,), (90.0212,)),
+    "cifar10": _published("cifar10", (125.3069, 122.9501, 113.8660), (62.9932, 62.0887, 66.7049)),
+    "cifar100": _published("cifar100", (129.3039, 124.0699, 112.4336), (68.1702, 65.3918, 70.4184)),
     # Arganda-Carreras et al. 2015: 30 slices of 512x512.  Mean and deviation of the training stack as the challenge
     # gave it, measured on a pixel-identical copy.
     "isbi2012": Known({TRAIN: 24, EVAL: 6}, (512, 512, 1), (126.163,), (44.022,), 0.05, (TRAIN, EVAL)),
-    # Russakovsky et al. 2015, table 2.  The mean is that of resized crops, and nobody publishes that of whole images: a
-    # warning, beyond a wide margin.
-    "imagenet": Known({TRAIN: 1281167, EVAL: 50000}, None, IMAGENET_MEAN, (), 10.0, (TRAIN,), WARNING),
+    # The mean is that of resized crops, and nobody publishes that of whole images: a warning, beyond a wide margin.
+    "imagenet": replace(_published("imagenet", IMAGENET_MEAN), tolerance=10.0, severity=WARNING),
 }
 
 

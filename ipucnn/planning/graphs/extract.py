@@ -1,18 +1,18 @@
 """Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow.
 
 A graph comes with the package for each registered model at its home input and classes; ``python -m
-ipucnn.planning.graphs.shipped`` writes them.  One whose network, or the code that builds it, has changed since is not
-used; neither is a cached one.
+ipucnn.planning.graphs.shipped`` writes them.  Shipped and cached graphs are used only with the code that made them.
 """
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import json
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Optional, Tuple
 
 import ipucnn
 from ipucnn.errors import DataError, InfeasibleError, UserError
@@ -20,7 +20,6 @@ from ipucnn.filesystem import cache_folder, make_folder, read_text, write_text
 from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
-from ipucnn.models.sources import code_digest
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.text import size_text
@@ -28,6 +27,7 @@ from ipucnn.text import size_text
 MOST_BYTES = 2**26
 FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
 KEYS = "keys.json"
+"""The key of the code that made the shipped graphs, and the SHA-256 of each graph's JSON text."""
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
@@ -54,7 +54,9 @@ def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGra
     check_options(record, options)
     if record.own is not None:
         return None  # what a function makes depends on more than its file
-    shipped = read_shipped(record, graph_key(record, options))
+    shipped = (
+        read_shipped(record) if _shape(record, options) == _shape(record, home_options(record)) else None
+    )
     return shipped if shipped is not None else _read_cached(record, options)
 
 
@@ -122,34 +124,39 @@ def shipped_path(record: ModelRecord) -> Path:
     return FOLDER / f"{record.name}.json.gz"
 
 
-def shipped_keys() -> Dict[str, Dict[str, str]]:
-    """By the models' names: "key" that ``graph_key`` gave when the graph was written, and "sha256" of its JSON text.
+def read_shipped(record: ModelRecord) -> Optional[LayerGraph]:
+    """The shipped graph, if the present code made it.
 
-    The keys stand in one file of text: many of them change together while the graphs stay as they are.
-    """
-    found: Dict[str, Dict[str, str]] = json.loads((FOLDER / KEYS).read_text(encoding="utf-8"))
-    return found
-
-
-def read_shipped(record: ModelRecord, key: str) -> Optional[LayerGraph]:
-    """The shipped graph, if it is the one that ``key`` stands for.
-
-    None too where the file is absent or damaged: the graph can be built.
+    None too where a file is absent or damaged: the graph can be built.
     """
     try:
-        own = shipped_keys()[record.name]
-        packed = gzip.decompress(shipped_path(record).read_bytes()) if own["key"] == key else b""
-        if hashlib.sha256(packed).hexdigest() != own["sha256"]:
+        keys = json.loads((FOLDER / KEYS).read_text(encoding="utf-8"))
+        text = gzip.decompress(shipped_path(record).read_bytes())
+        if keys["code"] != code_key() or keys["graphs"][record.name] != hashlib.sha256(text).hexdigest():
             return None
-        return LayerGraph.from_json(packed.decode("utf-8"))
+        return LayerGraph.from_json(text.decode("utf-8"))
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, DataError):
         return None
+
+
+@functools.lru_cache(maxsize=None)
+def code_key() -> str:
+    """SHA-256 of the code that decides what a network's layer graph is."""
+    package = Path(ipucnn.__file__).parent
+    digest = hashlib.sha256()
+    for folder in ("models", "planning/graphs"):
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
     """The file that holds the graph once it was built."""
     versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
-    key = hashlib.sha256(json.dumps([versions, graph_key(record, options)]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([versions, code_key(), _shape(record, options)]).encode()).hexdigest()[
+        :24
+    ]
     return cache_folder("graphs") / f"{record.name}-{key}.json"
 
 
@@ -160,34 +167,17 @@ def _version(package: str) -> Optional[str]:
         return None
 
 
-def graph_key(record: ModelRecord, options: BuildOptions) -> str:
-    """Digest of everything that the graph depends on but the versions of TensorFlow and Keras."""
-    described = {
-        "model": record.name,
-        "builder_args": dict(record.builder_args),
-        "norm": options.norm or record.default_norm,
-        # Neither the weights' values nor epsilon nor how the moving statistics move are in the graph.
-        **{
-            name: getattr(options, name)
-            for name in (
-                "input_shape",
-                "num_classes",
-                "norm_groups",
-                "norm_channels_per_group",
-                "dropout",
-                "base_filters",
-            )
-        },
-    }
-    handed = [value for value in record.builder_args.values() if callable(value)]
-    code = code_digest(record.builder, *handed, build_model, graph_of)
-    text = json.dumps([described, code], sort_keys=True, default=_described)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _described(value: object) -> str:
-    """A builder's argument that JSON does not know; of a function the digest has the code."""
-    return str(getattr(value, "__qualname__", value))
+def _shape(record: ModelRecord, options: BuildOptions) -> Tuple[object, ...]:
+    """The options that change the graph; weights' values, epsilon and momentum of norms do not stand in it."""
+    return (
+        options.norm or record.default_norm,
+        options.input_shape,
+        options.num_classes,
+        options.norm_groups,
+        options.norm_channels_per_group,
+        options.dropout,
+        options.base_filters,
+    )
 
 
 def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:

@@ -3,63 +3,25 @@
     python -m ipucnn.planning.graphs.shipped
 
 Derived are the layer graph of each network at its home input and classes, the counts of parameters and
-multiply-accumulates (``ipucnn.models.counts``), and the table of networks in docs/models.md.  A network is only built
-where its code or its record changed since its graph was written; a graph that turns out to be the same only gets its
-new key.
+multiply-accumulates (``ipucnn.models.counts``), and the table of networks in docs/models.md.  All networks are built
+if any code of ``ipucnn.models`` or ``ipucnn.planning.graphs`` changed, which takes some minutes.
 """
 
 import gzip
 import hashlib
 import json
 import sys
-import zlib
 from pathlib import Path
-from typing import Dict, Optional
 
 import ipucnn
 from ipucnn.errors import MissingError
 from ipucnn.models import counts
-from ipucnn.models.registry import ModelRecord, list_models
+from ipucnn.models.registry import list_models
 from ipucnn.planning.graphs import extract
-from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 DOCUMENT = Path(ipucnn.__file__).resolve().parents[1] / "docs" / "models.md"
 BEGIN = "<!-- networks: begin (generated, see Adding a network) -->"
 END = "<!-- networks: end -->"
-
-
-def write_graph(record: ModelRecord, keys: Dict[str, Dict[str, str]]) -> LayerGraph:
-    """A network's graph, which is built and written if the shipped one is not of this code.
-
-    Args:
-        record: the network.
-        keys: of all shipped graphs; changed where the network's is another one.
-
-    Raises:
-        MissingError: the installed Keras lacks the network.
-    """
-    options = extract.home_options(record)
-    key = extract.graph_key(record, options)
-    shipped = extract.read_shipped(record, key)
-    if shipped is not None:
-        return shipped
-    graph = extract.build_graph(record, options)
-    text = graph.to_json().encode()
-    path = extract.shipped_path(record)
-    keys[record.name] = {"key": key, "sha256": hashlib.sha256(text).hexdigest()}
-    if _unpacked(path) == text:
-        print(f"{record.name}: the graph is the same, its key is new")
-    else:
-        path.write_bytes(gzip.compress(text, mtime=0))
-        print(f"{record.name}: the graph is new")
-    return graph
-
-
-def _unpacked(path: Path) -> Optional[bytes]:
-    try:
-        return gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error):
-        return None
 
 
 def network_table() -> str:
@@ -104,39 +66,38 @@ def insert_table(document: str) -> str:
     return f"{before}{BEGIN}\n\n{network_table()}\n\n{END}{after}"
 
 
-def _write(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+def _write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
         print(f"{path.name}: written")
 
 
 def main() -> int:
     """Brings all of it up to date; needs a Keras that has every network that changed."""
-    records = list_models()
-    names = {record.name for record in records}
+    graphs = {}
     try:
-        keys = {name: entry for name, entry in extract.shipped_keys().items() if name in names}
-    except (OSError, ValueError):
-        keys = {}
-    derived = {}
-    try:
-        for record in records:
-            graph = write_graph(record, keys)
-            derived[record.name] = counts.Counts(graph.num_trainable, graph.total_macs)
+        for record in list_models():
+            shipped = extract.read_shipped(record)
+            graphs[record.name] = shipped or extract.build_graph(record, extract.home_options(record))
     except MissingError as error:
-        print(f"{error.message}\nnothing but graphs was written", file=sys.stderr)
+        print(f"{error.message}\nnothing was written", file=sys.stderr)
         return 1
-    finally:
-        lines = [f" {json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(keys.items())]
-        _write(extract.FOLDER / extract.KEYS, "{\n" + ",\n".join(lines) + "\n}\n")
+    digests = {}
+    for name, graph in graphs.items():
+        text = graph.to_json().encode()
+        digests[name] = hashlib.sha256(text).hexdigest()
+        _write(extract.FOLDER / f"{name}.json.gz", gzip.compress(text, mtime=0))
     for path in extract.FOLDER.glob("*.json.gz"):
-        if path.name[: -len(".json.gz")] not in names:
+        if path.name[: -len(".json.gz")] not in graphs:
             path.unlink()
             print(f"{path.name}: removed, there is no such network")
-    _write(counts.FILE, counts.counts_text(derived))
+    keys = json.dumps({"code": extract.code_key(), "graphs": digests}, indent=1, sort_keys=True)
+    _write(extract.FOLDER / extract.KEYS, f"{keys}\n".encode())
+    derived = {name: counts.Counts(graph.num_trainable, graph.total_macs) for name, graph in graphs.items()}
+    _write(counts.FILE, counts.counts_text(derived).encode())
     counts.registered_counts.cache_clear()
     if DOCUMENT.exists():
-        _write(DOCUMENT, insert_table(DOCUMENT.read_text(encoding="utf-8")))
+        _write(DOCUMENT, insert_table(DOCUMENT.read_text(encoding="utf-8")).encode())
     return 0
 
 

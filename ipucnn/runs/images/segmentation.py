@@ -40,6 +40,9 @@ VIEWS = (1, 2, 4, 8)
 
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
+WHOLE_STEP, MOST_WHOLE = 64, 2116
+"""Pixels of the outputs of tiles that hold a whole image: their step, so that images of many sizes share a few
+networks, and the largest one that is taken where nobody names a tile."""
 # Pixels of a batch's input: one tile of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
 NUM_PICTURES = 3
@@ -107,7 +110,8 @@ class TiledNetwork:
     Args:
         trained: the network and its weights.
         tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
-            whose statistics are each tile's own, then takes the size it was trained with.
+            whose statistics are each tile's own, then takes images up to ``MOST_WHOLE`` pixels as one tile, and cuts
+            larger ones into tiles of the size it was trained with.
         verbose: let TensorFlow speak.
         views: of ``VIEWS``; the paper averages the probabilities of 7 rotated versions of its input (section 4).
 
@@ -136,11 +140,8 @@ class TiledNetwork:
         if trained.runtime is not None:
             # An exported network takes tiles of one size.
             tile_size = tile_size or trained.input_shape[0]
+        self._tile_size = tile_size
         self._is_tile_normalised = norm_of(trained.config.norm_layer) == "group"
-        if tile_size is None and self._is_tile_normalised:
-            own = max(trained.input_shape[:2])
-            tile_size = max(own, nearest_legal_sizes(record, self._margin + self._step)[-1])
-        self._outputs = OUTPUTS if tile_size is None else (tile_size - self._margin,)
         self._sessions: Dict[int, Session] = {}
         self._cluster = Cluster()
         self.device = ""
@@ -155,15 +156,15 @@ class TiledNetwork:
 
         Group norm takes its statistics of each tile, so that two tiles see the same surroundings normalised otherwise.
         """
-        (output, *_), height, width = self._outputs, 0, 0
-        for size in sizes:
-            height, width = max(height, size[0]), max(width, size[1])
-        if not self._is_tile_normalised or max(height, width) <= output:
+        cut = [size for size in sizes if self._is_tile_normalised and max(size) > self._output(size)]
+        if not cut:
             return
+        height, width = max(size[0] for size in cut), max(size[1] for size in cut)
         whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
         say(
-            f"warning: group norm takes its statistics of each tile of {output + self._margin} pixels, so that a seam "
-            f"may be seen where tiles meet; --tile-size {whole} takes the largest image, {height}x{width}, as one tile"
+            f"warning: group norm takes its statistics of each tile of {self._output((height, width)) + self._margin} "
+            f"pixels, so that a seam may be seen where tiles meet; --tile-size {whole} takes the largest image, "
+            f"{height}x{width}, as one tile"
         )
 
     @property
@@ -178,9 +179,7 @@ class TiledNetwork:
         Args:
             asked: what all of them have to be told alike, see :meth:`TrainedSetup.join`.
         """
-        output, *_ = self._outputs
-        tile_size = output + self._margin if len(self._outputs) == 1 else None
-        joined = self._trained.join(tile_size=tile_size, views=self.views, **asked)
+        joined = self._trained.join(tile_size=self._tile_size, views=self.views, **asked)
         if joined is None:
             yield
             return
@@ -229,7 +228,18 @@ class TiledNetwork:
             self._session(self._output((width, height)))
 
     def _output(self, image_shape: Sequence[int]) -> int:
-        return choose_tile(image_shape[0], image_shape[1], self._outputs, self._margin, self._step)
+        height, width = image_shape[:2]
+        if self._tile_size is not None:
+            return self._tile_size - self._margin
+        if not self._is_tile_normalised:
+            return choose_tile(height, width, OUTPUTS, self._margin, self._step)
+        smallest = nearest_legal_sizes(self._trained.record, self._margin + self._step)[-1]
+        trained = max(*self._trained.input_shape[:2], smallest) - self._margin
+        offset = OUTPUTS[0] % WHOLE_STEP
+        whole = -((offset - max(height, width)) // WHOLE_STEP) * WHOLE_STEP + offset
+        if max(height, width) <= trained or whole > MOST_WHOLE:
+            return trained
+        return whole
 
     def logits(self, image: np.ndarray) -> np.ndarray:
         """float32 [h, w, classes] of uint8 [h, w, channels]; of several views the logarithm of their mean probability.
