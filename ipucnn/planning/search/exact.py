@@ -267,7 +267,8 @@ class _OneIpu:
         for memory in self.memory[:-1]:
             if memory is not before:
                 # By end and opening of a segment: infinite where it is too large.
-                before, more = memory, np.where(memory[:m, :m].T > limit, np.inf, 0.0)
+                before, taken = memory, memory[:m, :m].T
+                more = np.where(taken > limit, np.inf, 0.0)
             reached = best + more
             source = reached.argmin(axis=1)
             best = reached[np.arange(m), source] + self.checkpoint[:m]
