@@ -140,7 +140,7 @@ BUDGET = {
     "datasets": (6200, 4710),
     "diagnosis": (850, 560),
     "models": (2940, 2200),
-    "planning": (6050, 4770),
+    "planning": (6123, 4817),
     "reports": (4170, 3190),
     "runs": (6230, 4620),
     "sessions": (5520, 4280),
