@@ -174,8 +174,8 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
             "--calibrate: no factor between 1/20 and 20 explains these measurements",
             "check that --system is what was measured, and that the reports are of whole runs",
         )
-    rounded = (round(float(factor), 6) for factor in np.exp(logs))
-    calibration = Calibration(*rounded, band_factor=_band_factor(programs, told))
+    compute, fixed, collective = (round(float(factor), 6) for factor in np.exp(logs))
+    calibration = Calibration(compute, fixed, collective, band_factor=_band_factor(programs, told))
     before = [program.log_ratios(Calibration())[0] for program in programs]
     after = [program.log_ratios(calibration)[0] for program in programs]
     rows = tuple(
@@ -273,7 +273,7 @@ def read_profile(path: Path) -> SystemProfile:
     return SystemProfile(
         data["system"],
         Calibration(
-            *(float(data["factors"][name]) for name in FACTORS),
+            **{name: float(data["factors"][name]) for name in FACTORS},
             band_factor=float(data.get("band_factor", BAND_FACTOR)),
         ),
         tuple(data["told"]),

@@ -299,7 +299,7 @@ def _with_network(
     """
     record = resolved.record
     if record.file is not None or record.own is not None:
-        own = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
+        own: Dict[str, Any] = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
         return replace(config, **own)
     known = DATASETS.get(known_as(config.dataset or "") or "")
     of_others = classes is not None and known is not None and known.num_classes not in (None, classes)
