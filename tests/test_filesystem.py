@@ -598,8 +598,28 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", failing)
+        patched.setattr(filesystem, "_exchange", lambda one, other: False)
         with pytest.raises(DataError, match="cannot be written"):
             filesystem.write_folder(folder, write)
     assert [p.name for p in folder.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
     filesystem.write_folder(folder, write)
     assert [p.name for p in folder.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the step in which two folders change places is Linux's")
+def test_a_folder_that_is_replaced_is_always_there(tmp_path, monkeypatch):
+    """Whenever the process is killed: between two renames there would be none."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    for name in ("_sync_folder", "_exchange"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", killed)
+            patched.setattr(filesystem, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                filesystem.write_folder(folder, lambda path: (path / "new").write_text("new"))
+        assert folder.is_dir()
+    assert [p.name for p in folder.iterdir()] == ["new"]
