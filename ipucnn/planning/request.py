@@ -198,7 +198,7 @@ def make_request(
     request = PlanRequest(
         record=resolved.record,
         options=options,
-        build=_build(options),
+        build=_build(options, resolved.record),
         kept=kept_options(_with_network(resolved, config, options, classes)),
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
@@ -311,7 +311,9 @@ def _with_network(
     )
 
 
-def _build(options: BuildOptions) -> Dict[str, Any]:
+def _build(options: BuildOptions, record: ModelRecord) -> Dict[str, Any]:
+    """What the layers are made with, the network's own number of base filters included."""
+    options = replace(options, base_filters=options.base_filters or record.builder_args.get("base_filters"))
     names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
