@@ -137,7 +137,7 @@ BUDGET = {
     "benchmarking": (3030, 2220),
     "commands": (1870, 1080),
     "config": (2840, 1600),
-    "datasets": (6200, 4710),
+    "datasets": (6200, 4700),
     "diagnosis": (850, 560),
     "models": (2940, 2200),
     "planning": (6130, 4820),
@@ -145,7 +145,7 @@ BUDGET = {
     "runs": (6230, 4620),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
-    "modules at the top": (2660, 2050),
+    "modules at the top": (2670, 2060),
 }
 
 
