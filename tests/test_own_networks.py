@@ -256,7 +256,7 @@ def test_layers_of_ones_own_are_seeded_and_said():
     assert np.array_equal(scale, again)
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
-    saved = saved_network(record.name, data, "x", "ipucnn evaluate RUN --model-name net.py:build")
+    saved = saved_network(record.name, data, "x", "add --model-name net.py:build")
     with pytest.raises(ConfigurationError, match="centre"):
         saved.own.check_buildable()
 

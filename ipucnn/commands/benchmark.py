@@ -201,7 +201,7 @@ def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
     command += " --trust" if measuring["trust"] else ""
-    refuse_unnamed(f"the network of {shown_value(model)}", name, command)
+    refuse_unnamed(f"the network of {shown_value(model)}", name, f"type: {command}")
     measuring["compare_with"] = model
     below = [(f"export {model}", exported.options())]
     return request.resolve_as(name, below)

@@ -5,6 +5,7 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 """
 
 import dataclasses
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
@@ -191,7 +192,7 @@ def resolve(
         in_plan.pop("dataset", None)
     name = str(_first("model_name", given, in_file, in_plan))
     if "model_name" not in given:
-        refuse_unnamed("the network", name, f"ipucnn {command} {shown_value(name)}")
+        refuse_unnamed("the network", name, f"add --model-name {shlex.quote(name)}")
     record = find_network(name, plans=command in PLANS)
     between = [values for _, values in reversed(below)]
     if plan is not None:
@@ -290,13 +291,13 @@ def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, Pl
     return {name: value for name, value in values.items() if name not in named}
 
 
-def refuse_unnamed(what: str, name: str, command: str) -> None:
+def refuse_unnamed(what: str, name: str, hint: str) -> None:
     """Refuses a Python file that something else than the command line names: it may come from others.
 
     Args:
         what: it would be.
         name: that a preset, a plan or a run folder has.
-        command: what to type.
+        hint: what to do.
 
     Raises:
         ConfigurationError: it is the name of a function in a Python file.
@@ -306,7 +307,7 @@ def refuse_unnamed(what: str, name: str, command: str) -> None:
     if is_python_name(name):
         raise ConfigurationError(
             f"{what} is {shown_value(name)}, and a Python file is run only if the command line names it",
-            f"if you trust it, type: {command}",
+            f"if you trust it, {hint}",
         )
 
 
@@ -608,7 +609,7 @@ def _choose_dataset(
     for layer in layers:
         named = layer.get("dataset")
         if named is not None and layer is not layers[0]:
-            refuse_unnamed("the data set", str(named), f"ipucnn {command} ... --dataset {shown_value(named)}")
+            refuse_unnamed("the data set", str(named), f"add --dataset {shlex.quote(str(named))}")
         sources = [name for name in ("host_generated_data", "device_generated_data") if layer.get(name)]
         given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
         if len(given) > 1:
