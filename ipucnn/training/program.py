@@ -281,7 +281,7 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
 def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
     """The options that automatic loss scaling does not go with, and what to give instead of each."""
     is_sgd, momentum = config.optimizer == "sgd", config.optimizer_params.get("momentum")
-    plain = "--optimizer-params '{momentum: 0}'"  # typed beside another optimizer, too: presets have a momentum
+    plain = "--optimizer-params '{momentum: 0}'"  # beside another optimizer, too: presets have one
     others = (
         (not is_sgd, f"--optimizer {config.optimizer}", f"--optimizer sgd {plain}"),
         (is_sgd and momentum, f"momentum {momentum}", plain),
