@@ -142,7 +142,7 @@ BUDGET = {
     "models": (2950, 2210),
     "planning": (6130, 4820),
     "reports": (3920, 3000),
-    "runs": (6270, 4650),
+    "runs": (6280, 4650),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
     "modules at the top": (2680, 2070),
