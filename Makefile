@@ -21,7 +21,6 @@ slow:
 generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped
 	$(PYTHON) -m ipucnn.config.reference --write
-	$(PYTHON) -m ipucnn.benchmarking.schemas
 	$(PYTHON) docs/generate.py
 
 ci:

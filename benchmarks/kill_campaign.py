@@ -112,7 +112,7 @@ CONFIGURATIONS: Dict[str, str] = {
     "--optimizer-params {} --lr-schedule exponential --lr-schedule-params "
     '\'{"initial_learning_rate": 0.0005, "epochs_to_decay": 2, "decay_rate": 0.5}\' --num-epochs 6 --ckpts-per-epoch 1',
     "folds": "mnist_cnn --dataset digits --kfold 2 --augment --dropout 0.2 --micro-batch-size 16 --limit-train 640 "
-    "--num-epochs 8 --ckpts-per-epoch 1 --logs-per-epoch 2",
+    "--num-epochs 8 --ckpts-per-epoch 1 --logs-per-epoch 2 --keep-checkpoints 1",
     "lenet": "lenet --dataset digits --augment --norm-layer none --micro-batch-size 8 --replicas 4 --optimizer lars "
     "--optimizer-params {} --lr-schedule polynomial --num-epochs 24 --logs-per-epoch 1/4 --ckpts-per-epoch 1/8 "
     "--validation-freq 4",
@@ -182,24 +182,21 @@ def trained(folder: Path, since: float) -> bool:
     return any(path.exists() and path.stat().st_mtime >= since for path in paths)
 
 
-def is_writing(folder: Path) -> bool:
+def is_writing(run: Path, seen: int) -> bool:
     """Whether a checkpoint's temporary file is there."""
-    places = [run / "checkpoints" for run in runs_of(folder)]
-    return any(name.endswith(".tmp") for place in places if place.is_dir() for name in os.listdir(place))
+    place = run / "checkpoints"
+    return place.is_dir() and any(name.endswith(".tmp") for name in os.listdir(place))
 
 
-def is_ending(folder: Path) -> bool:
+def is_ending(run: Path, seen: int) -> bool:
     """Whether a run has its pictures or its report, and its page not yet."""
-    return any(
-        not (run / "report.html").exists()
-        and ((run / "report.json").exists() or (run / "predictions.png").exists())
-        for run in runs_of(folder)
-    )
+    has_some = (run / "report.json").exists() or (run / "predictions.png").exists()
+    return has_some and not (run / "report.html").exists()
 
 
-def is_deleting(folder: Path) -> bool:
+def is_deleting(run: Path, seen: int) -> bool:
     """Whether there are more numbered checkpoints than are kept: one is to be deleted."""
-    checkpoints, config = folder / "checkpoints", folder / "config.yml"
+    checkpoints, config = run / "checkpoints", run / "config.yml"
     kept = (
         re.search(r"^keep-checkpoints: (\d+)$", config.read_text(), re.MULTILINE) if config.exists() else None
     )
@@ -208,13 +205,21 @@ def is_deleting(folder: Path) -> bool:
     return sum(name.startswith("checkpoint-") for name in os.listdir(checkpoints)) > int(kept.group(1))
 
 
-def is_validating(folder: Path, seen: int) -> bool:
-    """Whether an execution was recorded since, with the validation that follows it not yet."""
-    path = folder / "metrics.jsonl"
-    if not path.exists() or path.stat().st_size <= seen:
+def is_validating(run: Path, seen: int) -> bool:
+    """Whether an execution was recorded after the first ``seen`` bytes, and no validation after it yet."""
+    path = run / "metrics.jsonl"
+    if recorded_bytes(run) <= seen:
         return False
     lines = path.read_bytes().splitlines()
     return bool(lines) and b'"execution"' in lines[-1]
+
+
+def recorded_bytes(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
+SIGNS = {"checkpoint": is_writing, "validation": is_validating, "deletion": is_deleting, "page": is_ending}
 
 
 def wait_for(process: "subprocess.Popen[bytes]", is_so: Any, what: str) -> None:
@@ -261,21 +266,15 @@ def kill(
             hit = "any time"
     else:
         wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
-        metrics = folder / "metrics.jsonl"
         # One in a few checkpoints or validations, not always the first after the start.
         pause(process, delay_s)
-        seen = metrics.stat().st_size if metrics.exists() else 0
+        seen = {run: recorded_bytes(run) for run in runs_of(folder)}
         patience = time.time() + wait_s
         while process.poll() is None:
             if moment == "any time" or time.time() > patience:
                 hit = "any time"
                 break
-            if (
-                (moment == "checkpoint" and is_writing(folder))
-                or (moment == "validation" and is_validating(folder, seen))
-                or (moment == "deletion" and is_deleting(folder))
-                or (moment == "page" and is_ending(folder))
-            ):
+            if any(SIGNS[moment](run, seen.get(run, 0)) for run in runs_of(folder)):
                 hit = moment
                 break
             time.sleep(0.0002)
@@ -303,7 +302,14 @@ def compare(reference: Path, folder: Path) -> List[str]:
     for expected in runs_of(reference):
         run = folder / expected.relative_to(reference)
         wrong += [str((run / name).relative_to(folder)) for name in compare_run(expected, run)]
-    return wrong
+    return wrong + ["folds.json"] * (folds_of(reference) != folds_of(folder))
+
+
+def folds_of(folder: Path) -> List[str]:
+    """The lines of a cross-validation's figures without its times; none of another run."""
+    path = folder / "folds.json"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if '"train_s"' not in line]
 
 
 def options_of(run: Path) -> List[str]:

@@ -134,15 +134,15 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3750, 2710),
-    "commands": (1970, 1150),
+    "benchmarking": (3720, 2690),
+    "commands": (1960, 1150),
     "config": (2840, 1590),
     "datasets": (6200, 4710),
     "diagnosis": (850, 560),
     "models": (2940, 2200),
-    "planning": (6310, 4970),
-    "reports": (4280, 3240),
-    "runs": (6200, 4600),
+    "planning": (6210, 4890),
+    "reports": (4170, 3190),
+    "runs": (6230, 4620),
     "sessions": (5520, 4280),
     "training": (1670, 1250),
     "modules at the top": (2660, 2050),

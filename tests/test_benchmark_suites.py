@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipucnn import cli
+from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult, from_plain
 from ipucnn.benchmarking.suites import file as files
 from ipucnn.benchmarking.suites import run as process
 from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
@@ -22,7 +23,6 @@ from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.reports.speedup_figure import draw_speedups
 
-jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).resolve().parent.parent
 ROOT = Path(__file__).parents[1]
 
@@ -52,9 +52,8 @@ def plan(text=SMALL, model=None, flags=None, **options):
 
 
 def valid(data):
-    schema = json.loads((ROOT / "docs/schemas/benchmark-suite.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(data)
+    """The result, after it was read as ``--versus`` reads it."""
+    from_plain(data, SuiteResult, "suite", "")
     return data
 
 
@@ -819,8 +818,7 @@ rows: [mnist_cnn, lenet]
     assert good["status"] == "done" and good["images_per_s"] > 0 and good["data_kind"] == "real"
 
     report = json.loads(Path("r/reports/lenet-inference.json").read_text())
-    schema = json.loads((ROOT / "docs/schemas/benchmark-report.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(report)
+    from_plain(report, BenchmarkReport, "report", "")
     assert report["measured"]["images_per_s"]["value"] == good["images_per_s"]
     samples = sum(e["samples"] for e in report["executions"])
     assert good["images_per_s"] == pytest.approx(samples / sum(e["wall_s"] for e in report["executions"]))

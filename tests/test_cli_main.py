@@ -271,7 +271,7 @@ def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     for words, commands, options in (
         ("rehearse", {"train", "plan-splits"}, {"--device"}),
-        ("what-if", {"plan-splits"}, {"--html"}),
+        ("what-if", {"plan-splits"}, set()),
         ("row", set(), {"--row"}),
         ("learning rate", {"plot"}, {"--learning-rate,", "--plot-schedule"}),
     ):

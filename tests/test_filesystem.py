@@ -535,7 +535,6 @@ ELSEWHERE = {
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
-    "ipucnn/benchmarking/schemas.py": "the source tree's own schemas",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/api.py": "RunRequest.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",

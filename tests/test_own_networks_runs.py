@@ -106,6 +106,11 @@ def test_a_file_of_keras_goes_there_too(lightly, run):
         assert code == 0 and json.loads(out)["device"] == "ipu" and machine.calls("predict"), err
 
 
+def printed(out, what):
+    """The words of a command that is printed after ``what``, without the program's."""
+    return shlex.split(next(line for line in out.splitlines() if what in line).split(what, 1)[1])[1:]
+
+
 OWN_DATA = """
 import numpy as np
 
@@ -131,8 +136,7 @@ def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch
     code, out, err = run("train", "--resume", "--run-dir", "a run", "--num-epochs", 52, "--dataset", data,
                          "--model-name", "moved/mine.py:build")  # fmt: skip
     assert code == 0, err
-    printed = next(line.split(": ", 1)[1] for line in out.splitlines() if line.startswith("evaluate it: "))
-    code, out, err = run(*shlex.split(printed)[1:])
+    code, out, err = run(*printed(out, "evaluate it: "))
     assert code == 0 and "accuracy" in out, err
 
 
@@ -147,17 +151,33 @@ def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_each_fold_trains_it(lightly, run):
-    code, out, err = run(
-        "train", write(MIXING, "folds.py"), *SHORT, "--kfold", 2, "--run-dir", "folds", "--json"
-    )
+@pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
+def test_each_fold_trains_it_and_is_continued_with_it(lightly, run, text, words):
+    train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
+    code, out, err = run(*train, "whole")
     assert code == 0, err
-    assert len(json.loads(out)["folds"]) == 2
-    for fold in (1, 2):
-        network = last(f"folds/fold-{fold}").meta["network"]
+    code, out, err = run(*printed(out, "evaluate one: "))
+    assert code == 0 and "accuracy" in out, err
+    assert run(*train, "a cut", "--fold", 1)[0] == 0
+    Path("moved").mkdir()
+    Path("folds.py").rename("moved/folds.py")
+    if words:
+        code, out, err = run("train", "--resume", "--run-dir", "a cut")
+        assert code == 2
+        assert printed(err, "type: ")[1:] == [
+            "--resume",
+            "--run-dir",
+            "a cut",
+            "--model-name",
+            "folds.py:build",
+        ]
+    code, out, err = run("train", "--resume", "--run-dir", "a cut", *words)
+    assert code == 0, err
+    for fold in ("fold-1", "fold-2"):
         assert (
-            network["name"] == "folds.py:build" and ["centre", "Centre", None, ["dense"]] in network["layers"]
+            last(f"a cut/{fold}").meta["network"]["layers"] == last(f"whole/{fold}").meta["network"]["layers"]
         )
+        assert_equal(f"whole/{fold}", f"a cut/{fold}")
 
 
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -277,7 +297,8 @@ def test_an_input_much_larger_than_the_pictures_or_than_the_first_weights_had_is
     assert warnings("small", "--weights", "first", "--image-size", 64, "--dry-run") == []
 
 
-def test_training_on_a_damaged_folder_names_what_finds_all_of_it(run):
+def test_training_on_a_large_damaged_folder_names_what_finds_all_of_it(run, monkeypatch):
+    monkeypatch.setattr("ipucnn.datasets.damaged.CHECKED_BYTES", 0)
     pictures("of mine", 32)
     for name in ("of mine/a/0.png", "of mine/b/3.png"):
         Path(name).write_bytes(Path(name).read_bytes()[:200])
@@ -285,7 +306,7 @@ def test_training_on_a_damaged_folder_names_what_finds_all_of_it(run):
     code, _, err = run(*train, "--dataset", "of mine", columns=400)
     hint = err.splitlines()[-1]
     assert code == 3 and "cannot be decoded" in err
-    assert hint.endswith("ipucnn verify-dataset --dataset-path 'of mine' names every damaged file")
+    assert "ipucnn verify-dataset --dataset-path 'of mine' names every damaged file, --skip-damaged" in hint
     code, out, _ = run("verify-dataset", "--dataset-path", "of mine", columns=400)
     assert code == 3 and "a/0.png" in out and "b/3.png" in out
 

@@ -302,10 +302,14 @@ def test_splits_that_do_not_fit_are_shown_and_fail(capsys):
 
 
 def hinted(args, hint):
-    """The commands of a hint, each as ``args`` with what it says replaced, added or left out."""
-    ways = hint.partition("this would fit: ")[2] or hint.partition("use ")[2].partition(" in place")[0]
-    assert ways, hint
-    for way in re.sub(r" \(\d+ IPUs\)", "", ways).split(", or "):
+    """The commands of a hint with their verdict, each as ``args`` with what it says replaced, added or left out."""
+    fits, _, uncertain = hint.partition("uncertain whether this would fit: ")
+    fits = fits.partition("this would fit: ")[2] or hint.partition("use ")[2].partition(" in place")[0]
+    assert fits or uncertain, hint
+    verdicts = {"fits": fits.rstrip("; "), "uncertain": uncertain}
+    ways = [(way, own) for own, text in verdicts.items() for way in text.split(", or ") if way]
+    for way, verdict in ways:
+        way = re.sub(r" \(\d+ IPUs\)", "", way)
         given, _, without = way.partition(" without ")
         changes = re.findall(r"(--[a-z-]+) (\S+)", given)
         gone = {name for name, _ in changes} | set(without.split(" and "))
@@ -313,7 +317,7 @@ def hinted(args, hint):
             gone |= {"--splits"}
         groups = ("", *(own for own in " ".join(["", *args]).split(" --") if own))
         kept = [own for own in groups if not own or f"--{own.split()[0]}" not in gone]
-        yield " --".join(kept).split() + [word for change in changes for word in change]
+        yield " --".join(kept).split() + [word for change in changes for word in change], verdict
 
 
 @pytest.mark.parametrize(
@@ -335,13 +339,24 @@ def hinted(args, hint):
     ],
 )
 def test_what_would_fit_is_a_command_that_works(capsys, args):
-    code, _, err = run(capsys, SMALL, *args.split())
+    check_hints(capsys, SMALL, args)
+
+
+def test_a_hint_says_where_it_is_uncertain_whether_a_plan_fits(capsys):
+    hint = check_hints(capsys, "efficientnet-b7", "--stages 4")
+    assert "uncertain whether this would fit: --stages 6" in hint
+
+
+def check_hints(capsys, model, args):
+    """Runs what the hint of a plan that does not fit says, and compares the verdicts."""
+    code, _, err = run(capsys, model, *args.split())
     assert code == 4, err
-    tried = list(hinted(args.split(), err.splitlines()[-1]))
-    assert tried
-    for command in tried:
-        code, _, err = run(capsys, SMALL, *command)
+    hint = err.splitlines()[-1]
+    for command, verdict in hinted(args.split(), hint):
+        code, out, err = run(capsys, model, *command, "--json")
         assert code == 0, (command, err)
+        assert max(json.loads(out)["ipus"], key=lambda ipu: ipu["predicted_fill"])["verdict"] == verdict
+    return hint
 
 
 def test_nothing_fits_as_json(capsys):
@@ -515,9 +530,10 @@ def test_splits_out_of_order(capsys):
 
 def test_the_micro_batch_in_the_hint_fits(capsys):
     _, _, err = run(capsys, *FITTING, "--micro-batch-size", "20000")
-    largest = int(re.search(r"--micro-batch-size (\d+)", err.splitlines()[1]).group(1))
-    assert run(capsys, *FITTING, "--micro-batch-size", largest)[0] == 0
-    assert run(capsys, *FITTING, "--micro-batch-size", largest + 1)[0] == 4
+    fits, uncertain = (int(n) for n in re.findall(r"--micro-batch-size (\d+)", err.splitlines()[1]))
+    for size, verdict in ((fits, "fits"), (fits + 1, "uncertain"), (uncertain, "uncertain")):
+        assert plan(capsys, *FITTING, "--micro-batch-size", size).verdict == verdict
+    assert run(capsys, *FITTING, "--micro-batch-size", uncertain + 1)[0] == 4
 
 
 def test_a_cached_graph_needs_no_tensorflow(capsys):

@@ -652,7 +652,7 @@ def test_other_data_are_not_continued_with(tmp_path, capsys):
     assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
     assert "num eval 16 there, 17 here" in capsys.readouterr().err
     (tmp_path / "d" / "val" / "b" / "8.png").unlink()
-    (tmp_path / "d" / "train" / "a" / "0.png").write_bytes(b"another image")
+    Image.new("RGB", (12, 12)).save(str(tmp_path / "d" / "train" / "a" / "0.png"))
     assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
     assert "data sha256" in capsys.readouterr().err
 

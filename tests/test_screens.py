@@ -73,7 +73,7 @@ def show_folds():
     from ipucnn.reports.train import print_folds
 
     report = json.loads(Path("folds/folds.json").read_text(encoding="utf-8"))
-    print_folds(report, "folds", [str(n) for n in range(10)])
+    print_folds(report, "folds", [str(n) for n in range(10)], [])
     return 0
 
 

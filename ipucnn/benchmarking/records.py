@@ -1,7 +1,6 @@
 """What ``report.json`` and ``suite.json`` hold: every field with its type, its bounds, and what it means.
 
-This is the one declaration of both files.  The values that a benchmark makes, what is read from a file, and the JSON
-Schemas in docs/schemas (``schemas.py``) all follow from it.
+This is the one declaration of both files: of the values that a benchmark makes, and of what is read from a file.
 
 Units are in the names: seconds ``_s``, bytes ``_bytes``, FLOP ``flop``, where a multiplication with its addition (MAC)
 is two FLOP.
@@ -29,9 +28,8 @@ RecordType = TypeVar("RecordType", bound="Record")
 
 
 def one_of(*values: str) -> Meta:
-    """That a text is one of a few, in records and in schemas."""
-    pattern = "|".join(map(re.escape, values))
-    return Meta(pattern=f"^({pattern})$", extra_json_schema={"enum": list(values)})
+    """That a text is one of a few."""
+    return Meta(pattern=f"^({'|'.join(map(re.escape, values))})$")
 
 
 Natural = Annotated[int, Meta(ge=0)]

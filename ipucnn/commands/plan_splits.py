@@ -84,14 +84,7 @@ SAVE_GRAPH = own_option(
     "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
     PANEL,
 )
-HTML = own_option(
-    "--html",
-    "FILE",
-    "Write the plan as an HTML page. The page of a search (--ipus) answers what-if questions: the reader can choose "
-    "IPUs, batch and precision. For this every precision is searched unless you give one, which takes up to three "
-    "times as long.",
-    PANEL,
-)
+HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
 INFERENCE = typer.Option(
     False,
     "--inference",
@@ -223,12 +216,9 @@ def plan_splits(
         # What else the search found is shown, and not what is run.
         texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
-        from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        with waiting("predicting what the page offers") as bar:
-            offered = choices(request, plan, bar.line, import_tensorflow)
-        texts.append((html_to, render(plan, offered)))
+        texts.append((html_to, render(plan)))
     for path, text in texts:
         write_output_text(path, text)
     if json_output:

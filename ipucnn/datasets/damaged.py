@@ -1,13 +1,15 @@
 """Image files that cannot be decoded: refused before a run computes anything, or left out with ``--skip-damaged``."""
 
-import os
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Dict, List, Tuple
 
 from ipucnn.datasets.base import DataSource, FileExamples
 from ipucnn.datasets.images import open_image
 from ipucnn.errors import DataError
+from ipucnn.filesystem import file_size
 from ipucnn.machine import num_cores
 from ipucnn.text import counted, printable
 
@@ -82,10 +84,8 @@ def _unreadable(examples: FileExamples, source: DataSource) -> Dict[str, str]:
 def _num_bytes(examples: FileExamples) -> int:
     total = 0
     for path in examples.paths:
-        try:
-            total += os.stat(path).st_size
-        except OSError:
-            continue  # which decoding tells
+        with contextlib.suppress(DataError):  # which decoding tells
+            total += file_size(Path(path))
         if total > CHECKED_BYTES:
             break
     return total

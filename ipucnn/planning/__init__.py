@@ -5,7 +5,6 @@ TensorFlow is imported only for networks whose layer graph is neither shipped no
 and rendered (``pipeline_plan.py``).  ``settings.py`` has what cost and memory depend on besides network and
 machine.  ``graphs`` gives the network as a ``LayerGraph``, ``cost`` gives the graph seconds and bytes, and
 ``search`` finds the best split with a proof.  ``splits.py`` has the splits that users name, those of simple rules,
-and those of a training run; ``calibration.py`` fits a machine's times to what was measured on it; ``what_if.py``
-predicts the configurations that the reader of a search's page can choose from.  Nothing above is imported: what
-only a run or a session knows is passed in.
+and those of a training run; ``calibration.py`` fits a machine's times to what was measured on it.  Nothing above is
+imported: what only a run or a session knows is passed in.
 """

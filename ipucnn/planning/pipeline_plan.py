@@ -226,6 +226,7 @@ class NoFit:
         fewest_ipus: how many IPUs a replica of that many stages occupies.
         largest_micro_batch_size: the largest micro-batch with which some split into ``num_stages`` stages fits.  None
             if not even micro-batches of one sample do.
+        fits_from_stages, fits_from_micro_batch_size: the same for plans whose verdict is "fits".
     """
 
     memory_limit: float
@@ -236,6 +237,8 @@ class NoFit:
     fewest_ipus: Optional[int]
     max_ipus: int
     largest_micro_batch_size: Optional[int]
+    fits_from_stages: Optional[int] = None
+    fits_from_micro_batch_size: Optional[int] = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ipucnn.planning.search.configurations import (
 )
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
-    PRECISIONS,
     SCHEDULES,
     PlanSettings,
     Proportions,
@@ -69,7 +68,6 @@ class PlanRequest:
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
-        precisions: that nothing excludes; a page of a search has them all.
         graph: the network, whatever is trained of it; at first of one in a file alone.
         freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
         planned: the network as it is planned, once it was read.
@@ -94,7 +92,6 @@ class PlanRequest:
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
-    precisions: Tuple[str, ...] = ()
     own_proportions: bool = True
     graph: Optional[LayerGraph] = None
     freeze: Optional[str] = None
@@ -198,7 +195,6 @@ def make_request(
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
-    precisions = (config.precision,) if resolved.given("precision") else PRECISIONS
     request = PlanRequest(
         record=resolved.record,
         options=options,
@@ -216,7 +212,6 @@ def make_request(
         splits=splits,
         assumed=assumed,
         assumed_input=assumed_input,
-        precisions=precisions,
         own_proportions=own_proportions,
         graph=graph,
         freeze=config.freeze,

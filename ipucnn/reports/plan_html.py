@@ -1,21 +1,14 @@
 """A pipeline plan as one HTML page that needs nothing else: figures are inline SVG.
 
 ``plan.html.j2`` beside this file is the page; this module says what it is about, in words and figures.  The page is
-well-formed XML as well, and the same plan always gives the same bytes.  The page of a search has a script,
-``plan_explorer.js``, for its reader to choose among configurations; without scripts everything about the plan is there.
+well-formed XML as well, and the same plan always gives the same bytes.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
 
-from ipucnn.documents import MAX_BYTES
-from ipucnn.filesystem import read_text
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -35,10 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from ipucnn.planning.what_if import Choice
-
 TEMPLATE = "plan.html.j2"
-SCRIPT = "plan_explorer.js"
 Legend = List[Tuple[str, str]]
 """The style sheet's class of each mark, and what the mark means."""
 
@@ -69,24 +59,16 @@ class Page(NamedTuple):
     stage_columns: List[str]
     recomputes: bool
     pareto: Tuple[Markup, ...]
-    policy: str
-    script: Markup
-    choices: Markup
-    chosen: List[Tuple[str, str]]
 
 
-def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
-    """The page of a plan.
-
-    Args:
-        choices: what its reader can choose from; without them the page has no script.
-    """
+def render(plan: PipelinePlan) -> str:
+    """The page of a plan."""
     environment = page_environment()
     environment.globals.update(band_of_rows=band_of_rows)
     environment.filters["proportion"] = proportion
     environment.filters["verdict_class"] = verdict_class
     # Macros of the template see what is global, not what is given to it.
-    environment.globals.update(plan=plan, page=_page(plan, choices))
+    environment.globals.update(plan=plan, page=_page(plan))
     return str(environment.get_template(TEMPLATE).render())
 
 
@@ -117,9 +99,7 @@ def verdict_class(verdict: str) -> str:
     return verdict.replace(" ", "-")
 
 
-def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
-    from markupsafe import Markup
-
+def _page(plan: PipelinePlan) -> Page:
     from ipucnn.reports import plan_figures
 
     recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
@@ -127,7 +107,6 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
     columns += ["recompute"] if recomputes else []
     columns += ["backward"] if plan.settings.training else []
     stages, segmented = counted(plan.num_stages, "stage"), segments(plan)
-    script = read_text(Path(__file__).parent / SCRIPT, MAX_BYTES) if choices else ""
     return Page(
         title=f"{plan.model}: {segmented}, {plan.system.title}"
         if segmented
@@ -145,118 +124,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
         stage_columns=[*columns, "receives", "memory"],
         recomputes=recomputes,
         pareto=plan_figures.pareto_figures(plan) if plan.pareto else (),
-        policy=_policy(script),
-        script=Markup(script),
-        choices=_choices_json(plan, choices),
-        chosen=_chosen(plan),
     )
-
-
-# -- the configurations to choose from
-
-
-def _policy(script: str) -> str:
-    """The content security policy: nothing is fetched from anywhere, and no other script than this one runs."""
-    allowed = "'none'"
-    if script:
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        allowed = f"'sha256-{digest}'"
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
-def _chosen(plan: PipelinePlan) -> List[Tuple[str, str]]:
-    """What can be chosen: key, and its name for readers."""
-    batch_ = "global batch" if plan.settings.training else "micro-batches per execution"
-    return [("ipus", "IPUs"), ("precision", "precision"), ("micro", "micro-batch"), ("batch", batch_)]
-
-
-def _choices_json(plan: PipelinePlan, choices: Sequence[Choice]) -> Markup:
-    """The data of the script, as JSON in which nothing can end the element that it stands in."""
-    from markupsafe import Markup
-
-    data = {
-        "names": dict(_chosen(plan)),
-        "whole": "predicted weight update" if plan.settings.training else "predicted execution",
-        "categories": list(CATEGORIES),
-        "placeholder": _COUNT,
-        "choices": [_choice(plan, one) for one in choices],
-    }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-# Stands in a command for the number of micro-batches, which the reader chooses.
-_COUNT = "{count}"
-
-
-def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
-    settings, prediction = one.settings, one.prediction
-    how = (
-        f"{counted(settings.num_stages, 'stage')}, {settings.schedule}"
-        if settings.num_stages > 1
-        else "one stage"
-    )
-    if settings.training:
-        how += f", recomputation {'on' if settings.recomputation else 'off'}"
-    if settings.half_partials and settings.precision != "32.32":
-        how += ", half partials (which change numerics)"
-    if settings.offloads_optimizer_state and settings.optimizer_slots:
-        how += ", optimizer state outside the chip"
-    fullest = max(one.ipus, key=lambda memory: memory.fill)
-    command = ""
-    if not is_layer_graph(plan.model):
-        flag = "--gradient-accumulation-count" if settings.training else "--steps-per-execution"
-        command = command_line(replace(plan, settings=settings, splits=one.splits)).replace(
-            f"{flag} {settings.gradient_accumulation_count} ", f"{flag} {_COUNT} "
-        )
-    per_batch = settings.micro_batch_size * settings.num_replicas if settings.training else 1
-    return {
-        "best": one.best,
-        "about": f"{how}, {counted(settings.num_replicas, 'replica')} of "
-        f"{counted(settings.num_ipus_per_replica, 'IPU')}, "
-        f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
-        "ipus": settings.occupied_ipus,
-        "precision": settings.precision,
-        "micro": settings.micro_batch_size,
-        "count": settings.gradient_accumulation_count,
-        "schedule": settings.schedule,
-        "training": settings.training,
-        "command": command,
-        "fixed": one.fixed_s,
-        "tick": prediction.tick_s,
-        "latency": prediction.latency_s,
-        "fill": fullest.fill,
-        "verdict": fullest.verdict,
-        "fullest": units.percent(fullest.fill),
-        "fills": [units.percent(memory.fill) for memory in one.ipus],
-        "memory": [
-            [size / memory.capacity_bytes for size in memory.categories().values()] for memory in one.ipus
-        ],
-        "stages": [
-            {
-                "ipu": stage.ipu,
-                "first": first,
-                "last": last,
-                "forward": stage.forward_s,
-                "recompute": stage.recompute_s,
-                "backward": stage.backward_s - stage.recompute_s,
-                "receive": stage.receive_s,
-            }
-            for stage, (first, last) in zip(prediction.stages, one.layers)
-        ],
-        "batches": [
-            {
-                "count": batch_.count,
-                "size": batch_.count * per_batch,
-                "images": batch_.images_per_s,
-                "seconds": batch_.seconds,
-                "bottleneck": batch_.bottleneck,
-            }
-            for batch_ in one.batches
-        ],
-    }
 
 
 def _subtitle(plan: PipelinePlan) -> str:

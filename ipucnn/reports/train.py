@@ -311,7 +311,7 @@ class FoldsDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": root}, indent=2))
         else:
-            print_folds(report, root, validation.first.info.class_names)
+            print_folds(report, root, validation.first.info.class_names, validation.first.setup.own_files)
 
 
 def _introduce(run: TrainingRun) -> None:
@@ -497,8 +497,7 @@ def print_report(
     if find_spec("tensorboard") is None:
         lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        words = " ".join(map(shlex.quote, ["ipucnn", "evaluate", folder, *files]))
-        lines.insert(0, f"evaluate it: {words}")
+        lines.insert(0, f"evaluate it: {shlex.join(['ipucnn', 'evaluate', folder, *files])}")
     for line in lines:
         out.print(Text(printable(line)), soft_wrap=True)
 
@@ -548,13 +547,14 @@ def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
 
 
-def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> None:
+def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
     """The folds as a table on stdout.
 
     Args:
         report: what ``folds.json`` holds.
         folder: the cross-validation's.
         class_names: one per class.
+        own_files: words that name files of the user's own.
     """
     from rich.text import Text
 
@@ -587,10 +587,8 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str]) -> N
     if report["missing"]:
         out.print(Text(f"not trained: fold {', '.join(map(str, report['missing']))}"))
     example = report["folds"][0]["run"] if report["folds"] else "fold-1"
-    out.print(
-        Text(printable(f"saved in {folder}; evaluate one: ipucnn evaluate {folder}/{example}")),
-        soft_wrap=True,
-    )
+    command = shlex.join(["ipucnn", "evaluate", os.path.join(folder, example), *own_files])
+    out.print(Text(printable(f"saved in {folder}; evaluate one: {command}")), soft_wrap=True)
 
 
 def held_out_text(numbers: List[int]) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +252,7 @@ class RunFolder:
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
         for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
             if is_link(folder):
-                hint = f"remove it: rm {folder}"
+                hint = f"remove it: rm {shlex.quote(str(folder))}"
                 if folder in inside:
                     hint += "; checkpoints go elsewhere with --checkpoint-dir"
                 raise DataError(f"{folder} is a link, and a run writes to its own folder alone", hint)

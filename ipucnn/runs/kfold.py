@@ -40,7 +40,14 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
-from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.start import (
+    ELSEWHERE,
+    check_new,
+    claim_default,
+    default_run_dir,
+    latest_run_dir,
+    network_to_continue,
+)
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.workers import Workers, find_group, resume_command
@@ -291,9 +298,23 @@ class CrossValidation:
             merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root), hint)
         else:
             merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
+        if merged.record.own is not None:
+            merged = self._with_own_network(merged, resolved)
         return replace(
             merged, config=replace(merged.config, resume=config.resume, overwrite=config.overwrite)
         )
+
+    def _with_own_network(self, merged: Resolved, asked: Resolved) -> Resolved:
+        """With a network of one's own as the command line names it, else as the first fold's checkpoint has it."""
+        meta, what, name = None, "", merged.config.model_name
+        for fold in self._there():
+            with contextlib.suppress(UserError):
+                run = open_run(fold_path(self.root, fold))
+                meta, what = run.checkpoint.meta, f"checkpoint {run.path}"
+                break
+        record = network_to_continue(asked, name, meta, what, self.root)
+        # Each fold takes it as if it had been typed.
+        return replace(merged, record=record, typed={**merged.typed, "model_name": record.name})
 
     def _check_folders(self, config: RunConfig) -> None:
         """Refuses a root that holds something else, and folds that are there without being continued."""

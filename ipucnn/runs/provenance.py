@@ -150,7 +150,7 @@ def environment() -> PlainDict:
         "cpu": cpu_name(),
         "threads": operation_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
-        "command": " ".join(map(shlex.quote, [_program(sys.argv[0]), *sys.argv[1:]])),
+        "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
     }
 
 

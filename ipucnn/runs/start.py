@@ -6,6 +6,7 @@ Everything is asked and refused here before anything is computed or written; the
 import itertools
 import json
 import os
+import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -29,7 +30,13 @@ from ipucnn.filesystem import (
     reason_of,
     temporary_of,
 )
-from ipucnn.models.registry import check_buildable, check_same_network, folder_name, saved_network
+from ipucnn.models.registry import (
+    ModelRecord,
+    check_buildable,
+    check_same_network,
+    folder_name,
+    saved_network,
+)
 from ipucnn.runs.checkpoints import is_whole
 from ipucnn.runs.folder import (
     CHECKPOINTS,
@@ -43,6 +50,7 @@ from ipucnn.runs.folder import (
     RunFolder,
     is_checkpoint_name,
 )
+from ipucnn.sessions.host.workers import resume_command
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
@@ -428,7 +436,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if weights_alone is not None:
         found = None
     if found is None and skipped:
-        hint = f"start it again with --overwrite --run-dir {path}"
+        hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
         if weights_alone is not None:
             hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
@@ -448,19 +456,39 @@ def _with_own_network(start: Start, asked: Resolved) -> Start:
     resolved = start.resolved
     if resolved.record.own is None:
         return start
-    if "model_name" in asked.typed:
-        record = asked.record
-    elif start.checkpoint is not None:
-        command = f"ipucnn train {shown_value(resolved.record.name)} --resume --run-dir {start.folder.path}"
-        network = start.checkpoint.meta.get("network")
-        record = saved_network(resolved.record.name, network, f"checkpoint {start.checkpoint_path}", command)
-        check_buildable(record)
-    else:
-        raise ConfigurationError(
-            f"{start.folder.path} has no checkpoint that says what the network {shown_value(resolved.record.name)} is",
-            f"name it: ipucnn train {shown_value(resolved.record.name)} --resume --run-dir {start.folder.path}",
-        )
+    meta = None if start.checkpoint is None else start.checkpoint.meta
+    what = f"checkpoint {start.checkpoint_path}"
+    record = network_to_continue(asked, resolved.config.model_name, meta, what, start.folder.path)
     return replace(start, resolved=replace(resolved, record=record))
+
+
+def network_to_continue(
+    asked: Resolved, name: str, meta: Optional[Mapping[str, PlainValue]], what: str, folder: Path
+) -> ModelRecord:
+    """A network of one's own to continue with: as the command line names it, else as a checkpoint has it.
+
+    Args:
+        asked: what the command line stands for.
+        name: of the network in the run.
+        meta: of the checkpoint; None if there is none.
+        what: the checkpoint, for messages.
+        folder: of the run.
+
+    Raises:
+        ConfigurationError: neither does.
+        DataError: the checkpoint's is damaged.
+    """
+    if "model_name" in asked.typed:
+        return asked.record
+    command = resume_command(folder, ["--model-name", name])
+    if meta is None:
+        raise ConfigurationError(
+            f"{folder} has no checkpoint that says what the network {shown_value(name)} is",
+            f"name it: {command}",
+        )
+    record = saved_network(name, meta.get("network"), what, command)
+    check_buildable(record)
+    return record
 
 
 def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:

@@ -392,8 +392,8 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    which = "" if named.which is None else f" --checkpoint {shown_value(named.which)}"
-    command = f"ipucnn {named.command} {named.target}{which} --model-name {name}"
+    words = [] if named.which is None else ["--checkpoint", named.which]
+    command = shlex.join(["ipucnn", named.command, str(named.target), *words, "--model-name", name])
     if named.from_python:
         which = "" if named.which is None else f", checkpoint={named.which!r}"
         command = f"ipucnn.load({named.target!r}{which}, model={name!r})"

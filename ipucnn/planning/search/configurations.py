@@ -12,7 +12,7 @@ from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.search.no_fit import infeasible_search
+from ipucnn.planning.search.no_fit import infeasible_search, would_fit
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
@@ -200,7 +200,6 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
 
 def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     """What is in the way in the configuration that takes the least memory, and what would fit."""
-    limit = max(LIMITS)
 
     def options(asked: SearchSpace) -> Iterator[PlanSettings]:
         proportions = asked.proportions or uniform(min(PROPORTIONS))
@@ -211,25 +210,25 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
                 for (settings,) in candidates(shape, again, proportions):
                     yield replace(settings, gradient_accumulation_count=max(counts))
 
-    def fits(asked: SearchSpace) -> bool:
-        return any(planner.fits(settings, limit) for settings in options(asked))
+    def ways(limit: float) -> List[str]:
+        def fits(**changes: object) -> bool:
+            return any(planner.fits(own, limit) for own in options(replace(space, **changes)))  # type: ignore[arg-type]
+
+        powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
+        ipus = next((n for n in powers if n > space.num_ipus and fits(num_ipus=n)), None)
+        size = _largest(smaller, lambda n: fits(micro_batch_sizes=(n,)))
+        words = (("--ipus", ipus), ("--micro-batch-size", size))
+        return [f"{flag} {value}" for flag, value in words if value is not None]
 
     # The least memory of segments on one IPU has no bound: they are the last to be looked at.
     least = min(
         options(space), key=lambda s: (s.segments_on_one_ipu, s.micro_batch_size, planner.least_fill(s))
     )
-    powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
-    more = (n for n in powers if n > space.num_ipus)
     smaller: Sequence[int] = range(min(space.micro_batch_sizes) - 1, 0, -1)
     if space.global_batch_size is not None:
         smaller = [size for size in smaller if space.global_batch_size % size == 0]
     return infeasible_search(
-        planner,
-        least,
-        limit,
-        num_ipus=space.num_ipus,
-        fewest_ipus=next((n for n in more if fits(replace(space, num_ipus=n))), None),
-        largest_micro_batch_size=_largest(smaller, lambda n: fits(replace(space, micro_batch_sizes=(n,)))),
+        planner, least, num_ipus=space.num_ipus, ways=would_fit(ways(LIMITS[0]), ways(max(LIMITS)))
     )
 
 

@@ -1,13 +1,13 @@
 """Where nothing fits: what is in the way, and the nearest settings that would fit, as a certificate and as a hint."""
 
 from dataclasses import replace
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.search.exact import why_infeasible
-from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.search.planner import LIMITS, Planner
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
@@ -31,11 +31,19 @@ def why_no_fit(
     segments = settings.segments_on_one_ipu
     most = max(16, 2 * settings.num_stages) if segments else max_ipus
     layer, ranges = _certificate(planner, settings, limit, most)
-    fewest = None
-    if not segments:
-        more = range(settings.num_stages + 1, most + 1)
-        possible = (k for k in more if _fits(planner, choices, k, limit, recomputation))
-        fewest = next(possible, None)
+
+    def fewest_stages(limit: float, first: int) -> Optional[int]:
+        more = () if segments else range(first, most + 1)
+        return next((k for k in more if _fits(planner, choices, k, limit, recomputation)), None)
+
+    fewest, size = (
+        fewest_stages(limit, settings.num_stages + 1),
+        _largest_micro_batch(planner, choices, limit),
+    )
+    surely, surely_size = fewest, size
+    if limit > LIMITS[0]:
+        surely = None if fewest is None else fewest_stages(LIMITS[0], fewest)
+        surely_size = None if size is None else _largest_micro_batch(planner, choices, LIMITS[0])
     return NoFit(
         memory_limit=limit,
         num_stages=settings.num_stages,
@@ -44,7 +52,9 @@ def why_no_fit(
         fewest_stages=fewest,
         fewest_ipus=None if fewest is None else next_power_of_two(fewest),
         max_ipus=most,
-        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
+        largest_micro_batch_size=size,
+        fits_from_stages=surely,
+        fits_from_micro_batch_size=surely_size,
     )
 
 
@@ -142,48 +152,51 @@ def infeasible(
 
 
 def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:
-    """The hint that names settings that fit; None if none were found.
+    """The hint that names settings that fit, and those of which it is uncertain; None if none were found.
 
     Args:
         with_stages: what to type for a number of stages.
         same_stages: what to type beside a smaller micro-batch.
     """
-    ways = []
-    if why.fewest_stages is not None:
-        ways.append(f"{with_stages(why.fewest_stages)} ({why.fewest_ipus} IPUs)")
-    if why.largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}{same_stages}")
-    return "this would fit: " + ", or ".join(ways) if ways else None
+
+    def ways(stages: Optional[int], size: Optional[int]) -> List[str]:
+        more = [f"{with_stages(stages)} ({next_power_of_two(stages)} IPUs)"] if stages is not None else []
+        return more + ([f"--micro-batch-size {size}{same_stages}"] if size is not None else [])
+
+    return would_fit(
+        ways(why.fits_from_stages, why.fits_from_micro_batch_size),
+        ways(why.fewest_stages, why.largest_micro_batch_size),
+    )
+
+
+def would_fit(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
+    """The hint for what to type: plans that fit, and those whose verdict is "uncertain"; None if there are none."""
+    uncertain = [way for way in perhaps if way not in surely]
+    parts = ["this would fit: " + ", or ".join(surely)] if surely else []
+    parts += ["uncertain whether this would fit: " + ", or ".join(uncertain)] if uncertain else []
+    return "; ".join(parts) or None
 
 
 def infeasible_search(
     planner: Planner,
     least: PlanSettings,
-    limit: float,
     *,
     num_ipus: int,
-    fewest_ipus: Optional[int],
-    largest_micro_batch_size: Optional[int],
+    ways: Optional[str],
 ) -> InfeasibleError:
     """The error for a search in which nothing fits.
 
     Args:
         least: of what was tried, the settings that take the least memory.
-        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None where it finds nothing
-            with any that were tried.
+        ways: the hint with which the same search finds something; None where it finds nothing.
     """
     message = (
         f"{planner.graph.model} fits on {counted(num_ipus, 'IPU')} of {planner.system.title} in no configuration with "
         f"micro-batches of {least.micro_batch_size} or more"
     )
     where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
-    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
-    ways = []
-    if fewest_ipus is not None:
-        ways.append(f"--ipus {fewest_ipus}")
-    if largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
-    hint = "this would fit: " + ", or ".join(ways) if ways else smaller(planner.graph.model, least)
+    obstacle = _in_the_way(*_certificate(planner, least, max(LIMITS), max(16, 2 * least.num_stages)))
+    hint = ways or smaller(planner.graph.model, least)
     return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
 
 

@@ -298,7 +298,7 @@ def resume_command(folder: Path, own_files: Sequence[str]) -> str:
     count = os.environ.get(LAUNCH_VARIABLE, "")
     launch = ["launch", "-n", count, "--"] if count.isdigit() else []
     words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *own_files]
-    return " ".join(map(shlex.quote, words))
+    return shlex.join(words)
 
 
 def sharers(workers: int, devices: int) -> str:
