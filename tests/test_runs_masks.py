@@ -193,7 +193,9 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     code, _, err = run("export", "r", "--format", "saved-model", "--output", "e")
     assert code == 0, err
     exported = json.loads(run("evaluate", "e", "--trust", "--json")[1])
-    assert np.abs(np.array(exported["confusion_matrix"]) - confusion).sum() <= 4
+    # The export has tiles of one size, of which group norm takes its statistics.
+    tiled = json.loads(run("evaluate", "r", "--tile-size", "204", "--json")[1])
+    assert np.abs(np.array(exported["confusion_matrix"]) - tiled["confusion_matrix"]).sum() <= 4
     code, out, _ = run("infer", "r", "set/images/3.png", "--output", "o", "--overlay", "--json")
     (mask,) = read_pages(tmp_path / "o" / "3-mask.png")
     (row,) = json.loads(out)["results"]
@@ -475,7 +477,10 @@ def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, ru
         ) as mask:
             truth = np.array(mask) > 0
             p = foreground_probability(network.logits(np.array(image)[..., None]))
-        dice = {k / 20: 2 * (truth & (p > k / 20)).sum() / (truth.sum() + (p > k / 20).sum()) for k in range(1, 20)}
+        dice = {
+            k / 20: 2 * (truth & (p > k / 20)).sum() / (truth.sum() + (p > k / 20).sum())
+            for k in range(1, 20)
+        }
         assert best["score"] == pytest.approx(max(dice.values())) == pytest.approx(dice[best["value"]])
         assert best["at_half"] == pytest.approx(dice[0.5])
     (folder,) = tmp_path.glob("run/thresholds.json")
