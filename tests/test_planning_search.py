@@ -601,8 +601,7 @@ def test_a_plan_of_another_version_is_refused():
         PipelinePlan.from_yaml("a: [", "plan.yml")
 
 
-def test_of_a_large_network_every_setting_that_may_be_faster_is_proved(capsys):
-    """Its settings are first searched with few dynamic programs, of which the proved one need not be the fastest."""
+def test_the_settings_that_are_not_given_are_the_fastest(capsys):
     from ipucnn import cli
 
     found = []

@@ -306,7 +306,9 @@ def layer_times(
         constants,
     )
     latency_s = collective_latency_s(settings.dbn_replica_group_size) if settings.training else 0.0
-    shared_s = np.array([latency_s * (layer.op_class == "norm") for layer in graph.layers])
+    shared_s = np.zeros(len(graph.layers))
+    if latency_s:
+        shared_s[[layer.op_class == "norm" for layer in graph.layers]] = latency_s
     forward, backward = _seconds(work, shared_s, ipu.computing_hz, constants)
     return LayerTimes(forward, backward, work, partitions, units, temporary, shared_s, ipu.computing_hz)
 

@@ -186,7 +186,8 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
         found, any_legal = _found(planner, space, limit)
         if not any_legal and not space.more_micro_batch_sizes:
             raise _no_batch(space)
-        found += _faster(planner, space, limit, found)
+        best = max((candidate.prediction.images_per_s for candidate in found), default=0.0)
+        found += _fastest(planner, space, limit, best)
         if found:
             front = _refined(planner, _front(found), limit)
             if row > len(front):
@@ -272,84 +273,23 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
     return found, any_legal
 
 
-def _faster(
-    planner: Planner, space: SearchSpace, limit: float, found: Sequence[Candidate]
-) -> List[Candidate]:
-    """The fastest configuration of all in the space that fits; none if nothing is faster than what was found.
-
-    Every configuration has a bound of its throughput.  They are taken up in its order, each to be searched only for
-    splits that would be faster than the best so far (or as fast, ``SAME_SPEED``); when the bounds fall below that, no
-    configuration is left that could be.
-    """
-    tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
-    best = max((candidate.prediction.images_per_s for candidate in found), default=0.0)
-    known = {
-        replace(candidate.settings, num_replicas=1, gradient_accumulation_count=1) for candidate in found
-    }
-    faster: List[Candidate] = []
-
-    def bound(settings: PlanSettings, counts: Sequence[Tuple[int, int]]) -> float:
-        """Images per second of any splits.
-
-        Where the host is what limits, the bound is a little less than that: what reaches it is as fast as can be.
-        """
-        return max(
-            min(planner.fastest_images_per_s(own), planner.host_images_per_s(own) * (1 - SAME_SPEED))
-            for own in (
-                replace(settings, num_replicas=r, gradient_accumulation_count=count) for r, count in counts
-            )
-        )
-
-    def below_s(settings: PlanSettings, counts: Sequence[Tuple[int, int]], images_per_s: float) -> float:
-        """The tick of splits that would be as fast as that."""
-        return max(
-            planner.tick_below_s(
-                replace(settings, num_replicas=r, gradient_accumulation_count=count),
-                images_per_s * (1 - SAME_SPEED),
-            )
-            for r, count in counts
-        )
-
-    asked: List[Tuple[float, int, PlanSettings, List[Tuple[int, int]]]] = []
+def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: float) -> List[Candidate]:
+    """The fastest configuration of all in the space that fits; none if none is faster than that."""
+    choices: List[PlanSettings] = []
+    apart = space.own_proportions and space.proportions is None
     for shape in (own for each in space.shapes(all_of_them=True) for own in space.variants(each)):
-        counts = space.counts(shape)
-        if not counts or shape.num_stages > len(planner.starts):
+        if shape.num_stages > len(planner.starts):
             continue
         again = True if shape.schedule == "Sequential" else space.recomputation
-        for group in candidates(shape, again, tried[0]):
-            most = bound(group[0], counts)
-            if most > best * (1 - SAME_SPEED):
-                asked.append((most, len(asked), group[0], counts))
-    for most, _, settings, counts in sorted(asked, key=lambda entry: (-entry[0], entry[1])):
-        if most <= best * (1 - SAME_SPEED):
-            break
-        first = replace(settings, gradient_accumulation_count=counts[0][1])
-
-        apart: List[Candidate] = []
-        if space.own_proportions and space.proportions is None:
-            candidate = planner.faster_apart(first, limit, below_s(first, counts, best))
-            if candidate is None:
-                continue  # one proportion for all is one of the choices
-            apart = [_with_replicas(planner, candidate, r, count) for r, count in counts]
-        for proportions in tried if not apart or apart[0].settings.has_own_proportions else ():
-            # A smaller proportion is never faster.
-            own = replace(first, available_memory_proportion=proportions)
-            if replace(own, gradient_accumulation_count=1) in known or bound(own, counts) <= best * (
-                1 - SAME_SPEED
-            ):
-                continue
-            candidate = planner.faster(own, limit, below_s(own, counts, best))
-            if candidate is not None:
-                faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
-                best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
-        if apart:
-            better = max(other.prediction.images_per_s for other in apart)
-            # One proportion for all stages is the simpler configuration.
-            if better > best * (1 + SAME_SPEED * apart[0].settings.has_own_proportions):
-                faster += apart
-                best = better
-    # The others were the fastest by chance: what is as frugal as they are was not searched.
-    return sorted(faster, key=lambda candidate: candidate.prediction.images_per_s)[-1:]
+        groups = candidates(shape, again, space.proportions)
+        tried = [own for group in groups for own in (group[:1] if apart else group)]
+        choices += [
+            replace(own, num_replicas=replicas, gradient_accumulation_count=count)
+            for own in tried
+            for replicas, count in space.counts(shape)
+        ]
+    fastest = planner.fastest(choices, limit, apart, images_per_s)
+    return [] if fastest is None else [fastest]
 
 
 def _is_dominated(

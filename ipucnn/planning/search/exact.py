@@ -7,7 +7,7 @@ after the other on an IPU each or all on one, are searched here.
 
 import heapq
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -18,7 +18,10 @@ from ipucnn.planning.search.tables import StageTables, tick_s
 from ipucnn.planning.settings import SCHEDULES
 
 # Limits of the largest segment on one IPU for which the rest of a path has bounds of its own.
-_LIMITS = 8
+_LIMITS = 16
+
+# Labels of a place that others are compared with.
+_LATEST = 32
 
 # A certificate looks for a number of stages that fits up to this one at least.
 _MAX_STAGES = 16
@@ -92,7 +95,6 @@ def faster_split(
     num_stages: int,
     schedule: str,
     below_s: float,
-    patience: Optional[int] = None,
     max_evaluations: Optional[int] = None,
 ) -> Optional[Solution]:
     """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
@@ -100,16 +102,15 @@ def faster_split(
     What can't be as fast is left out at once, so that this takes less time than to find the fastest one anyway.
 
     Args:
-        patience: dynamic programs after which a search of a Grouped or Interleaved pipeline gives up if it has found
-            nothing.
-        max_evaluations: dynamic programs after which such a search stops, with a gap or with nothing.
+        max_evaluations: dynamic programs after which the search of a Grouped or Interleaved pipeline stops, with a gap
+            or with nothing.
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
     elif schedule == "Sequential":
         result = _search_sequential(tables, num_stages)
     else:
-        result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s, patience)
+        result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s)
     if not result.starts:
         return None
     value = tick_s(tables, result.starts, schedule)
@@ -262,11 +263,15 @@ class _OneIpu:
         best = np.full(m, np.inf)
         best[0] = self.checkpoint[0]
         sources = []
-        for stage in range(self.k - 1):
-            fits = self.memory[stage][:m, :m] <= limit
-            reached = np.where(fits, best[:, None] + self.checkpoint[:m], np.inf)
-            source = reached.argmin(axis=0)
-            best = reached[source, np.arange(m)]
+        before: Optional[np.ndarray] = None
+        for memory in self.memory[:-1]:
+            if memory is not before:
+                # By end and opening of a segment: infinite where it is too large.
+                before, taken = memory, memory[:m, :m].T
+                more = np.where(taken > limit, np.inf, 0.0)
+            reached = best + more
+            source = reached.argmin(axis=1)
+            best = reached[np.arange(m), source] + self.checkpoint[:m]
             sources.append(source)
         return best, sources
 
@@ -349,11 +354,17 @@ class _OwnSpeeds:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         options = tables.options or (tables,)
-        # Of each stage and setting the bytes and seconds of items i .. j - 1.
-        self.runs = [
-            [(own.memory(num_stages, stage), _run_s(own, num_stages, stage)) for own in options]
-            for stage in range(num_stages)
-        ]
+        # Of each stage and setting the bytes of items i .. j - 1, and their seconds beyond those of recomputed items
+        # under the first setting: these are the same sum for every path, and exactly 0 is left of them wherever equal.
+        first_s = _run_s(options[0], num_stages, 0)
+        self.runs: List[List[Tuple[np.ndarray, np.ndarray]]] = []
+        for stage in range(num_stages):
+            if 0 < stage < num_stages - 1 and not tables.stage_s:
+                self.runs.append(self.runs[0])
+                continue
+            runs_s = (_run_s(own, num_stages, stage) - first_s for own in options)
+            self.runs.append([(own.memory(num_stages, stage), run_s) for own, run_s in zip(options, runs_s)])
+        self.base_s = float(first_s[0, -1])
         self.num_evaluations = 0
         (least,) = self._rest(tables.capacity_bytes)[2][0, :1]
         ends = np.linspace(min(least, tables.capacity_bytes), tables.capacity_bytes, _LIMITS)
@@ -368,13 +379,15 @@ class _OwnSpeeds:
         rest = np.full(self.n + 1, np.inf)
         rest[self.n] = 0.0
         found = [(rest, rest, rest)]
+        before: List[Tuple[np.ndarray, np.ndarray]] = []
         for own in reversed(self.runs):
             seconds, checkpoints, largest = found[0]
-            least_s, least_bytes = np.full((2, self.n, self.n + 1), np.inf)
-            for memory, cost_s in own:
-                fits = memory <= limit
-                np.minimum(least_s, cost_s, out=least_s, where=fits)
-                np.minimum(least_bytes, memory, out=least_bytes, where=fits)
+            if own is not before:
+                before, (least_s, least_bytes) = own, np.full((2, self.n, self.n + 1), np.inf)
+                for memory, cost_s in own:
+                    fits = memory <= limit
+                    np.minimum(least_s, cost_s, out=least_s, where=fits)
+                    np.minimum(least_bytes, memory, out=least_bytes, where=fits)
             passed = np.where(least_s < np.inf, checkpoints, np.inf).min(axis=1) + self.checkpoint[: self.n]
             here = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
             found.insert(0, tuple(np.append(values, np.inf) for values in here))  # type: ignore[arg-type]
@@ -383,21 +396,23 @@ class _OwnSpeeds:
     def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
         """The best starts; empty if nothing with a tick below that fits."""
         capacity = self.tables.capacity_bytes
-        done: Dict[Tuple[int, int], List[Tuple[float, float, float]]] = {}
-        heap: List[Tuple[float, Tuple[int, ...], float, float, float]]
-        heap = [(float(self.seconds[0][-1][0]), (0,), 0.0, 0.0, 0.0)]
+        # The latest labels (seconds, checkpoint bytes, largest segment) of each place, and how many there were.
+        latest = np.full((self.k + 1, self.n + 1, _LATEST, 3), np.inf)
+        count: np.ndarray = np.zeros((self.k + 1, self.n + 1), dtype=int)
+        heap: List[Tuple[float, Tuple[int, ...], Tuple[float, float, float]]]
+        heap = [(float(self.seconds[0][-1][0]), (0,), (0.0, 0.0, 0.0))]
         while heap:
-            bound_s, path, seconds, checkpoints, largest = heapq.heappop(heap)
+            bound_s, path, label = heapq.heappop(heap)
             stage, item = len(path) - 1, path[-1]
-            if bound_s >= below_s:
+            if self.base_s + bound_s >= below_s:
                 break
             if stage == self.k:
                 return path[:-1]
-            known = done.setdefault((stage, item), [])
-            if any(s <= seconds and a <= checkpoints and b <= largest for s, a, b in known):
+            known = latest[stage, item]
+            if ((known <= label).all(axis=1) & (known < label).any(axis=1)).any():
                 continue
-            known.append((seconds, checkpoints, largest))
             self.num_evaluations += 1
+            seconds, checkpoints, largest = label
             checkpoints += float(self.checkpoint[item])
             passed = checkpoints + self.checkpoints[stage + 1]
             room = np.maximum(self.above, self.largest[stage + 1])
@@ -407,10 +422,14 @@ class _OwnSpeeds:
                 possible = passed + np.maximum(most, room) <= capacity
                 rest_s = np.where(possible, self.seconds[stage + 1], np.inf).min(axis=0)
                 bounds_s = seconds + cost_s[item] + rest_s
-                for end in np.flatnonzero(pending & (bounds_s < below_s)):
-                    own_s = seconds + float(cost_s[item, end])
-                    label = (float(bounds_s[end]), (*path, int(end)), own_s, checkpoints, float(most[end]))
-                    heapq.heappush(heap, label)
+                ends = np.flatnonzero(pending & (self.base_s + bounds_s < below_s))
+                labels = np.stack([seconds + cost_s[item, ends], 0 * ends + checkpoints, most[ends]], axis=1)
+                is_worse = (latest[stage + 1, ends] <= labels[:, None]).all(axis=2).any(axis=1)
+                ends, labels = ends[~is_worse], labels[~is_worse]
+                latest[stage + 1, ends, count[stage + 1, ends] % _LATEST] = labels
+                count[stage + 1, ends] += 1
+                for end, own in zip(ends.tolist(), labels.tolist()):
+                    heapq.heappush(heap, (float(bounds_s[end]), (*path, end), tuple(own)))
                 # Where no segment so far is smaller, a slower setting brings nothing.
                 pending &= most > largest
         return ()

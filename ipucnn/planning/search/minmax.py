@@ -383,7 +383,7 @@ def _is_range(places: np.ndarray) -> bool:
     return bool(places[-1] - places[0] == len(places) - 1)
 
 
-class Search:
+class _Search:
     """Branch and bound over thresholds."""
 
     def __init__(
@@ -391,11 +391,8 @@ class Search:
         loads: _Loads,
         max_evaluations: Optional[int],
         below_s: float,
-        patience: Optional[int] = None,
-        any_will_do: bool = False,
     ) -> None:
-        self.loads, self.limit, self.patience = loads, max_evaluations, patience
-        self.any_will_do = any_will_do
+        self.loads, self.limit = loads, max_evaluations
         self.value, self.starts = below_s, ()  # type: Tuple[float, Tuple[int, ...]]
         self.heap: List[Tuple[float, int, Box, Tuple[float, float, List[float]]]] = []
         self.num_evaluations = self.num_boxes = 0
@@ -477,10 +474,7 @@ class Search:
             bound, _, box, corner = self.heap[0]
             if bound >= self.value:
                 break
-            if self.any_will_do and self.starts:
-                return bound
-            limit = self.limit if self.starts or self.patience is None else self.patience
-            if limit is not None and self.num_evaluations >= limit:
+            if self.limit is not None and self.num_evaluations >= self.limit:
                 return min(bound, self.value)
             heapq.heappop(self.heap)
             x, _, t = corner
@@ -499,8 +493,6 @@ def search(
     schedule: str,
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
-    patience: Optional[int] = None,
-    any_will_do: bool = False,
 ) -> MinMaxResult:
     """Fastest split for a pipelined schedule.
 
@@ -510,11 +502,9 @@ def search(
         schedule: "Grouped" or "Interleaved".
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
         below_s: only splits with a shorter tick are looked for; without starts there is none.
-        patience: dynamic programs after which to stop if nothing was found so far.
-        any_will_do: the first split that is found ends the search.
     """
     loads = _Loads(tables, num_stages, schedule)
-    state = Search(loads, max_evaluations, below_s, patience, any_will_do)
+    state = _Search(loads, max_evaluations, below_s)
     bound = state.run()
     if not state.starts:
         return MinMaxResult((), bound, state.num_evaluations)

@@ -7,7 +7,7 @@ speed; if there are none, those below the whole memory, and then those that the 
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,7 +25,6 @@ from ipucnn.planning.cost.memory import (
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
     Solution,
     faster_split,
@@ -44,26 +43,14 @@ PROPORTIONS = (0.6, 0.3, 0.15)
 # one availableMemoryProportion for all of them.
 SAME_SPEED = 1e-3
 
-# In networks of more items than this, settings are compared by searches that stop after a limited number of dynamic
-# programs, most often at the best splits without their proof; only the most promising settings are searched to the end.
-_LARGE_ITEMS = 300
-_LARGE_EVALUATIONS = 60
+# By how much settings are faster at least; by less the same sums differ in another order.
+_FASTER = 1 + 1e-8
+
+# Comparisons with splits of networks of more items stop after so many dynamic programs, often without a proof.
+_LARGE_ITEMS, _LARGE_EVALUATIONS = 300, 60
+
 # What the tables of a network's settings take together, about; those that were not asked for longest are made again.
 _TABLE_BYTES, _LEAST_TABLES = 4e8, 8
-
-# Dynamic programs after which a group of settings counts as one that may be faster.
-_FEW_EVALUATIONS = 120
-
-
-class _Open(NamedTuple):
-    """Settings whose search stopped early, without splits that are as fast as the best so far.
-
-    Attributes:
-        lower_bound_s: no splits have a shorter tick.
-    """
-
-    settings: PlanSettings
-    lower_bound_s: float
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,6 @@ class Planner:
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
-        self._known: Dict[Tuple[bytes, int, str], Tuple[Optional[Solution], float]] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
@@ -258,30 +244,44 @@ class Planner:
         """The fastest of several settings at the first limit at which any fits, None if nothing does.
 
         Args:
-            choices: groups of settings that differ in availableMemoryProportion alone, the largest first.  A smaller
-                one takes less memory and is never faster: the rest of a group is skipped once nothing better can come.
+            choices: groups of settings that differ in availableMemoryProportion alone, the largest first.
             own_proportions: whether stages may have proportions of their own, where a group has several.
         """
-        for limit in limits:
-            found: List[Candidate] = []
-            waiting: List[_Open] = []
-            for group in choices:
-                if found and not self._may_be_faster(group, limit, found[0].prediction.images_per_s):
-                    continue
-                for one in self._of_group(group, limit, found):
-                    if isinstance(one, _Open):
-                        waiting.append(one)
-                    else:
-                        # The sort is stable: of equally good ones the first stays first.
-                        found = sorted([*found, one], key=_rank, reverse=True)
-            if found and own_proportions:
-                return self._best_apart([*found, *waiting], choices, limit)
-            if found:
-                return self._proved([*found, *waiting], limit)
-        return None
+        is_open = own_proportions and any(len(group) > 1 for group in choices)
+        tried = [group[0] for group in choices] if is_open else [own for group in choices for own in group]
+        return next(filter(None, (self.fastest(tried, limit, is_open) for limit in limits)), None)
+
+    def fastest(
+        self, choices: Sequence[PlanSettings], limit: float, apart: bool = False, images_per_s: float = 0.0
+    ) -> Optional[Candidate]:
+        """The fastest of several settings within the limit if it is faster than that, else None.
+
+        All settings have a bound of their throughput.  In its order each is searched for splits that are faster than
+        the fastest so far (with more stages: faster by ``SAME_SPEED``), until no bound is above that.
+
+        Args:
+            apart: stages may have any of ``PROPORTIONS``; all have the same one where that is as fast (``SAME_SPEED``).
+        """
+        best: Optional[Candidate] = None
+        search = self.faster_apart if apart else self.faster
+        bounds = [self.fastest_images_per_s(settings) for settings in choices]
+        for bound, settings in sorted(zip(bounds, choices), key=lambda pair: -pair[0]):
+            if bound <= images_per_s * _FASTER:
+                break
+            has_more = best is not None and settings.num_stages > best.settings.num_stages
+            least = images_per_s * (1 + SAME_SPEED if has_more else _FASTER)
+            candidate = search(settings, limit, self.tick_below_s(settings, least))
+            if candidate is not None and candidate.prediction.images_per_s > least:
+                best, images_per_s = candidate, candidate.prediction.images_per_s
+        if best is None or not apart:
+            return best
+        alike = [replace(best.settings, available_memory_proportion=uniform(share)) for share in PROPORTIONS]
+        if best.settings in alike:
+            return best
+        return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
 
     def faster_apart(
-        self, settings: PlanSettings, memory_limit: float, below_s: float, quickly: bool = False
+        self, settings: PlanSettings, memory_limit: float, below_s: float
     ) -> Optional[Candidate]:
         """``faster``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
 
@@ -290,8 +290,7 @@ class Planner:
         fits, whatever that of the other kind and of the other stages.
 
         Args:
-            settings: of stages on an IPU each, or of segments on one IPU.
-            quickly: gives up if a few dynamic programs find nothing that is faster.
+            settings: of stages on an IPU each, or of segments on one IPU; with a proportion that is one of several.
         """
         if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
@@ -306,8 +305,7 @@ class Planner:
                 return None
         elif not some_split_fits(tables, settings.num_stages):
             return None
-        patience = _LARGE_EVALUATIONS if quickly else None
-        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s, patience)
+        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
         if solution is None:
             return None
         own = self._apart(options, tables, solution.starts)
@@ -380,180 +378,10 @@ class Planner:
             shares.append(share)
         return replace(options[0], available_memory_proportion=tuple(shares))
 
-    def _with_own_proportions(
-        self, best: Candidate, choices: Sequence[Sequence[PlanSettings]], limit: float
-    ) -> Candidate:
-        """The fastest candidate with proportions of each stage's own, or ``best`` if none is faster."""
-        for group in choices:
-            first, images_per_s = group[0], best.prediction.images_per_s * (1 + SAME_SPEED)
-            if len(group) == 1 or not _is_apart(first) or self.fastest_images_per_s(first) <= images_per_s:
-                continue
-            quickly = len(self.starts) > _LARGE_ITEMS
-            own = best.settings
-            if quickly and (first.schedule, first.recomputation) != (own.schedule, own.recomputation):
-                continue
-            # The search itself gives up sooner than this is known.
-            if not quickly and not self._may_be_faster(group, limit, images_per_s):
-                continue
-            better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s), quickly)
-            if better is not None and better.prediction.images_per_s > images_per_s:
-                best = better
-        return best
-
-    def _best_apart(
-        self,
-        ranked: Sequence[Union[Candidate, _Open]],
-        choices: Sequence[Sequence[PlanSettings]],
-        limit: float,
-    ) -> Candidate:
-        """The fastest candidate, where stages may have proportions of their own.
-
-        Candidates with one proportion may lack their proofs.  Where others turn out to be faster than they are, a proof
-        that none of them is as fast takes less time than the proof which of them is the fastest.
-
-        Args:
-            ranked: candidates with one proportion for all stages, best first, and settings that may have better ones.
-        """
-        first = ranked[0]
-        assert isinstance(first, Candidate)
-        apart = self._with_own_proportions(first, choices, limit)
-        if apart is first:
-            alike = self._proved(ranked, limit)
-            one, other = first.settings, alike.settings
-            if (one.schedule, one.recomputation) == (other.schedule, other.recomputation):
-                return alike  # what is not faster than the first is not faster than this
-        else:
-            least = apart.prediction.images_per_s / (1 + SAME_SPEED)
-            found = self._proved_above(ranked, limit, least)
-            if found is None:
-                return apart
-            alike = found
-        return self._with_own_proportions(alike, choices, limit)
-
-    def _may_be_faster(self, group: Sequence[PlanSettings], limit: float, images_per_s: float) -> bool:
-        """Whether settings of a group may be faster than that, as far as a few dynamic programs can tell."""
-        first = group[0]
-        if self.fastest_images_per_s(first) <= images_per_s:
-            return False
-        own_ipus = first.num_ipus_per_replica == first.num_stages
-        if first.schedule == "Sequential" or not own_ipus or first.num_stages > len(self.starts):
-            return True
-        below_s = self.tick_below_s(first, images_per_s)
-        if below_s <= 0:
-            return False
-        found = minmax.search(
-            self._fastest_tables(group, limit),
-            first.num_stages,
-            first.schedule,
-            _FEW_EVALUATIONS,
-            below_s,
-            any_will_do=True,
-        )
-        return bool(found.starts) or found.lower_bound_s < below_s
-
     def _fastest_tables(self, group: Sequence[PlanSettings], limit: float) -> StageTables:
         """The times of the largest proportion with the memory of the smallest: as fast as any of a group."""
         ahead = self.tables(group[0], limit)
         return replace(self.tables(group[-1], limit), forward_s=ahead.forward_s, backward_s=ahead.backward_s)
-
-    def _proved(self, ranked: Sequence[Union[Candidate, _Open]], limit: float) -> Candidate:
-        """The best of candidates, best first, with its proof.
-
-        Large networks were searched with few dynamic programs: every one that may still be faster is searched again.
-        """
-        best = self._proved_above(ranked, limit, 0.0)
-        assert best is not None
-        return best
-
-    def _proved_above(
-        self, ranked: Sequence[Union[Candidate, _Open]], limit: float, images_per_s: float
-    ) -> Optional[Candidate]:
-        """``_proved``, None if the best is slower than that."""
-        best: Optional[Candidate] = None
-        for one in ranked:
-            proved = one if isinstance(one, Candidate) and one.solution.optimal else None
-            if proved is None:
-                bound_s = one.solution.lower_bound_s if isinstance(one, Candidate) else one.lower_bound_s
-                # Only splits that make it as fast as the best so far are looked for.
-                least = images_per_s if best is None else best.prediction.images_per_s
-                below_s = self.tick_below_s(one.settings, least)
-                if bound_s >= below_s:
-                    continue
-                again, _ = self._found_below(one.settings, limit, below_s)
-                if again is None:
-                    continue
-                proved = self._candidate(one.settings, self.names(again.starts), limit, again)
-            is_enough = proved.prediction.images_per_s >= images_per_s
-            if is_enough and (best is None or _rank(proved) > _rank(best)):
-                best = proved
-        return best
-
-    def _found_below(
-        self, settings: PlanSettings, limit: float, below_s: float, max_evaluations: Optional[int] = None
-    ) -> Tuple[Optional[Solution], float]:
-        """The fastest splits of stages on an IPU each if their tick is shorter than that, and a bound of all ticks.
-
-        What was found once holds for all settings of which no number and nothing that fits is another.
-
-        Args:
-            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than
-                others, and nothing that it found is no proof.
-        """
-        tables, stages = self.tables(settings, limit), settings.num_stages
-        key = (tables.digest(stages), stages, settings.schedule)
-        known, bound_s = self._known.get(key, (None, 0.0))
-        if (known is None or not known.optimal) and bound_s < below_s:
-            # What is known already is found again, and faster.
-            least_s = below_s if known is None else min(below_s, known.objective_s * (1 + 1e-12))
-            result = minmax.search(tables, stages, settings.schedule, max_evaluations, least_s)
-            bound_s = max(bound_s, result.lower_bound_s)
-            if result.starts:
-                value = tick_s(tables, result.starts, settings.schedule)
-                bound_s = min(value, bound_s)
-                known = Solution(
-                    settings.schedule, stages, result.starts, value, bound_s, result.num_evaluations
-                )
-            elif known is not None:
-                known = replace(known, lower_bound_s=min(known.objective_s, bound_s))
-            self._known[key] = known, bound_s
-        return known if known is not None and known.objective_s < below_s else None, bound_s
-
-    def _of_group(
-        self, group: Sequence[PlanSettings], limit: float, found: Sequence[Candidate]
-    ) -> Iterator[Union[Candidate, _Open]]:
-        """The best candidate of each settings of a group, until none of the rest can be faster.
-
-        In a large network what is slower than the best so far is left out, and what may be faster is open.
-
-        Args:
-            found: the candidates so far, best first.
-        """
-        if len(self.starts) > _LARGE_ITEMS and not group[0].segments_on_one_ipu:
-            images_per_s = found[0].prediction.images_per_s if found else 0.0
-            for settings in group:
-                below_s = self.tick_below_s(settings, images_per_s)
-                if below_s <= 0 or not self.fits(settings, limit):
-                    continue
-                solution, bound_s = self._found_below(settings, limit, below_s, _LARGE_EVALUATIONS)
-                if solution is not None:
-                    quick = self._candidate(settings, self.names(solution.starts), limit, solution)
-                    images_per_s = max(images_per_s, quick.prediction.images_per_s)
-                    yield quick
-                elif bound_s < below_s:
-                    yield _Open(settings, bound_s)
-            return
-        bound_s = 0.0
-        if len(group) > 1:
-            if not self.fits(group[-1], limit):
-                return
-            mixed = self._fastest_tables(group, limit)
-            bound_s = fastest_split(mixed, group[0].num_stages, group[0].schedule).objective_s
-        for settings in group:
-            candidate = self.best(settings, limit)
-            if candidate is not None:
-                yield candidate
-                if candidate.solution.objective_s <= bound_s:
-                    return
 
     def least_fill(self, settings: PlanSettings) -> float:
         """The share of an IPU's memory below which no splits fit; 0 for segments on one IPU, which is no bound."""
@@ -740,8 +568,3 @@ class Planner:
 def _is_apart(settings: PlanSettings) -> bool:
     """Whether stages have an IPU each, or all of them one."""
     return settings.segments_on_one_ipu or settings.num_ipus_per_replica == settings.num_stages
-
-
-def _rank(candidate: Candidate) -> Tuple[float, float]:
-    """More throughput first, then less memory."""
-    return candidate.prediction.images_per_s, -candidate.predicted_fill
