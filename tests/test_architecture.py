@@ -135,16 +135,16 @@ def test_parameters_have_types():
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
     "benchmarking": (3030, 2220),
-    "commands": (1870, 1080),
-    "config": (2850, 1600),
+    "commands": (1890, 1080),
+    "config": (2850, 1610),
     "datasets": (6200, 4700),
     "diagnosis": (850, 560),
     "models": (2950, 2210),
     "planning": (6130, 4820),
-    "reports": (3920, 3000),
-    "runs": (6280, 4650),
+    "reports": (3930, 3010),
+    "runs": (6350, 4710),
     "sessions": (5520, 4280),
-    "training": (1670, 1250),
+    "training": (1680, 1260),
     "modules at the top": (2680, 2070),
 }
 

@@ -194,7 +194,9 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     code, _, err = run("export", "r", "--format", "saved-model", "--output", "e")
     assert code == 0, err
     exported = json.loads(run("evaluate", "e", "--trust", "--json")[1])
-    assert np.abs(np.array(exported["confusion_matrix"]) - confusion).sum() <= 4
+    # The export has tiles of one size, of which group norm takes its statistics.
+    tiled = json.loads(run("evaluate", "r", "--tile-size", "204", "--json")[1])
+    assert np.abs(np.array(exported["confusion_matrix"]) - tiled["confusion_matrix"]).sum() <= 4
     code, out, _ = run("infer", "r", "set/images/3.png", "--output", "o", "--overlay", "--json")
     (mask,) = read_pages(tmp_path / "o" / "3-mask.png")
     (row,) = json.loads(out)["results"]
@@ -204,6 +206,8 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     )
     # The last fifth is what was evaluated: the same pixels have the same classes.
     assert np.bincount(mask.ravel(), minlength=3).tolist() == confusion.sum(axis=0).tolist()
+    code, _, err = run("infer", "r", "set/images/3.png", "--output", "p", "--threshold", "0.3")
+    assert code == 2 and "--threshold 0.3: unet tells 3 classes apart" in err
     Image.fromarray(tissue(0)).save(str(tmp_path / "grey.png"))
     code, _, err = run("infer", "r", "grey.png", "--output", "p")
     assert code == 3 and "is grey; the network takes colour (RGB)" in err
@@ -348,7 +352,7 @@ def test_refusals_come_before_any_work(trained, run, tmp_path, args, code, messa
 
 def test_classifiers_make_no_masks(run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    for option in (["--overlay"], ["--tile-size", "204"]):
+    for option in (["--overlay"], ["--tile-size", "204"], ["--threshold", "0.3"]):
         code, _, err = run("infer", "lenet", "x.png", "--weights", "imagenet", *option)
         assert code == 2 and "makes no masks" in err
     (tmp_path / "w.h5").write_bytes(b"")
@@ -433,6 +437,12 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
     both = counts.sum(0) + counts.sum(1)
     np.testing.assert_allclose(segmentation["dice"], 2 * right / both)
     np.testing.assert_allclose(segmentation["iou"], right / (both - right))
+    expected_soft = []
+    for image, truth in zip(kept.images, kept.labels):
+        p = foreground_probability(network.logits(image)).astype(float)
+        for share, mask in ((1 - p, truth == 0), (p, truth == 1)):
+            expected_soft.append(2 * share[mask].sum() / ((share**2).sum() + mask.sum()))
+    assert segmentation["soft_dice"] == pytest.approx(np.mean(expected_soft), abs=1e-6)
     cell = counts[1].sum() / counts.sum()
     baseline = segmentation["baseline"]
     assert baseline["class"] == "cell" and baseline["accuracy"] == pytest.approx(cell)
@@ -441,6 +451,54 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
     assert [row["image"] for row in segmentation["images"]] == ["membranes/eval/0", "membranes/eval/1"]
     with Image.open(str(tmp_path / "worst.png")) as sheet:
         assert sheet.mode == "RGB" and sheet.size[0] > 4 * 190
+
+
+def pairs(folder):
+    """Two images with masks of bright squares."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for i in range(2):
+        mask = np.kron(np.random.RandomState(i).randint(0, 2, (5, 5)), np.ones((8, 8), int)).astype(np.uint8)
+        Image.fromarray(mask * 100 + 50).save(folder / "images" / f"{i}.png")
+        Image.fromarray(mask * 255).save(folder / "masks" / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize("data", ["membranes", "pairs"])
+def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
+    shutil.copytree(trained, tmp_path / "run")
+    options = [] if data == "membranes" else ["--dataset", pairs(tmp_path / data)]
+    found = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
+    best = found["threshold"]
+    if data == "membranes":
+        assert (best["of"], best["value"]) == ("V^Rand", found["scores"]["rand"]["best"]["threshold"])
+    else:
+        with Image.open(str(tmp_path / data / "images" / "1.png")) as image, Image.open(
+            str(tmp_path / data / "masks" / "1.png")
+        ) as mask:
+            truth = np.array(mask) > 0
+            p = foreground_probability(network.logits(np.array(image)[..., None]))
+        dice = {
+            k / 20: 2 * (truth & (p > k / 20)).sum() / (truth.sum() + (p > k / 20).sum())
+            for k in range(1, 20)
+        }
+        assert best["score"] == pytest.approx(max(dice.values())) == pytest.approx(dice[best["value"]])
+        assert best["at_half"] == pytest.approx(dice[0.5])
+    (folder,) = tmp_path.glob("run/thresholds.json")
+    ((updates, value),) = json.loads(folder.read_text()).items()
+    assert value == best["value"]
+    folder.write_text(json.dumps({updates: 0.3}))
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    own = foreground_probability(network.logits(tissue(0)[..., None]))
+    for typed, threshold in (([], 0.3), (["--threshold", "0.7"], 0.7)):
+        code, out, err = run("infer", "run", "x.png", "--output", "o", "--json", *typed)
+        assert code == 0 and ("above a probability of 0.3" in err) == (not typed)
+        assert json.loads(out)["threshold"] == threshold
+        (mask,) = read_pages(tmp_path / "o" / "x-mask.png")
+        np.testing.assert_array_equal(mask, np.where(own > threshold, 255, 0))
+    # Of another checkpoint nothing is known.
+    folder.write_text(json.dumps({"1" + updates: 0.3}))
+    assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5
 
 
 def test_the_table_of_an_evaluation(trained, run):

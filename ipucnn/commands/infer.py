@@ -10,6 +10,7 @@ import typer
 from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
     RUN,
+    THRESHOLD,
     TILE_SIZE,
     TRUST,
     VIEWS,
@@ -75,6 +76,7 @@ def infer(
     contact_sheet: Optional[str] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
     views: int = VIEWS,
+    threshold: Optional[float] = THRESHOLD,
     overlay: bool = OVERLAY,
     only_mistakes: bool = MISTAKES,
 ) -> None:
@@ -121,15 +123,21 @@ def infer(
             subset=split,
             tile_size=tile_size,
             views=views,
+            threshold=threshold,
             with_overlay=overlay,
             contact_sheet=sheet_to,
             verbose=verbose,
         )
         _segment(segment, json_output, output_to, sheet_to)
         return
-    if tile_size is not None or overlay or views != 1:
-        option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
-        raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
+    for option, is_typed in (
+        ("--overlay", overlay),
+        (f"--views {views}", views != 1),
+        (f"--tile-size {tile_size}", tile_size is not None),
+        (f"--threshold {threshold}", threshold is not None),
+    ):
+        if is_typed:
+            raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
     from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.sheets import ContactSheet

@@ -112,6 +112,14 @@ TILE_SIZE = own_option(
     number=spec.TILE_SIDE,
     shown="by the image's size",
 )
+THRESHOLD = own_option(
+    "--threshold",
+    "P",
+    "Segmentation of two classes: the probability of the second class above which a pixel belongs to it. `evaluate` "
+    "recommends one, and saves it in the run.",
+    number=spec.THRESHOLD,
+    shown="as evaluate recommends, else 0.5",
+)
 VIEWS = typer.Option(
     1,
     "--views",

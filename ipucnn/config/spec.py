@@ -279,6 +279,8 @@ TOP = Number(int, 1, bounds.MAX_CLASSES)
 """Most probable classes to show."""
 TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
 """Height and width of a tile."""
+THRESHOLD = Number(float, 0, 0.99)
+"""Probability of class 1 above which a pixel is of class 1."""
 VIEWS = Number(int, 1, 8)
 """Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
 OPSET = Number(int, 9, 99)

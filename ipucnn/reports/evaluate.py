@@ -266,6 +266,7 @@ def _mask_figures(result: PlainDict) -> Group:
 def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
     found = result["segmentation"]
     trivial = found["baseline"]
+    which = "both classes" if len(names) == 2 else f"all {len(names)} classes"
     rows = [("pixel accuracy", f"{result['measured']['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
     for key, title in (("dice", "Dice"), ("iou", "IoU")):
         if len(names) > 2:
@@ -276,6 +277,7 @@ def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
             )
         for i in reversed(range(len(names))):
             rows.append((f"{title}, {names[i]}", _share(found[key][i]), _share(trivial[key][i])))
+    rows.append((f"soft Dice, mean of {which}", _share(found["soft_dice"]), ""))
     return rows
 
 
@@ -303,7 +305,13 @@ def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
     time = f"{units.duration(measured['wall_s'])}: network {units.duration(found['network_s'])}"
     if found["scores"] is not None:
         time += f", V^Rand and V^Info {units.duration(found['scores_s'])}"
+    best = found["threshold"]
+    threshold = []
+    if best is not None:
+        text = f"{best['value']:g} has the best {best['of']}: {best['score']:.4f} (at 0.5: {best['at_half']:.4f})"
+        threshold = [("threshold", text + ("; infer takes it" if best.get("kept") else ""))]
     return [
+        *threshold,
         ("loss", f"{measured['loss']:.4f}"),
         ("calibration error", f"{measured['calibration_error']:.4f}"),
         ("images", f"{seen}, whole, by tiles of {tiles}{averaged}"),

@@ -117,7 +117,8 @@ def masks_json(done: Masks) -> str:
         "device": done.device,
         "tile_sizes": done.tile_sizes,
     }
-    return json.dumps({"results": rows, "share_of": done.shown_name, "measured": measured}, indent=2)
+    found = {"results": rows, "share_of": done.shown_name, "threshold": done.threshold, "measured": measured}
+    return json.dumps(found, indent=2)
 
 
 def print_masks(done: Masks) -> None:

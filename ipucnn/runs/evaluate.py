@@ -26,9 +26,11 @@ from ipucnn.runs.images.segmentation import (
 )
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
-from ipucnn.training.evaluation import EvaluationTotals
+from ipucnn.training.evaluation import EvaluationTotals, soft_dice
 from ipucnn.training.metrics import SCORES, SegmentScores
 
+CANDIDATES = tuple(k / 20 for k in range(1, 20))
+"""Thresholds of which the best one is recommended, where the truth is no membranes."""
 PLOTS = (".png", ".pdf", ".svg")
 OnBatch = Callable[[int, int], None]
 
@@ -157,7 +159,14 @@ def evaluate_run(
         started = time.perf_counter()
         evaluation.run(on_image, on_done or (lambda done: None))
         wall_s = time.perf_counter() - started
-    return {**_report(trained, network.device, totals, wall_s), "segmentation": evaluation.report()}
+    found = evaluation.report()
+    if found["threshold"] is not None and trained.folder is not None and network.is_writer:
+        try:
+            trained.folder.keep_threshold(trained.summary["weight_updates"], found["threshold"]["value"])
+            found["threshold"]["kept"] = True
+        except DataError as error:
+            say(f"warning: the threshold for infer is not kept: {error.message}")
+    return {**_report(trained, network.device, totals, wall_s), "segmentation": found}
 
 
 def _evaluate_classes(
@@ -279,6 +288,8 @@ class MaskEvaluation:
         judges = network.is_writer and has_membranes(self._info.class_names)
         self._scores = SegmentScores() if judges else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
+        # Pixels that are class 1 and predicted so, and that are predicted so, for each threshold.
+        self._above = np.zeros((len(CANDIDATES), 2), np.int64) if self._info.num_classes == 2 else None
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
@@ -308,7 +319,12 @@ class MaskEvaluation:
             else f"{self._info.name}/eval/{number}",
             "accuracy": figures["accuracy"],
             "dice": figures["dice"],
+            "soft_dice": soft_dice(logits, truth),
         }
+        if self._above is not None:
+            probability = foreground_probability(logits)
+            masks = [probability > threshold for threshold in CANDIDATES]
+            self._above += [(np.count_nonzero(truth[mask]), np.count_nonzero(mask)) for mask in masks]
         if self._scores is not None and self._baseline is not None:
             started = time.perf_counter()
             own = self._scores.add(foreground_probability(logits), truth)
@@ -319,9 +335,10 @@ class MaskEvaluation:
         return JudgedImage(row, image, truth, predicted, self._info.class_names)
 
     def report(self) -> PlainDict:
-        """``dice`` and ``iou`` of each class, ``scores`` of the challenge (None without membranes), ``baseline``: what
-        calling every pixel the most frequent class scores, a row for each image, and how long the network (once it
-        was built) and the challenge's scores took.
+        """``dice`` and ``iou`` of each class, ``soft_dice`` (the mean over images), ``scores`` of the challenge (None
+        without membranes), the recommended ``threshold`` (None of more than two classes), ``baseline``: what calling
+        every pixel the most frequent class scores, a row for each image, and how long the network (once it was built)
+        and the challenge's scores took.
         """
         confusion = self._totals.confusion
         most = int(confusion.sum(axis=1).argmax())
@@ -333,10 +350,13 @@ class MaskEvaluation:
             if found is not None:
                 baseline["scores"] = {name: part["score"] for name, part in found.items()}
         figures = class_figures(confusion)
+        scores = None if self._scores is None else self._scores.result()
         return {
             "dice": figures["dice"],
             "iou": figures["iou"],
-            "scores": None if self._scores is None else self._scores.result(),
+            "soft_dice": float(np.mean([row["soft_dice"] for row in self.rows])),
+            "scores": scores,
+            "threshold": self._threshold(scores),
             "baseline": baseline,
             "images": self.rows,
             "network_s": self._network.busy_s,
@@ -344,6 +364,26 @@ class MaskEvaluation:
             "tile_sizes": self._network.tile_sizes,
             "views": self._network.views,
         }
+
+    def _threshold(self, scores: Optional[PlainDict]) -> Optional[PlainDict]:
+        """The threshold with the best V^Rand where the truth is membranes, else with the best Dice of class 1: its
+        ``value``, what it is the best ``of``, that ``score``, and the score ``at_half``."""
+        if self._above is None:
+            return None
+        if scores is not None:
+            best = scores["rand"]["best"]
+            return {
+                "value": best["threshold"],
+                "of": "V^Rand",
+                "score": best["score"],
+                "at_half": scores["rand"]["score"],
+            }
+        true = int(self._totals.confusion[1].sum())
+        dice = 2.0 * self._above[:, 0] / np.maximum(self._above[:, 1] + true, 1)
+        half = CANDIDATES.index(0.5)
+        at = max(range(len(dice)), key=lambda k: (dice[k], -abs(k - half)))
+        name = f"Dice, {printable(self._info.class_names[1])}"
+        return {"value": CANDIDATES[at], "of": name, "score": float(dice[at]), "at_half": float(dice[half])}
 
 
 def has_membranes(class_names: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -46,6 +46,8 @@ CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.jso
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 # Of a segmentation network: images, their masks and what was predicted.
 PREDICTIONS = "predictions.png"
+# Of a segmentation network of two classes: weight updates of a checkpoint -> the threshold that suits it.
+THRESHOLDS = "thresholds.json"
 # The log of --mlperf-logging.
 MLPERF = "mlperf.log"
 # The run as a page, of the commands that have it drawn.
@@ -57,7 +59,7 @@ FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
 # How many runs or checkpoints a hint names.
 NAMED = 5
-RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF, PAGE)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, THRESHOLDS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -344,6 +346,21 @@ class RunFolder:
         processes = [*self._processes(), {**facts, "writer": self._token}]
         write_text(self.path / ENVIRONMENT, json.dumps(processes, indent=2) + "\n")
         return processes
+
+    def thresholds(self) -> Dict[str, float]:
+        """The thresholds that ``ipucnn evaluate`` recommends, by the weight updates of their checkpoints."""
+        stored = read_record_if_whole(self.path / THRESHOLDS)
+        known = stored.items() if isinstance(stored, dict) else ()
+        return {updates: float(value) for updates, value in known if is_number(value) and 0 <= value < 1}
+
+    def keep_threshold(self, weight_updates: int, threshold: float) -> None:
+        """Keeps the threshold of a checkpoint for ``ipucnn infer``.
+
+        Raises:
+            DataError: the folder cannot be written to.
+        """
+        known = {**self.thresholds(), str(weight_updates): threshold}
+        write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
     def read_report(self) -> Optional[PlainDict]:
         """``report.json``, which a finished run has; None for one that did not finish."""

@@ -32,14 +32,15 @@ from ipucnn.runs.images.inputs import (
     images_of_subset,
 )
 from ipucnn.runs.images.outputs import (
+    HALF,
     MaskFiles,
     PageSpool,
     Spool,
     check_folder,
     check_outputs,
     check_pages,
-    most_probable,
     plan_files,
+    predicted_classes,
 )
 from ipucnn.runs.images.segmentation import (
     TiledNetwork,
@@ -334,6 +335,7 @@ class Masks:
         num_failed: inputs that could not be read.
         num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
         tile_sizes: input sizes used.
+        threshold: of two classes the probability of class 1 above which a pixel is class 1; None of more.
     """
 
     results: List[Dict[str, Any]]
@@ -343,6 +345,7 @@ class Masks:
     wall_s: float
     tile_sizes: List[int]
     device: str
+    threshold: Optional[float] = None
 
     @property
     def images_per_s(self) -> float:
@@ -357,6 +360,7 @@ def infer_masks(
     subset: Optional[str] = None,
     tile_size: Optional[int] = None,
     views: int = 1,
+    threshold: Optional[float] = None,
     with_overlay: bool = False,
     contact_sheet: Optional[Path] = None,
     verbose: bool = False,
@@ -374,6 +378,8 @@ def infer_masks(
         subset: eval or train: the images of the data set instead, as one volume.
         tile_size: height and width of tiles; None chooses.
         views: versions of each image whose probabilities are averaged.
+        threshold: of two classes the probability of class 1 above which a pixel is class 1; None: the one that
+            ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
         with_overlay: whether to write overlays.
         contact_sheet: file that the caller will write, checked before any work; None: one in ``output``.
         verbose: let TensorFlow speak.
@@ -394,6 +400,12 @@ def infer_masks(
     check_tile_size(trained.record, tile_size)
     check_views(views)
     num_classes = trained.source.info.num_classes
+    if threshold is not None and num_classes > 2:
+        raise ConfigurationError(
+            f"--threshold {threshold:g}: {trained.record.name} tells {num_classes} classes apart, and a pixel is of "
+            "the most probable one",
+            "drop it",
+        )
     _say_problems("segment", problems, paths, subset, say)
     for warning in trained.warnings:
         say(f"warning: {warning}")
@@ -404,6 +416,9 @@ def infer_masks(
         files = plan_files(paths, output, with_overlay, num_classes)
     names = tuple(map(printable, trained.names()))
     shown = shown_class(names)
+    if num_classes == 2 and threshold is None:
+        threshold = _recommended(trained, names[1], say)
+    above = HALF if threshold is None else threshold
     network = TiledNetwork(trained, tile_size, verbose, views)
     opened, failed = _open_all(trained, subset, paths, say)
     failed += len(problems)
@@ -421,7 +436,7 @@ def infer_masks(
     )
     spools: List[PageSpool] = []
     counts: Any = None
-    with network.together(split=subset, images=_names_of(paths)):
+    with network.together(split=subset, images=_names_of(paths), threshold=above):
         for (place, page), image, logits in network.each(pages):
             number, source = opened[place]
             if page == 0:
@@ -433,7 +448,7 @@ def infer_masks(
             # Of several workers the first one writes.
             for spool, probability in zip(spools, probabilities) if network.is_writer else ():
                 spool.append(probability)
-            predicted = most_probable(probabilities)
+            predicted = predicted_classes(probabilities, above)
             counts += np.bincount(predicted.reshape(-1), minlength=num_classes)
             highest = probabilities[0] if num_classes == 2 else np.max(probabilities, axis=0)
             on_page(Page(source.name, page, len(source.sizes), image, highest, predicted, shown, names))
@@ -443,13 +458,26 @@ def infer_masks(
             if page + 1 < len(source.sizes):
                 continue
             if network.is_writer:
-                files[number].write(spools, source.pages, shown)
+                files[number].write(spools, source.pages, shown, above)
             shares = dict(zip(names, (counts / counts.sum()).tolist()))
             share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
             results.append({**_masks_result(source, files[number], share), "shares": shares})
     wall_s += network.busy_s
     shown_name = names[shown] if num_classes == 2 else "foreground"
-    return Masks(results, shown_name, failed, done, wall_s, network.tile_sizes, network.device)
+    return Masks(results, shown_name, failed, done, wall_s, network.tile_sizes, network.device, threshold)
+
+
+def _recommended(trained: TrainedSetup, name: str, say: Callable[[str], None]) -> float:
+    """The threshold that the run keeps for this checkpoint, which is said; 0.5 without."""
+    kept = {} if trained.folder is None else trained.folder.thresholds()
+    threshold = kept.get(str(trained.summary["weight_updates"]))
+    if threshold is None:
+        return HALF
+    say(
+        f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "
+        "checkpoint; --threshold 0.5 takes the more probable class"
+    )
+    return threshold
 
 
 def shown_class(class_names: Sequence[str]) -> int:

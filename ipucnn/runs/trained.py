@@ -96,6 +96,7 @@ class TrainedSetup(Setup):
         names: the names of the classes.  It may ask the network, and import TensorFlow.
         runtime: makes the session of an exported file, which has its weights itself; None: the device's session.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
+        folder: the run folder that the weights are from; None of other weights.
     """
 
     summary: Dict[str, Any]
@@ -103,6 +104,7 @@ class TrainedSetup(Setup):
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
     runtime: Optional[Callable[[], Session]] = None
+    folder: Optional[RunFolder] = None
 
     def session(self, verbose: bool, cluster: Optional[Cluster] = None) -> Session:
         """What runs the network: the session of the configuration's device, or the runtime of an exported file.
@@ -346,6 +348,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         fill=run.fill,
         names=lambda: facts.class_names,
         num_stored=num_stored,
+        folder=None if isinstance(run, ExportedNetwork) else run.folder,
     )
 
 

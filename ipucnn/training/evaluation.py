@@ -22,6 +22,23 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over all classes of the Dice of probabilities, 2 sum(p t) / (sum(p p) + sum(t t)), of one image.
+
+    The public U-Net application reports the mean over images of this figure as its accuracy (``losses.py``,
+    ``dice_coef_accuracy_fn``).
+
+    Args:
+        logits: [h, w, classes].
+        labels: integer [h, w].
+    """
+    probabilities = np.exp(log_softmax(logits))
+    truth = np.arange(logits.shape[-1]) == np.asarray(labels)[..., np.newaxis]
+    overlap = (probabilities * truth).sum(axis=(0, 1))
+    total = (probabilities**2).sum(axis=(0, 1)) + truth.sum(axis=(0, 1))
+    return float(((2.0 * overlap + 1e-6) / (total + 1e-6)).mean())
+
+
 def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """int64 [n]: how many classes of logits [n, classes] come before the label.
 

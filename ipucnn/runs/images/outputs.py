@@ -37,6 +37,8 @@ from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
+HALF = 0.5
+"""The threshold with which the more probable of two classes is taken."""
 OVERLAY_COLOUR = (213, 94, 0)
 OVERLAY_SHARE = 0.6
 CLASS_COLOURS = (
@@ -182,6 +184,7 @@ class MaskFiles:
         probabilities: Sequence[PageSpool],
         pages: Callable[[], Iterator[np.ndarray]],
         shown_class: int,
+        threshold: float = HALF,
     ) -> None:
         """Writes all of them, each whole or not at all.
 
@@ -189,10 +192,11 @@ class MaskFiles:
             probabilities: of class 1, or where there are more than two of each class.
             pages: the images, uint8 [h, w, c].
             shown_class: of two classes the one that overlays colour, 0 or 1.
+            threshold: see :func:`predicted_classes`.
         """
 
         def classes() -> Iterator[np.ndarray]:
-            return map(most_probable, zip(*probabilities))
+            return (predicted_classes(page, threshold) for page in zip(*probabilities))
 
         is_binary = len(probabilities) == 1
         makers: Dict[str, Callable[[], Iterator[np.ndarray]]] = {
@@ -213,10 +217,15 @@ class MaskFiles:
         write_pages(into, make(), self.is_volume)
 
 
-def most_probable(probabilities: Sequence[np.ndarray]) -> np.ndarray:
-    """uint8 [h, w]: the most probable class, of the probability [h, w] of class 1, or of those of each class."""
+def predicted_classes(probabilities: Sequence[np.ndarray], threshold: float = HALF) -> np.ndarray:
+    """uint8 [h, w]: the class of each pixel.
+
+    Args:
+        probabilities: [h, w] of class 1, or where there are more than two classes of each.
+        threshold: of two classes the probability above which a pixel is class 1; of more the most probable is taken.
+    """
     if len(probabilities) == 1:
-        return (probabilities[0] > 0.5).astype(np.uint8)
+        return (probabilities[0] > threshold).astype(np.uint8)
     return np.argmax(np.stack(probabilities), axis=0).astype(np.uint8)
 
 

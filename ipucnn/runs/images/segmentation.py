@@ -161,10 +161,12 @@ class TiledNetwork:
             return
         height, width = max(size[0] for size in cut), max(size[1] for size in cut)
         whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
+        remedy = f"--tile-size {whole} takes the largest image, {height}x{width}, as one tile"
+        if self._trained.runtime is not None:
+            remedy = "the run that was exported takes an image as one tile"
         say(
             f"warning: group norm takes its statistics of each tile of {self._output((height, width)) + self._margin} "
-            f"pixels, so that a seam may be seen where tiles meet; --tile-size {whole} takes the largest image, "
-            f"{height}x{width}, as one tile"
+            f"pixels, so that a seam may be seen where tiles meet; {remedy}"
         )
 
     @property
