@@ -134,14 +134,14 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3720, 2690),
-    "commands": (1960, 1150),
-    "config": (2840, 1590),
+    "benchmarking": (3030, 2220),
+    "commands": (1870, 1080),
+    "config": (2840, 1600),
     "datasets": (6200, 4710),
     "diagnosis": (850, 560),
     "models": (2940, 2200),
-    "planning": (6050, 4770),
-    "reports": (4170, 3190),
+    "planning": (6130, 4820),
+    "reports": (3920, 3000),
     "runs": (6230, 4620),
     "sessions": (5520, 4280),
     "training": (1670, 1250),

@@ -534,7 +534,8 @@ ELSEWHERE = {
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
-    "ipucnn/benchmarking/suites/file.py": "the package's own suites",
+    "ipucnn/benchmarking/keras_fit.py": "PlannedRow.resolve() is no question about a path",
+    "ipucnn/benchmarking/suite.py": "the package's own suites; resolve() is no question about a path",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/api.py": "RunRequest.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
@@ -547,7 +548,6 @@ ELSEWHERE = {
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     "ipucnn/runs/runtimes.py": "a script that imports nothing of this package, in a folder of its own",
     # A file that is open already, or that only this process knows.
-    "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",

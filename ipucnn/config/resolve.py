@@ -51,7 +51,7 @@ _PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
 }
 
 # Options that take each other's place: the first in a higher layer drops the second from the lower ones.
-_REPLACES = (
+REPLACES = (
     ("gradient_accumulation_count", "global_batch_size"),
     ("global_batch_size", "gradient_accumulation_count"),
     ("logs_per_epoch", "steps_per_execution"),
@@ -143,6 +143,10 @@ class Resolved:
         return "note: recorded, but without effect on the host: " + ", ".join(keys)
 
 
+# Options that say where images come from, beside the data set's name.
+_DATA_SOURCES = ("dataset_path", "host_generated_data", "device_generated_data")
+
+
 def resolve(
     command: str,
     flags: Mapping[str, PlainValue],
@@ -183,6 +187,8 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given.get("plan"), read_plan)
+    if any(given.get(source) for source in _DATA_SOURCES):
+        in_plan.pop("dataset", None)
     name = str(_first("model_name", given, in_file, in_plan))
     if "model_name" not in given:
         refuse_unnamed("the network", name, f"ipucnn {command} {shown_value(name)}")
@@ -511,7 +517,7 @@ def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
     origins = dict.fromkeys(settings, DEFAULT)
     for origin, layer in layers:
         layer = dict(layer)
-        for name, other in _REPLACES:
+        for name, other in REPLACES:
             if name == "pipeline_splits" and layer.get(name) == (AUTO,):
                 continue  # the layers are left open, not how many stages there are
             if name in layer and other not in layer and layer[name] not in (None, False):
