@@ -175,7 +175,7 @@ def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
     print_plan(wide)
     out = capsys.readouterr().out.partition("to train with it")[0]
     assert max(map(len, out.splitlines())) <= int(columns or 120)
-    heads = "opens at, layers, MACs, params, forward, backward, stages, tick, x best, images/s, memory, IPUs, schedule"
+    heads = "opens at, layers, MACs, params, forward, backward, stages, tick, best, x best, images/s, memory, IPUs, schedule"
     cells = [
         stage.first_layer,
         "with_an_uncommonly_long_name)",
@@ -185,7 +185,7 @@ def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
         "Interleaved",
         "does not fit",
     ]
-    for text in (*heads.split(", "), "row", "GA", "repl.", "with", *cells):
+    for text in (*heads.split(", "), "row", "GA", "repl.", "with", "prop.", *cells):
         assert re.search(rf"(?<!\S){re.escape(text)}(?!\S)", out), text
     # Rows are told apart in each part of a table.
     table = out.partition("best uses of the IPUs")[2]

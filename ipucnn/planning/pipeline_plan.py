@@ -184,7 +184,7 @@ class ParetoRow:
         best: the one that the plan takes.
         predicted_latency_s: of a micro-batch through all forward passes.
         half_partials: which change numerics; optimizer_state_offloading: which the SDK has for pipelines and for
-            accumulated gradients.  Both where they make a difference.
+            accumulated gradients; eight_bit_transfer.  Each where it makes a difference.
     """
 
     num_stages: int
@@ -204,12 +204,14 @@ class ParetoRow:
     predicted_latency_s: float = 0.0
     half_partials: bool = False
     optimizer_state_offloading: bool = False
+    eight_bit_transfer: bool = False
 
     @property
     def marks(self) -> str:
-        """ "h" for half partials, "o" for optimizer state outside the chip, "p" for proportions of each stage's own."""
-        own = len(self.available_memory_proportion) > 1
-        return "h" * self.half_partials + "o" * self.optimizer_state_offloading + "p" * own
+        """ "h" for half partials, "o" for optimizer state outside the chip, "t" for 8-bit transfer."""
+        return (
+            "h" * self.half_partials + "o" * self.optimizer_state_offloading + "t" * self.eight_bit_transfer
+        )
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,7 @@ class PipelinePlan:
             comparison and the Pareto front included.
         published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
             fit, and how many there are.
+        not_searched: settings that were neither typed nor tried otherwise, by the names of ``PlanSettings``.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
         measured_images_per_s, measured_stage_s: what a user measured of its run and wrote here, for ``--calibrate``;
             of a stage, seconds of one micro-batch, forward, recomputation and backward.
@@ -309,6 +312,7 @@ class PipelinePlan:
     predicted_images_per_s_band: Optional[Tuple[float, float]] = None
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
+    not_searched: Tuple[str, ...] = ()
     options: Dict[str, Any] = field(default_factory=dict)
     measured_images_per_s: Optional[float] = None
     measured_stage_s: Tuple[float, ...] = ()

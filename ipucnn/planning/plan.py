@@ -31,7 +31,7 @@ from ipucnn.planning.pipeline_plan import (
     SystemFacts,
 )
 from ipucnn.planning.request import PlanRequest, check_system
-from ipucnn.planning.search.configurations import search
+from ipucnn.planning.search.configurations import FREE, search, trial_settings
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.search.planner import (
@@ -146,6 +146,9 @@ def make_plan(
         no_fit=no_fit,
         assumed=request.assumed,
     )
+    if request.space is None:
+        kept = [name for name in FREE if name not in request.typed and name in trial_settings(plan.settings)]
+        plan = replace(plan, not_searched=tuple(kept))
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
 

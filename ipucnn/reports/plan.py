@@ -8,12 +8,14 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
+from ipucnn.config.options import BY_NAME
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.search.configurations import TABLE_ROWS
 from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
 from ipucnn.planning.search.planner import Candidate
 from ipucnn.planning.settings import Proportions, percentages
@@ -40,7 +42,6 @@ _CATEGORIES: Dict[str, Tuple[str, str]] = {
 }
 _PASSES = {"forward": ("-", "blue"), "recompute": ("~", "cyan"), "backward": ("=", "red")}
 _VERDICTS = {"fits": "green", "uncertain": "yellow", "does not fit": "red"}
-_MOST_ROWS = 12  # of a Pareto front
 
 
 def print_plan(plan: PipelinePlan) -> None:
@@ -110,6 +111,15 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         proof = "they do not fit"
     elif plan.optimal and plan.num_stages > 1:
         proof += " (no splits of these layers in this order are faster within the memory allowed)"
+    if (
+        plan.bottleneck == "host"
+        and "eight_bit_transfer" in plan.not_searched
+        and not settings.eight_bit_transfer
+    ):
+        proof = "the host limits any splits, and --eight-bit-transfer was not tried"
+    elif plan.not_searched and plan.num_stages > 1:
+        names = (BY_NAME[name].key.replace("-", " ") for name in plan.not_searched)
+        proof += f"; not searched: {', '.join(names)}"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
@@ -332,16 +342,24 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
 
     table = _table("other splits under the same settings, predicted")
     table.add_column("", no_wrap=False, overflow="fold")
-    for name in ("stages", "tick", "x best", "images/s", "memory", ""):
+    for name in ("stages", "tick", "best", "x best", "images/s", "memory", ""):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
 
     def row(
-        name: str, stages: int, tick: float, ratio: float, speed: float, fill: float, verdict: str
+        name: str,
+        stages: int,
+        tick: float,
+        best: float,
+        ratio: float,
+        speed: float,
+        fill: float,
+        verdict: str,
     ) -> None:
         table.add_row(
             Text(name),
             str(stages),
             _ms(tick),
+            _ms(best),
             f"{ratio:.2f}",
             f"{speed:,.0f}",
             units.percent(fill),
@@ -353,6 +371,7 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
         "this plan" if plan.planned else "these splits",
         plan.num_stages,
         plan.predicted_tick_s,
+        plan.predicted_lower_bound_s,
         own,
         plan.predicted_images_per_s,
         plan.predicted_fill,
@@ -363,13 +382,16 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
             other.name,
             len(other.splits) + 1,
             other.predicted_tick_s,
+            other.predicted_best_tick_s,
             other.ratio,
             other.predicted_images_per_s,
             other.predicted_fill,
             other.verdict,
         )
     print_table(out, table)
-    out.print(Text("x best: the tick, divided by that of the best splits that need no more memory"))
+    out.print(
+        Text("best: the tick of the best splits that need no more memory; x best: the tick, divided by that")
+    )
     if any(other.ratio < 0.995 for other in plan.comparison):
         out.print(
             Text(
@@ -387,7 +409,7 @@ _MARKS = {
     _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
     "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
     "o": "optimizer state outside the chip; --no-optimizer-state-offloading keeps it on the chip",
-    "p": "stages differ in availableMemoryProportion; --no-stage-proportions gives all of them one value",
+    "t": "8-bit transfer: images travel to the device as bytes; --no-eight-bit-transfer sends them as they are",
 }
 
 
@@ -400,7 +422,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     pipelined = any(entry.num_stages > 1 for entry in plan.pareto)
     heads = ("row", "IPUs", "stages", *(("schedule",) if pipelined else ()), "micro")
     heads += ("GA" if of_training else "steps", "repl.")
-    for name in (*heads, *(() if of_training else ("latency",)), "with", "images/s", "memory"):
+    for name in (*heads, *(() if of_training else ("latency",)), "with", "prop.", "images/s", "memory"):
         table.add_column(name, justify="left" if name in ("schedule", "with") else "right", no_wrap=True)
     own = next(number for number, entry in enumerate(plan.pareto, start=1) if entry.best)
     shown = _shown(plan.pareto, own)
@@ -419,6 +441,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             str(entry.num_replicas),
             *(() if of_training else (_ms(entry.predicted_latency_s),)),
             marks,
+            _span(entry.available_memory_proportion),
             f"{entry.predicted_images_per_s:,.0f}",
             Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
@@ -444,6 +467,9 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     out.print(Text(f"micro: samples in a micro-batch; {counts}; repl.: replicas"))
     if of_training and any(entry.schedule == "Sequential" for entry in plan.pareto):
         out.print(Text("Sequential stages are recomputation segments: parts of a network on one IPU."))
+    out.print(
+        Text("prop.: available memory proportion in percent, or the smallest and largest of the stages")
+    )
     for mark, told in _MARKS.items():
         if mark in used:
             out.print(Text(f"{mark}: {told}"))
@@ -460,18 +486,14 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
 
 
 def _shown(rows: Sequence[ParetoRow], own: int) -> List[int]:
-    """Numbers, from 1 on, of the rows to show: the plan's, the fastest ones, and the fastest of each number of IPUs."""
-    if len(rows) <= _MOST_ROWS:
-        return [*range(1, len(rows) + 1)]
-    first_of: Dict[int, int] = {}
-    for i, row in enumerate(rows):
-        first_of.setdefault(row.num_ipus, i)
-    chosen = {own - 1, *first_of.values()}
-    for i in range(len(rows)):
-        if len(chosen) >= _MOST_ROWS:
-            break
-        chosen.add(i)
-    return [i + 1 for i in sorted(chosen)]
+    """Numbers, from 1 on, of the rows to show: the first ones, and the plan's."""
+    first = [*range(1, min(len(rows), TABLE_ROWS - (own > TABLE_ROWS)) + 1)]
+    return first if own in first else [*first, own]
+
+
+def _span(proportions: Proportions) -> str:
+    shares = sorted({100 * share for own in proportions for share in (own.convolution, own.matmul)})
+    return f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g}-{shares[-1]:g}"
 
 
 def _paste(plan: PipelinePlan, out: Console) -> None:

@@ -39,7 +39,10 @@ SEGMENTS = (2, 4, 8)
 ALL_SEGMENTS = tuple(range(2, 17))
 
 # What may be tried both ways.
-FREE = ("half_partials", "optimizer_state_offloading")
+FREE = ("half_partials", "optimizer_state_offloading", "eight_bit_transfer")
+
+# Rows of a table of the front; --row takes the numbers of those beyond, too.
+TABLE_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,12 @@ class SearchSpace:
                     segments = ALL_SEGMENTS if all_of_them else SEGMENTS
                     yield from (replace(own, num_stages=k, schedule=schedule) for k in segments)
 
-    def variants(self, settings: PlanSettings, names: Sequence[str] = FREE) -> List[PlanSettings]:
+    def variants(self, settings: PlanSettings, names: Sequence[str] = FREE[:2]) -> List[PlanSettings]:
         """The settings with those of the named ones that are free on and off, where that makes a difference."""
         found = [settings]
+        matters = trial_settings(settings)
         for name in names:
-            matters = (
-                settings.precision != "32.32" if name == "half_partials" else settings.optimizer_slots > 0
-            )
-            if name in self.free and matters and (settings.training or name == "half_partials"):
+            if name in self.free and name in matters:
                 changes: List[Dict[str, Any]] = [{name: True}, {name: False}]
                 found = [replace(own, **change) for own in found for change in changes]
         return found
@@ -160,6 +161,16 @@ def all_micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
     return tuple(range(1, max(MICRO_BATCHES) + 1))
 
 
+def trial_settings(settings: PlanSettings) -> Tuple[str, ...]:
+    """Those of ``FREE`` that make a difference to a program of these settings."""
+    matters = (
+        settings.precision != "32.32",
+        settings.training and settings.optimizer_slots > 0,
+        True,
+    )
+    return tuple(name for name, does in zip(FREE, matters) if does)
+
+
 def default_count(schedule: str, num_stages: int) -> int:
     """Micro-batches to accumulate where nothing says how many.
 
@@ -173,7 +184,7 @@ def default_count(schedule: str, num_stages: int) -> int:
 
 
 def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
-    """A configuration of the Pareto front, and the front, fastest first.
+    """A configuration of the Pareto front, and the front: the rows of the table, fastest first, and then the others.
 
     Args:
         row: which of the front, from 1 on: the first has the most predicted throughput.
@@ -182,6 +193,9 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
         ConfigurationError: no configuration reaches the global batch size, or the front has no such row.
         InfeasibleError: nothing fits.
     """
+    tries_transfer = "eight_bit_transfer" in space.free
+    if tries_transfer:
+        space = replace(space, base=replace(space.base, eight_bit_transfer=True))
     for limit in LIMITS:
         found, any_legal = _found(planner, space, limit)
         if not any_legal and not space.more_micro_batch_sizes:
@@ -190,6 +204,9 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
         found += _fastest(planner, space, limit, best)
         if found:
             front = _refined(planner, _front(found), limit)
+            if tries_transfer:
+                front = [_with_least_transfer(planner, candidate) for candidate in front]
+            front = _table_first(front)
             if row > len(front):
                 raise ConfigurationError(
                     f"--row {row}: the table of best uses has {counted(len(front), 'row')}",
@@ -378,6 +395,26 @@ def _front(found: Sequence[Candidate]) -> List[Candidate]:
     return front
 
 
+def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
+    """The same with images as the network computes with them, unless bytes are faster: the host alone knows the two."""
+    settings = replace(candidate.settings, eight_bit_transfer=False)
+    prediction = predict(planner.graph, candidate.splits, settings, planner.system)
+    if prediction.images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
+        return candidate
+    return replace(candidate, settings=settings, prediction=prediction)
+
+
+def _table_first(front: Sequence[Candidate]) -> List[Candidate]:
+    """The front with the rows of its table first: the fastest ones, and the fastest of each number of IPUs."""
+    first_of: Dict[int, int] = {}
+    for place, candidate in enumerate(front):
+        first_of.setdefault(candidate.settings.occupied_ipus, place)
+    places = sorted(first_of.values())[:TABLE_ROWS]
+    places += [place for place in range(len(front)) if place not in places][: TABLE_ROWS - len(places)]
+    places.sort()
+    return [front[i] for i in (*places, *(place for place in range(len(front)) if place not in places))]
+
+
 def _row(candidate: Candidate, best: bool) -> ParetoRow:
     settings = candidate.settings
     return ParetoRow(
@@ -391,6 +428,7 @@ def _row(candidate: Candidate, best: bool) -> ParetoRow:
         recomputation=settings.recomputation,
         half_partials=settings.half_partials and settings.precision != "32.32",
         optimizer_state_offloading=settings.offloads_optimizer_state and settings.optimizer_slots > 0,
+        eight_bit_transfer=settings.eight_bit_transfer,
         available_memory_proportion=settings.available_memory_proportion,
         splits=candidate.splits,
         predicted_images_per_s=candidate.prediction.images_per_s,
