@@ -16,7 +16,8 @@ from light_training import train_lightly
 from ipucnn import cli
 from ipucnn.errors import DataError
 from ipucnn.filesystem import locked
-from ipucnn.reports.runs import _told_apart
+from ipucnn.reports.runs import _told_apart, print_runs
+from ipucnn.runs import compare
 from ipucnn.runs.compare import first_difference, read_run, runs_of, sort_runs, summary
 
 LINE = "train mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
@@ -155,6 +156,22 @@ def test_runs_names_data_alike_however_they_were_typed(folder, dataset, path, la
         summary(replace(run, config=replace(run.config, dataset=dataset, dataset_path=path)))["dataset"]
         == label
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(["sky", "old tree"], "Dice of old tree 0.5000"), (["a", "b", "c"], "mean Dice 0.5000")],
+)
+@pytest.mark.parametrize("has_report", [True, False])
+def test_runs_names_the_class_of_a_dice_score(folder, names, shown, has_report, monkeypatch, capsys):
+    run = read_run(folder / "first")
+    monkeypatch.setattr(compare, "_meta", lambda run: {"class_names": names})
+    report = (
+        {**run.report, "dataset": {**run.report["dataset"], "class_names": names}} if has_report else None
+    )
+    history = [{"event": "validation", "weight_updates": 1, "dice": 0.5}]
+    print_runs([summary(replace(run, report=report, history=history))])
+    assert shown in capsys.readouterr().out
 
 
 def test_runs_counts_what_the_last_checkpoint_has(folder):

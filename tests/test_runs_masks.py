@@ -169,7 +169,8 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     args = ["unet", "--dataset", "set", "--image-size", 204, "--base-filters", 2, "--num-epochs", 2, "--seed", 1,
             "--ckpts-per-epoch", 1]  # fmt: skip
     code, out, _ = run("train", *args, "--run-dir", "r")
-    assert code == 0 and "Dice of green cells" in out
+    assert code == 0 and "Dice of green cells" in out and "mean Dice, IoU" in out
+    assert "mean Dice 0." in run("runs", ".", columns=200)[1]
     # Killed after its first epoch and continued, it ends with the same bytes.
     killed = subprocess.Popen(
         [sys.executable, "-m", "ipucnn", "train", *map(str, args), "--run-dir", "k"],

@@ -70,6 +70,7 @@ def test_dice_of_several_classes_is_their_mean_in_the_loss_and_each_ones_in_the_
         right = ((labels == k) & (predicted == k)).sum()
         both = (labels == k).sum() + ((predicted == k) & (labels >= 0)).sum()
         assert result[f"dice_class_{k}"] == pytest.approx(2 * right / both)
+    assert result["dice"] == pytest.approx((result["dice_class_1"] + result["dice_class_2"]) / 2)
     # The evaluation's own sums, each sample by itself.
     known = np.maximum(labels, 0)
     wanted = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]

@@ -269,6 +269,12 @@ def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
     which = "both classes" if len(names) == 2 else f"all {len(names)} classes"
     rows = [("pixel accuracy", f"{result['measured']['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
     for key, title in (("dice", "Dice"), ("iou", "IoU")):
+        if len(names) > 2:
+            known = [value for value in trivial[key][1:] if value is not None]
+            of_trivial = sum(known) / len(known) if known else None
+            rows.append(
+                (f"mean {title}, without {names[0]}", _share(result["measured"][key]), _share(of_trivial))
+            )
         for i in reversed(range(len(names))):
             rows.append((f"{title}, {names[i]}", _share(found[key][i]), _share(trivial[key][i])))
     rows.append((f"soft Dice, mean of {which}", _share(found["soft_dice"]), ""))

@@ -71,7 +71,7 @@ def _cells(row: Dict[str, PlainValue]) -> Dict[str, str]:
         "run": row["run"],
         "network": row["model"],
         "data set": row["dataset"] or "",
-        "best": "" if row["value"] is None else _figure(row["figure"], row["value"]),
+        "best": "" if row["value"] is None else _figure(row["figure"], row["value"], row["class"]),
         "state": row["state"],
         "updates": f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
         "time": units.duration(row["time_s"]),
@@ -87,8 +87,10 @@ def _texts(*cells: str) -> List[Any]:
     return [Text(printable(cell)) for cell in cells]
 
 
-def _figure(name: str, value: float) -> str:
-    return f"Dice {value:.4f}" if name == "dice" else f"{value:.2%}"
+def _figure(name: str, value: float, of_class: Optional[str]) -> str:
+    if name != "dice":
+        return f"{value:.2%}"
+    return f"mean Dice {value:.4f}" if of_class is None else f"Dice of {of_class} {value:.4f}"
 
 
 def _age(seconds: float) -> str:
@@ -325,7 +327,7 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
     dataset = report.get("dataset", {}).get("name", run.config.dataset)
     cards = []
     if best is not None:
-        cards.append((f"best validation {best[0]}", _figure(*best), "of all validations"))
+        cards.append((f"best validation {best[0]}", _figure(*best, run.dice_class()), "of all validations"))
     if validations:
         last = validations[-1]
         cards.append(

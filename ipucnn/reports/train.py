@@ -8,7 +8,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from ipucnn.runs.recorder import RunEvent, Validated
     from ipucnn.runs.train import TrainingRun
     from ipucnn.sessions.session import ExecutionFinished, Progress
-
-# A cross-validation's columns: key in the report, title, format.
-_FIGURES = (
-    ("loss", "loss", "{:.4f}"),
-    ("accuracy", "accuracy", "{:.2%}"),
-    ("top5", "top 5", "{:.2%}"),
-    ("dice", "Dice of {foreground}", "{:.4f}"),
-    ("dice_background", "Dice of {background}", "{:.4f}"),
-    ("iou", "IoU", "{:.4f}"),
-)
 
 
 def program_line(program: Program) -> str:
@@ -116,12 +106,7 @@ class TrainProgress(ProgressBar):
         """A validation is over."""
         m = event.metrics
         text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
-        if "dice_background" in m:
-            titles = _titles(self._class_names)
-            text += "".join(f"  {titles[key]} {m[key]:.4f}" for key in ("dice", "dice_background"))
-        elif "dice" in m:
-            # Of several classes all but the first are counted together.
-            text += f"  Dice of all but {next(iter(self._class_names), 'class 0')} {m['dice']:.4f}"
+        text += "".join(f"  {title} {value:.4f}" for title, value in _dice_scores(m, self._class_names))
         self._print(f"{self._execution}  {text}" if self._execution else text)
         self._execution = ""
 
@@ -234,7 +219,7 @@ def _heading(run: TrainingRun) -> str:
     """The Dice score of each class over all held-out images, and which run the picture is of."""
     report, names = run.final_report, run.info.class_names
     validation = report.get("validation") or {}
-    parts = [f"{title} {value:.4f}" for title, value in _dice_of_classes(validation, names)]
+    parts = [f"{title} {value:.4f}" for title, value in _dice_scores(validation, names)]
     if parts:
         images = counted(int(validation["samples"]), "held-out image")
         parts[-1] += f" over {images}{_region(report['dataset'])}"
@@ -437,28 +422,21 @@ def _region(data: PlainDict) -> str:
     return f", their inner {inner} of {whole} pixels"
 
 
-def _dice_of_classes(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:
-    """``Dice of cell`` and its value, for each class of pixels; nothing of a network that classifies images."""
-    if "dice_background" in validation:
-        titles = _titles(names)
-        return [(titles[key], validation[key]) for key in ("dice", "dice_background")]
-    own = [(name, validation.get(f"dice_class_{k}")) for k, name in enumerate(names)]
-    return [(f"Dice of {name}", value) for name, value in own if value is not None]
+def _dice_scores(validation: Mapping[str, Any], names: Sequence[str]) -> List[Tuple[str, float]]:
+    """``Dice of cell`` and its value, of several classes ``mean Dice`` first; nothing of a network that classifies."""
+    titles = _dice_titles(names).items()
+    return [(title, validation[key]) for key, title in titles if key in validation]
 
 
 def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
     """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
-    scores = _dice_of_classes(validation, names)
+    scores = _dice_scores(validation, names)
     if "dice_background" not in validation:
-        return [
-            *((title, f"{value:.4f}") for title, value in scores),
-            (
-                "Dice, IoU",
-                f"{validation['dice']:.4f}, {validation['iou']:.4f} of all but {names[0] if names else 'class 0'}",
-            ),
-        ]
+        background = names[0] if names else "class 0"
+        headline = f"{validation['dice']:.4f}, {validation['iou']:.4f} of all classes but {background}"
+        return [("mean Dice, IoU", headline), *((title, f"{value:.4f}") for title, value in scores[1:])]
     foreground = names[1] if len(names) == 2 else "foreground"
     trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
     return [
@@ -530,18 +508,31 @@ def _compile_time(compiled: PlainDict) -> str:
     return f"{units.duration(compiled['compile_s'])} ({size})"
 
 
-def _titles(class_names: Sequence[str]) -> Dict[str, str]:
-    """The figures' names; of two classes of pixels the first is the background."""
+def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
+    """Titles of the Dice scores of a validation by their keys, the headline first; of two classes that is class 1."""
+    if len(class_names) > 2:
+        each = {f"dice_class_{k}": f"Dice of {name}" for k, name in enumerate(class_names)}
+        return {"dice": "mean Dice", **each}
     background, foreground = class_names if len(class_names) == 2 else ("background", "foreground")
-    return {key: title.format(background=background, foreground=foreground) for key, title, _ in _FIGURES}
+    return {"dice": f"Dice of {foreground}", "dice_background": f"Dice of {background}"}
+
+
+def _figures(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
+    """(key, title, format) of the figures of a validation."""
+    return [
+        ("loss", "loss", "{:.4f}"),
+        ("accuracy", "accuracy", "{:.2%}"),
+        ("top5", "top 5", "{:.2%}"),
+        *((key, title, "{:.4f}") for key, title in _dice_titles(class_names).items()),
+        ("iou", "mean IoU" if len(class_names) > 2 else "IoU", "{:.4f}"),
+    ]
 
 
 def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str:
     """One finished fold, for stderr."""
-    titles = _titles(class_names)
     figures = ", ".join(
-        f"{titles[key]} {text.format(row['validation'][key])}"
-        for key, _, text in _FIGURES
+        f"{title} {text.format(row['validation'][key])}"
+        for key, title, text in _figures(class_names)
         if row["validation"] and key in row["validation"]
     )
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
@@ -563,12 +554,11 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_
         f"{report['model']} on {report['dataset']}, {counted(report['kfold'], 'fold')}, measured"
     )
     table = plain_table(title=title)
-    columns = [c for c in _FIGURES if c[0] in report["mean"]]
+    columns = [column for column in _figures(class_names) if column[0] in report["mean"]]
     table.add_column("fold")
     table.add_column("held out", overflow="fold")
-    titles = _titles(class_names)
-    for key, _, _ in columns:
-        table.add_column(printable(titles[key]), justify="right")
+    for _, heading, _ in columns:
+        table.add_column(printable(heading), justify="right")
     table.add_column("time", justify="right")
     for row in report["folds"]:
         cells = [

@@ -122,6 +122,12 @@ class RunRecord:
                 return name, max(values)
         return None
 
+    def dice_class(self) -> Optional[str]:
+        """The class that the Dice of validations is of: of two class 1; None of several, where it is their mean."""
+        report = self.report or {}
+        names = report.get("dataset", {}).get("class_names") or _meta(self).get("class_names", ())
+        return printable(names[1]) if len(names) == 2 else None
+
     def seconds(self) -> float:
         """What executions and validations took, over all processes."""
         return sum(row["wall_s"] for row in self.timings if is_number(row.get("wall_s")))
@@ -229,7 +235,8 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 def summary(run: RunRecord) -> PlainDict:
     """A run in a line: ``run``, ``model``, ``dataset``, ``state``, ``figure`` and ``value`` (of its best validation, or
-    None), ``weight_updates`` of ``num_weight_updates``, ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
+    None), ``class`` (whose Dice that is; None of a mean over classes and of accuracy), ``weight_updates`` of
+    ``num_weight_updates``, ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
     """
     best = run.best()
     started = run.environment.get("started")
@@ -243,6 +250,7 @@ def summary(run: RunRecord) -> PlainDict:
         "state": run.state,
         "figure": None if best is None else best[0],
         "value": None if best is None else best[1],
+        "class": None if best is None or best[0] != "dice" else run.dice_class(),
         "weight_updates": _updates_done(run),
         "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
         "time_s": run.seconds(),

@@ -289,7 +289,9 @@ class MaskEvaluation:
         self._scores = SegmentScores() if judges else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
         # Pixels that are class 1 and predicted so, and that are predicted so, for each threshold.
-        self._above = np.zeros((len(CANDIDATES), 2), np.int64) if self._info.num_classes == 2 else None
+        self._above: Optional[np.ndarray] = None
+        if self._info.num_classes == 2:
+            self._above = np.zeros((len(CANDIDATES), 2), np.int64)
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
@@ -410,5 +412,7 @@ def class_figures(confusion: np.ndarray) -> PlainDict:
 
 
 def mean_dice(row: PlainDict) -> float:
-    """What images are ranked by, from worst to best: the mean Dice of the classes."""
-    return float(np.mean([value for value in row["dice"] if value is not None]))
+    """What images are ranked by, from worst to best: the mean Dice of both classes, or of several without class 0."""
+    values = row["dice"] if len(row["dice"]) == 2 else row["dice"][1:]
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else 1.0

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ipucnn.errors import DataError
+from ipucnn.training.metrics import mean_scores
 
 NUM_BINS = 15
 """Bins of the calibration error; the number Guo et al. 2017 (arXiv:1706.04599) use."""
@@ -139,8 +140,8 @@ class EvaluationTotals:
     def result(self) -> Dict[str, Any]:
         """``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, ``calibration_error``.
 
-        Accuracy and calibration of a segmentation network are over pixels; Dice and IoU over the pixels that
-        are foreground (class 1 and up), where a foreground pixel of another foreground class is wrong.
+        Accuracy and calibration of a segmentation network are over pixels.  Dice and IoU of two classes are those of
+        class 1, of more the means of all classes but class 0 (``metrics.mean_scores``).
 
         Raises:
             ValueError: nothing was added.
@@ -155,10 +156,8 @@ class EvaluationTotals:
             "accuracy": int(np.trace(matrix)) / units,
         }
         if self._pixels:
-            right = int(np.trace(matrix[1:, 1:]))
-            both = int(matrix[:, 1:].sum() + matrix[1:].sum())
-            result["dice"] = 2 * right / both if both else 1.0
-            result["iou"] = right / (both - right) if both > right else 1.0
+            either = (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()
+            result["dice"], result["iou"] = mean_scores(list(zip(np.diag(matrix).tolist(), either)))
         else:
             result["top5"] = self._top5 / units
         gaps = np.abs(self._bin_hits - self._bin_confidence)

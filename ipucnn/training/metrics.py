@@ -87,8 +87,9 @@ class MetricTotals:
         """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
 
         With two classes of pixels also ``dice_background``, the score of class 0, and ``dice_all_foreground``,
-        what calling every pixel foreground scores: the figure that ``dice`` has to beat.  With more classes
-        ``dice_class_K`` of each; of one that is neither there nor predicted it is 1.
+        what calling every pixel foreground scores: the figure that ``dice`` has to beat.  With more classes ``dice``
+        and ``iou`` are the means of :func:`mean_scores`, and ``dice_class_K`` is that of each; of one that is neither
+        there nor predicted it is 1.
         """
         t = self.totals
         n = t.get("samples", 0.0)
@@ -107,12 +108,29 @@ class MetricTotals:
             result["dice_background"] = 2 * t["true_negatives"] / both if both else 1.0
             pixels = t["actual"] + t["actual_background"]
             result["dice_all_foreground"] = 2 * t["actual"] / (t["actual"] + pixels) if pixels else 1.0
-        for key, right in t.items():
-            if key.startswith("right_of_"):
-                number = key[len("right_of_") :]
-                both = t[f"either_of_{number}"]
-                result[f"dice_class_{number}"] = 2 * right / both if both else 1.0
+        classes = [key[len("right_of_") :] for key in t if key.startswith("right_of_")]
+        if classes:
+            counts = [(t[f"right_of_{k}"], t[f"either_of_{k}"]) for k in classes]
+            for k, (right, both) in zip(classes, counts):
+                result[f"dice_class_{k}"] = 2 * right / both if both else 1.0
+            result["dice"], result["iou"] = mean_scores(counts)
         return result
+
+
+def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+    """The headline of three or more classes: the means of the Dice and of the IoU of all classes but class 0.
+
+    Args:
+        counts: of each class the pixels that are so in truth and prediction, and the sum of those in either.
+
+    Returns:
+        Both are 1 where no class but class 0 is there or predicted; such a class does not count.
+    """
+    known = [(right, both) for right, both in counts[1:] if both]
+    if not known:
+        return 1.0, 1.0
+    dice, iou = zip(*((2 * right / both, right / (both - right)) for right, both in known))
+    return sum(dice) / len(dice), sum(iou) / len(iou)
 
 
 # The ISBI 2012 challenge's scores of a membrane segmentation: V^Rand and V^Info, foreground-restricted.
