@@ -37,6 +37,7 @@ class Command(NamedTuple):
 REMOVED = {
     "profile": "the PopVision Graph Analyser shows a profile of Poplar; docs/ipu.md says how to make one",
     "plan-splits --measured": "drop it: the PopVision Graph Analyser shows the memory of each IPU",
+    "benchmark --rows": "name networks in its place: ipucnn benchmark 'resnet*' --suite ulhpc",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
 }
 

@@ -51,9 +51,17 @@ class ConfigurationError(UserError):
 
 
 class DataError(UserError):
-    """A data set, image, checkpoint or weights file is absent, damaged or of the wrong kind."""
+    """A data set, image, checkpoint or weights file is absent, damaged or of the wrong kind.
+
+    Args:
+        code: which finding of ``verify-dataset`` it is.
+    """
 
     exit_code = EXIT_DATA
+
+    def __init__(self, message: str, hint: "Optional[str]" = None, code: str = "unreadable") -> None:
+        super().__init__(message, hint)
+        self.code = code
 
 
 class InfeasibleError(UserError):

@@ -483,7 +483,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
 
-    What ``path`` was before makes way by a rename, and is removed once the new folder has its name.
+    What ``path`` was before changes places with it, in one step where the system can, and is removed then.
 
     Raises:
         DataError: the file system refuses; ``path`` is then what it was.
@@ -493,14 +493,16 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     make_folder(temporary)
     try:
         write(temporary)
-        if os.path.lexists(str(path)):
-            os.rename(path, before)
-        try:
+        if not os.path.lexists(str(path)):
             os.rename(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.rename(before, path)
-            raise
+        elif not _exchange(temporary, path):
+            os.rename(path, before)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.rename(before, path)
+                raise
         _sync_folder(path.parent)
         remove_folder(before)
     except OSError as error:
@@ -508,6 +510,18 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(DataError):
             remove_folder(temporary)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Lets two paths change places in one step; False where the system or the file system has no such step."""
+    import ctypes  # which takes a while, and few commands write folders
+
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    # AT_FDCWD, and RENAME_EXCHANGE of renameat2(2).
+    return bool(rename(-100, os.fsencode(one), -100, os.fsencode(other), 2) == 0)
 
 
 def write_text(path: Path, text: Union[str, bytes]) -> None:

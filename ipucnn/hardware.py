@@ -99,11 +99,13 @@ class Calibration:
         compute: of computing, weight updates included.
         fixed: of feeds and loop around a micro-batch.
         collective: of the sum of gradients over replicas.
+        band_factor: by which predictions with these factors missed what was measured, in 80 of 100 cases.
     """
 
     compute: float = 1.0
     fixed: float = 1.0
     collective: float = 1.0
+    band_factor: float = 1.0
 
 
 @dataclass(frozen=True)

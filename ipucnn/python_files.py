@@ -9,7 +9,9 @@ import ast
 import contextlib
 import functools
 import hashlib
+import os
 import re
+import shlex
 import sys
 import traceback
 import types
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
-from ipucnn.filesystem import absolute, expand, read_bytes, shown
+from ipucnn.filesystem import absolute, expand, is_file, read_bytes, shown
 from ipucnn.text import printable, shown_value
 
 if TYPE_CHECKING:
@@ -33,6 +35,20 @@ _NAME = re.compile(r"(?s)(.*\.py):([^/\\:]*)")
 def is_python_name(name: str) -> bool:
     """Whether a name is that of a function in a Python file, or of a Python file alone."""
     return name.lower().endswith(".py") or _NAME.fullmatch(name) is not None
+
+
+def name_it(option: str, name: str, run: Path) -> str:
+    """The hint that names a run's Python file on the command line: as the run does, or as its place is seen from here.
+
+    Args:
+        option: that names it.
+        name: as the run has it.
+        run: its folder; the file is looked for in all folders around it.
+    """
+    path, colon, function = name.rpartition(":") if ":" in name else (name, "", "")
+    places = [path, *(os.path.relpath(folder / path) for folder in Path(os.path.abspath(run)).parents)]
+    place = next((place for place in places if is_file(Path(place))), path)
+    return f"add {option} {shlex.quote(f'{place}{colon}{function}')}"
 
 
 def label_of(name: str) -> str:

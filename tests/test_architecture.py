@@ -134,18 +134,18 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3720, 2690),
-    "commands": (1970, 1150),
-    "config": (2840, 1600),
-    "datasets": (6200, 4710),
+    "benchmarking": (3030, 2220),
+    "commands": (1890, 1080),
+    "config": (2850, 1610),
+    "datasets": (6200, 4700),
     "diagnosis": (850, 560),
-    "models": (2940, 2200),
-    "planning": (6060, 4780),
-    "reports": (4180, 3200),
-    "runs": (6300, 4670),
+    "models": (2950, 2210),
+    "planning": (6130, 4820),
+    "reports": (3930, 3010),
+    "runs": (6350, 4710),
     "sessions": (5520, 4280),
-    "training": (1670, 1250),
-    "modules at the top": (2660, 2050),
+    "training": (1680, 1260),
+    "modules at the top": (2680, 2070),
 }
 
 

@@ -272,7 +272,7 @@ def test_workers_share_images_that_are_segmented(pages):
 
     def network(one, computed):
         made = TiledNetwork.__new__(TiledNetwork)
-        made.views, made.busy_s, made._margin, made._outputs = 1, 0.0, 4, (8, 16)
+        made.views, made.busy_s, made._margin, made._outputs, made._tile_size = 1, 0.0, 4, (8, 16), None
         made._cluster = cluster.Cluster()
         made._trained = SimpleNamespace(join=lambda **asked: one)
         made.prepare = lambda shape: computed.append(("prepared", shape))

@@ -292,7 +292,7 @@ def test_the_tables_of_the_public_applications_flags_name_options_that_are_there
     text = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text()
     rows = text.split(f"| {head} | here |")[1].split("\n\n")[0].splitlines()[2:]
     ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z0-9-]*)", row.split(" | ")[1])}
-    assert len(rows) > 20 and ours - set(BY_KEY) <= {"training", "inference"}
+    assert len(rows) > 20 and ours - set(BY_KEY) <= {"training", "inference", "config-path"}
     # What is the same there is an option of that name, too.
     for row in rows:
         theirs, here = row.strip("| ").split(" | ")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from poplar_double import installed
-from test_doctor import IDLE, INFO, PARTITIONS, POD, tool  # noqa: F401 - a fixture
+from test_doctor import IDLE, INFO, POD, tool  # noqa: F401 - a fixture
 
 from ipucnn import cli
 
@@ -51,7 +51,6 @@ def test_ten_lines_are_shown():
 def test_what_doctor_says(tool, capfd):  # noqa: F811 - the fixture
     tool("gc-info", list_devices=POD, device_info=INFO)
     tool("gc-monitor", IDLE)
-    tool("vipu", PARTITIONS)
     (line,) = (line for line in SHOWN if "doctor" in line)
     with installed(sdk="3.3"):
         forms = printed(line, capfd)

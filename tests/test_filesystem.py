@@ -534,7 +534,8 @@ ELSEWHERE = {
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
-    "ipucnn/benchmarking/suites/file.py": "the package's own suites",
+    "ipucnn/benchmarking/keras_fit.py": "PlannedRow.resolve() is no question about a path",
+    "ipucnn/benchmarking/suite.py": "the package's own suites; resolve() is no question about a path",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/api.py": "RunRequest.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
@@ -547,7 +548,6 @@ ELSEWHERE = {
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     "ipucnn/runs/runtimes.py": "a script that imports nothing of this package, in a folder of its own",
     # A file that is open already, or that only this process knows.
-    "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
@@ -598,8 +598,28 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", failing)
+        patched.setattr(filesystem, "_exchange", lambda one, other: False)
         with pytest.raises(DataError, match="cannot be written"):
             filesystem.write_folder(folder, write)
     assert [p.name for p in folder.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
     filesystem.write_folder(folder, write)
     assert [p.name for p in folder.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the step in which two folders change places is Linux's")
+def test_a_folder_that_is_replaced_is_always_there(tmp_path, monkeypatch):
+    """Whenever the process is killed: between two renames there would be none."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    for name in ("_sync_folder", "_exchange"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", killed)
+            patched.setattr(filesystem, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                filesystem.write_folder(folder, lambda path: (path / "new").write_text("new"))
+        assert folder.is_dir()
+    assert [p.name for p in folder.iterdir()] == ["new"]

@@ -256,7 +256,7 @@ def test_layers_of_ones_own_are_seeded_and_said():
     assert np.array_equal(scale, again)
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
-    saved = saved_network(record.name, data, "x", "ipucnn evaluate RUN --model-name net.py:build")
+    saved = saved_network(record.name, data, "x", "add --model-name net.py:build")
     with pytest.raises(ConfigurationError, match="centre"):
         saved.own.check_buildable()
 
@@ -777,7 +777,7 @@ def test_own_data_are_verified(run):
 
 
 def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
-    from ipucnn.benchmarking.suites.file import parse_suite
+    from ipucnn.benchmarking.suite import parse_suite
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -806,7 +806,7 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'\nhint: ") as caught:
         build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
     assert caught.value.hint == "mend the package that offers it"
-    with pytest.raises(ConfigurationError, match="line 2: mine-net is a network of one's own"):
-        parse_suite("rows:\n- model: mine-net\n", "suite.yml", "mine")
+    with pytest.raises(ConfigurationError, match="row 1: mine-net is a network of one's own"):
+        parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipucnn import cli
-from ipucnn.config.options import BY_NAME, SPECS
+from ipucnn.config.options import BY_KEY, BY_NAME, SPECS
 from ipucnn.config.resolve import resolve
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
@@ -259,6 +259,88 @@ def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, ste
     assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
     memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
     assert tuple(memory) == candidate.ipus
+
+
+# Network -> what may be changed of its layers; more than the first few would have to be built for each example.
+NETWORKS = {
+    "lenet": {"image_size": "32", "dataset": "cifar10"},
+    "mnist_cnn": {"dataset": "fashion_mnist"},
+    "cifar_resnet8": {"norm_layer": "group_norm", "image_size": "40", "dataset": "cifar100"},
+    "toy_model": {"image_size": "64"},
+    "unet": {"base_filters": "16"},
+    "resnet18": {},
+    "resnet50": {"dataset": "imagenet"},
+    "mobilenetv2": {},
+    "efficientnet-b0": {},
+    "efficientnet-b4-g16": {},
+    "densenet121": {},
+    "inceptionv3": {},
+}
+
+
+@st.composite
+def whole_questions(draw):
+    """A network, flags, the share of the layers before each split, and whether it is inference."""
+    name, inference = draw(st.sampled_from(sorted(NETWORKS))), draw(st.booleans())
+    flags = {**some(draw, numeric(draw)), **some(draw, NETWORKS[name])}
+    if flags.get("optimizer_params") is not None:
+        flags["optimizer"] = "sgd"
+        flags["optimizer_params"] = {"momentum": 0.4}
+    if inference:
+        for option in ("optimizer", "optimizer_params", "optimizer_state_offloading", "pipeline_schedule"):
+            flags.pop(option, None)
+        flags["steps_per_execution"] = str(draw(st.integers(1, 99)))
+    cuts = draw(st.lists(st.floats(0, 1), min_size=1, max_size=3))
+    flags["num_replicas"] = draw(st.sampled_from(["1", "2", "4"]))
+    return name, flags, cuts, inference
+
+
+@tries(12, slow=60)
+@given(question=whole_questions(), preset=presets_of_runs())
+def test_a_plan_is_whole(question, preset):
+    """Plan to run to plan, with no other word: the same network, splits, settings and prediction."""
+    name, flags, cuts, inference = question
+    graph = extract.read_shipped(get_model(name))
+    places = sorted({1 + round(cut * (len(graph.cuts) - 2)) for cut in cuts})
+    flags = {key: _text_of(key, value) for key, value in flags.items()}
+    flags["pipeline_splits"] = " ".join(graph.layers[graph.cuts[place]].name for place in places)
+    first = _planned(name, flags, inference)
+    text = first.to_yaml()
+    run = resolve(
+        first.command.split()[0],
+        {"plan": "q.yml"},
+        reads_data=False,
+        below=[("preset other", {**preset, "image_size": (99, 99), "dataset": "mnist"})],
+        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
+    )
+    assert run.config.dataset == flags.get("dataset", get_model(name).home_dataset)
+    assert run.config.image_size == first.input_shape[:2]
+    options = {BY_NAME[key].key for key in ("dataset", "image_size", "norm_layer")}
+    assert options <= set(first.run_options())
+    again = {BY_KEY[key].name: value for key, value in run.plan.run_options().items()}
+    if inference:
+        again.pop("dbn_replica_group_size")  # which plan-splits refuses there
+    config = {key: BY_NAME[key].yaml_value(getattr(run.config, key)) for key in again}
+    second = _planned(name, {key: _text_of(key, value) for key, value in config.items()}, inference)
+    assert (second.settings, second.splits, second.build) == (first.settings, first.splits, first.build)
+    assert (second.input_shape, second.num_classes) == (first.input_shape, first.num_classes)
+    assert second.predicted_images_per_s == first.predicted_images_per_s
+    assert second.ipus == first.ipus
+
+
+def _text_of(name, value):
+    """A value as the command line has it."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _planned(name, flags, inference):
+    from ipucnn.planning.plan import make_plan
+
+    asked = resolve("plan-splits", flags, model=name, reads_data=False)
+    request = make_request(asked, network_options, input_shape_for, inference=inference)
+    return make_plan(request, (), lambda line: None, lambda: None)
 
 
 def test_every_setting_says_which_options_decide_it():

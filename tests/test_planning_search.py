@@ -560,6 +560,7 @@ def test_damaged_plans_are_refused_with_the_place(data):
         node[key + "x"] = value
     # Plans that were saved before bands stood beside predictions have none.
     bands = ("predicted_images_per_s_band", "predicted_band_factor", "published_fits")
+    bands += ("measured_images_per_s", "measured_stage_s", "band_factor")
     if damage == "drop" and where[-1] in bands:
         return
     with pytest.raises((DataError, ConfigurationError)) as raised:

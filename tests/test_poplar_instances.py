@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,23 @@ def documents(text):
         while at < len(text) and text[at].isspace():
             at += 1
     return found
+
+
+def test_the_pod16_of_the_documentation_is_a_run(tmp_path, capfd, monkeypatch):
+    page = (ROOT / "docs" / "ipu.md").read_text(encoding="utf-8")
+    section = page.split("### A POD16 with a public configuration")[1]
+    words = shlex.split(section.split("```console")[1].split("```")[0].replace("\\\n", ""))
+    at = words.index("ipucnn")
+    options = dict(word[2:].split("=") for word in words[1:at])
+    total, ipus = int(options["num-replicas"]), int(options["ipus-per-replica"])
+    layout = {"total": total, "local": total // int(options["num-instances"]), "ipus": ipus}
+    for name, value in poprun(0, **layout).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    with installed():
+        assert cli.run([*words[at + 1 :], "--dry-run", "--json"]) == 0
+    program = json.loads(capfd.readouterr().out)["program"]
+    assert (program["num_ipus"], program["num_replicas"], program["global_batch_size"]) == (16, 4, 8192)
 
 
 def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):

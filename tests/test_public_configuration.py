@@ -4,6 +4,8 @@ tests/data/public_style.yml has entries written for these tests in the layout of
 """
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +199,44 @@ def test_every_entry_plans_on_its_system(run, name):
             "Grouped",
             "pod16",
         )
+
+
+def test_every_option_has_a_row_on_the_page_for_those_who_come_from_it():
+    page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
+    rows = page.split("### Flag by flag")[1].split("###")[0].splitlines()
+    named = re.findall(
+        r"`--([a-z0-9-]+)`", " ".join(row.split("|")[1] for row in rows if row.startswith("|"))
+    )
+    assert sorted(named) == sorted({*DESCRIBED, *FURTHER, "config", "config-path", "wandb-params"})
+    # What no longer exists has another name there.
+    older = {"checkpoints", "checkpoint-dir", "bn-momentum", "wandb-params"}
+    assert len(set(named) - older) == 73
+
+
+@pytest.mark.parametrize(
+    "flag, value, name, expected",
+    [("synthetic_data", "cpu", "synthetic_data", "host"), ("kfold", "1", "kfold", None)],
+)
+def test_values_of_its_readmes_mean_what_they_mean_there(flag, value, name, expected):
+    assert getattr(resolve("train", {flag: value}, model="lenet").config, name) == expected
+
+
+def test_its_configurations_are_looked_for_in_a_file_of_the_user(run):
+    code, _, err = run("train", "--config", "resnet50_16ipus_8k_bn_pipeline")
+    assert (
+        code == 2 and "did you mean 'mk2_resnet50_8k_bn_pipeline'?" in err and "add --config-path FILE" in err
+    )
+
+
+def test_all_conflicts_of_the_automatic_loss_scale_are_told_at_once_and_the_hint_works(run):
+    words = ["train", "cifar_resnet8", "--dataset", "digits", "--auto-loss-scaling", "--dry-run"]
+    code, _, err = run(*words, "--optimizer", "lars")
+    assert code == 2
+    for conflict in ("32 bits", "--optimizer lars", "--lr-schedule cosine", "--lr-warmup-params"):
+        assert conflict in err.splitlines()[0], conflict
+    hint = shlex.split(err.splitlines()[1].split("or use ")[1])
+    code, _, err = run(*words, *hint)
+    assert code == 0, err
 
 
 EXAMPLES = """

@@ -366,6 +366,33 @@ def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_pa
     assert code == 0 and "37 of 37" in out and "data set digits" in err
 
 
+def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(trained, run, tmp_path):
+    layers = layers_of(trained)
+    zeros = {name: {w: 0 * value for w, value in weights.items()} for name, weights in layers.items()}
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    write_keras_2(folder / "epoch_10.0.h5", layers)
+    write_keras_2(folder / "epoch_2.0.h5", zeros)
+    words = ("train", *LENET, "--device", "cpu", "--seed", "1", "--micro-batch-size", "32")
+    of_folder = ("--checkpoint-input-dir", "saved", "--run-dir")
+    code, _, err = run(*words, "--no-training", *of_folder, "v")
+    assert code == 0, err
+    rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["weight_updates"] for row in rows] == [2 * 44, 10 * 44]
+    assert rows[0]["loss"] == pytest.approx(math.log(10)) and rows[1]["accuracy"] > 2 * rows[0]["accuracy"]
+    # They do not say where training goes on; it begins with the weights of one of them.
+    code, _, err = run(*words, *of_folder, "t")
+    assert code == 3 and "hint: validate them with --no-training" in err and not (tmp_path / "t").exists()
+    assert f"--weights {folder.name}/epoch_10.0.h5" in err
+    code, _, err = run(*words, "--weights", "saved/epoch_10.0.h5", "--num-epochs", "1", "--run-dir", "t")
+    assert (
+        code == 0 and json.loads((tmp_path / "t" / "report.json").read_text())["validation"]["accuracy"] > 0.5
+    )
+    (folder / "epoch_11.0.h5").write_bytes(b"no HDF5")
+    code, _, err = run(*words, "--no-training", *of_folder, "w")
+    assert code == 3 and "epoch_11.0.h5" in err and not (tmp_path / "w").exists()
+
+
 def test_what_this_keras_writes_is_read(trained, run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.keras_files import load_keras_weights

@@ -1,6 +1,5 @@
 """Run folders: who gets which name, and what others planted in a folder is not written through."""
 
-import json
 import os
 import subprocess
 import sys
@@ -219,31 +218,18 @@ def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way
     assert content() == before
 
 
-def test_a_suite_neither_writes_nor_removes_through_links(here):
-    """``reports`` of a folder from others may be any folder, and a log any file."""
-    from types import SimpleNamespace
+def test_a_suite_writes_through_no_link(here):
+    """``rows`` of a folder from others may be any folder."""
+    from ipucnn.benchmarking.suite import Suite, SuiteRun, parse_suite
 
-    from ipucnn.benchmarking.suites.run import SuiteRun
-
-    suite = SimpleNamespace(name="s", title="", about="", epoch_images=1)
-    plan = SimpleNamespace(suite=suite, rows=[], seed=1)
-    precious = here / "precious"
+    folder, precious = here / "suite", here / "precious"
     precious.mkdir()
-    (precious / "mine.json").write_text("mine")
-    folder = here / "suite"
     folder.mkdir()
-    (folder / "reports").symlink_to(precious)
-    run = SuiteRun(plan, folder, resume=False, options={})
-    with pytest.raises(DataError, match="reports is a link"):
-        run.run(None, None, None)
-    assert (precious / "mine.json").read_text() == "mine"
-    (folder / "reports").unlink()
-    (folder / "reports").mkdir()
-    (folder / "reports" / "photos").mkdir()
-    (folder / "reports" / "old.json").write_text("{}")
-    run.run(None, None, None)
-    assert sorted(p.name for p in (folder / "reports").iterdir()) == ["photos"]
-    assert json.loads((folder / "suite.json").read_text())["suite"] == "s"
+    (folder / "rows").symlink_to(precious)
+    suite: Suite = parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s")
+    with pytest.raises(DataError, match="rows is a link"):
+        SuiteRun(suite, folder, takes_default=False).run(False, lambda name, row: None)
+    assert not list(precious.iterdir())
 
 
 def test_a_continued_run_makes_its_folder_also_where_checkpoints_lie_elsewhere(tmp_path):

@@ -114,7 +114,7 @@ def test_doctor_executes_nothing(hostile):
 def test_a_suite_executes_nothing(hostile):
     folder, sprung = hostile
     (folder / "suite.yml").write_text(
-        "title: one\nrows:\n  - {model: toy_model, mode: inference, micro-batch-size: 2, dataset: digits}\n"
+        "title: one\nrows:\n  - benchmark toy_model --micro-batch-size 2 --dataset digits\n"
     )
     args = ("--executions", "3", "--min-time", "0.01", "--max-time", "20", "--device", "cpu")
     done = ipucnn(folder, "benchmark", "--suite", "suite.yml", *args, "--run-dir", "s")

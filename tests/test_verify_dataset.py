@@ -657,6 +657,17 @@ def test_slices_without_labels_are_not_called_unreadable(tmp_path):
     assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 0, 0), (2, 0, 0)]
 
 
+def test_a_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
+    """What a finding is comes from the reader, and not from words of its message, which has the path."""
+    name, folder = made("idx")
+    strange = tmp_path / "NCT-CRC-truncated"
+    folder.rename(strange)
+    path = strange / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes() + b"more")
+    errors, _, _ = check(name, strange)
+    assert errors == {"unreadable"}
+
+
 def test_every_code_is_found_by_a_test():
     """But those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
     found = {code for table in (IDX, CIFAR, FOLDERS, MASKS, VOLUMES) for code, _ in table.values()}

@@ -115,7 +115,7 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
         ipu=system.ipu.title,
         precision=precision,
         images_per_s=prediction.images_per_s,
-        images_per_s_band=list(throughput_band(prediction.images_per_s)),
+        images_per_s_band=list(throughput_band(prediction.images_per_s, system)),
         step_s=step_s,
         latency_s=prediction.latency_s,
         flop_per_s=flop * prediction.images_per_s,

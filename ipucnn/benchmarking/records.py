@@ -433,100 +433,49 @@ class BenchmarkReport(Record, kw_only=True):
         return self.measured.images_per_s.value if self.measured is not None else None
 
 
-class RowPrediction(Record):
-    """What is predicted of IPUs for a row."""
-
-    system: str
-    precision: str
-    images_per_s: Optional[Amount]
-    step_s: Optional[Amount]
-    num_ipus: Optional[Natural]
-
-
 class Row(Record, kw_only=True):
-    """One benchmark of a suite; from ``device`` on, figures are null until the row has run."""
+    """One command line of a suite; figures are null until it has run."""
 
-    id: Annotated[
-        str,
-        Meta(pattern="^[A-Za-z0-9._-]+$", description="unique; the row's full report is reports/ID.json"),
-    ]
+    id: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]+$", description="unique; its run folder is rows/ID")]
     name: str
     model: str
-    mode: Annotated[str, one_of("inference", "training", "fit")]
-    engine: Annotated[str, one_of("session", "keras")]
-    micro_batch_size: Positive
-    gradient_accumulation_count: Optional[Natural]
-    num_replicas: Positive
-    status: Annotated[str, one_of("pending", "done", "failed")]
+    command: Annotated[str, Meta(description="what is typed behind `ipucnn`")]
+    mode: Annotated[str, one_of("inference", "training")]
+    status: Annotated[str, one_of("pending", "done", "failed")] = "pending"
     error: Annotated[Optional[str], Meta(description="why the row failed")] = None
-    exit_code: Annotated[Optional[int], Meta(description="0 of a row that is done")] = None
-    wall_s: Annotated[
-        Optional[Amount], Meta(description="of the whole row, the start of its process included")
-    ] = None
-    work: Annotated[
-        str,
-        Meta(
-            pattern="^[0-9a-f]{16}$",
-            description="hash of network, mode, data set and all options but seed and device: rows of the same one do "
-            "the same work",
-        ),
-    ]
+    exit_code: Optional[int] = None
+    wall_s: Annotated[Optional[Amount], Meta(description="of the whole command, its start included")] = None
     device: Optional[str] = None
-    tensorflow: Optional[str] = None
+    data: Annotated[Optional[str], Meta(description="name of the data set")] = None
     image_height: Optional[Natural] = None
     image_width: Optional[Natural] = None
-    image_channels: Optional[Natural] = None
-    data_kind: Optional[Annotated[str, one_of("host-generated", "device-generated", "real")]] = None
-    data_name: Optional[str] = None
+    micro_batch_size: Optional[Natural] = None
+    gradient_accumulation_count: Optional[Natural] = None
+    num_replicas: Optional[Natural] = None
     num_stages: Optional[Natural] = None
-    global_batch_size: Optional[Natural] = None
-    images_per_s: Annotated[
-        Optional[Amount], Meta(description="total samples over total time; null unless the row is done")
-    ] = None
+    images_per_s: Optional[Amount] = None
     images_per_s_lower: Annotated[Optional[Amount], Meta(description="95 % bootstrap interval")] = None
     images_per_s_upper: Optional[Amount] = None
     step_s: Annotated[
         Optional[Amount],
-        Meta(
-            description="of a weight update (training), a micro-batch on each replica (inference), or one micro-batch "
-            "(fit)"
-        ),
-    ] = None
-    num_executions: Annotated[
-        Optional[Natural], Meta(description="measured; of a fit, epochs after the first")
-    ] = None
-    steady: Annotated[
-        Optional[bool], Meta(description="whether warm-up ended because times no longer changed")
+        Meta(description="as the benchmark's report has it; of a training run, of one micro-batch"),
     ] = None
     compile_s: Optional[Amount] = None
     num_trainable_parameters: Optional[Natural] = None
     macs_per_image: Optional[Natural] = None
-    flop_per_image: Annotated[
-        Optional[Amount], Meta(description="of the mode: 2 x MACs, times 3 in training")
-    ] = None
     flop_per_parameter: Annotated[
         Optional[Amount], Meta(description="2 x MACs x micro-batch size / trainable parameters")
     ] = None
-    flop_per_s: Optional[Amount] = None
-    share_of_matmul_peak: Optional[Amount] = None
     peak_memory_bytes: Optional[Natural] = None
     ratio_to_keras: Optional[Amount] = None
-    accuracy: Optional[Share] = None
-    loss: Optional[float] = None
+    training_accuracy: Optional[Share] = None
+    accuracy: Annotated[Optional[Share], Meta(description="on held-out images")] = None
     epoch_s: Annotated[
-        Optional[Amount], Meta(description="of the whole batches in `epoch_images` at `images_per_s`")
+        Optional[Amount], Meta(description="of the whole batches in `epoch_images`; null where there is none")
     ] = None
-    options: Annotated[
-        Dict[str, Any],
-        Meta(description="those that differ from their defaults, by key, but seed and device"),
-    ]
-    predicted: Annotated[List[RowPrediction], Meta(description="first at the row's own precision")] = []
+    predicted_images_per_s: Annotated[Optional[Amount], Meta(description="of IPUs, not measured")] = None
+    predicted_num_ipus: Optional[Natural] = None
     notes: List[str] = []
-
-    @property
-    def rate(self) -> float:
-        """``images_per_s`` of a row that is done; 0 of any other."""
-        return self.images_per_s or 0.0
 
 
 class MachineFacts(Record):
@@ -539,54 +488,17 @@ class MachineFacts(Record):
     tensorflow: Optional[str]
 
 
-class Totals(Record):
-    """One epoch of each training row, one after the other."""
-
-    epoch_images: Optional[int]
-    num_rows: Natural
-    num_measured: Natural
-    measured_s: Optional[Amount]
-    num_predicted: Natural
-    predicted_s: Annotated[
-        Optional[Amount], Meta(description="null unless every measured row has a prediction")
-    ]
-
-
 class SuiteResult(Record, kw_only=True):
-    """One row per benchmark.
-
-    Measured figures are of `device`; `predicted` is of IPUs, from the planner's cost and memory model.
-    """
+    """One row for each command line."""
 
     kind: Literal["ipucnn benchmark suite"] = "ipucnn benchmark suite"
-    schema_version: Literal[2] = 2
-    suite: Annotated[
-        str,
-        Meta(
-            description="name of the suite's file without its ending, or the wildcard, as in the folder's name"
-        ),
-    ]
+    schema_version: Literal[3] = 3
+    suite: Annotated[str, Meta(description="name of its file without the ending, or the wildcard")]
     title: str
     about: str
     started: Annotated[str, Meta(description="when the first of its rows began, local time with offset")]
-    seed: Annotated[Natural, Meta(description="of all rows, or of those that were not given one")]
     machine: MachineFacts
-    options: Annotated[
-        Dict[str, Any],
-        Meta(description="what was typed beside the suite, by key; it takes the place of what the file says"),
-    ]
     epoch_images: Annotated[
         Optional[Positive], Meta(description="training images of the epoch whose time is added up")
     ]
     rows: Annotated[List[Row], Meta(min_length=1)]
-    totals: Totals
-
-    @property
-    def pending(self) -> List[Row]:
-        """Rows without a result, failed ones too."""
-        return [row for row in self.rows if row.status != "done"]
-
-    @property
-    def failed(self) -> List[Row]:
-        """Rows that failed."""
-        return [row for row in self.rows if row.status == "failed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional
 
@@ -88,12 +89,6 @@ SUITE = own_option(
     "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. With MODEL, only the rows that match it.",
     SUITES,
 )
-ROWS = own_option(
-    "--rows",
-    "NAME...",
-    "Run only these rows of the suite, given by names or wildcards.  [default: all]",
-    SUITES,
-)
 RESUME = typer.Option(
     False,
     "--resume",
@@ -126,7 +121,6 @@ def benchmark(
     max_regression: Optional[str] = MAX_REGRESSION,
     trust: bool = TRUST,
     suite: Optional[str] = SUITE,
-    rows: Optional[List[str]] = ROWS,
     resume: bool = RESUME,
     versus: Optional[str] = VERSUS,
 ) -> None:
@@ -149,52 +143,29 @@ def benchmark(
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
-        if trust:
-            from ipucnn.errors import ConfigurationError
+        from ipucnn.errors import ConfigurationError
 
-            raise ConfigurationError("--trust: suites run no SavedModel", "drop it, or benchmark one network")
-        if system_profile is not None:
-            from ipucnn.errors import ConfigurationError
-
-            raise ConfigurationError(
-                "--system-profile: suites predict for systems as they are shipped",
-                "drop it, or benchmark one network",
-            )
+        refused = {"--trust": trust, "--system-profile": system_profile, "--baseline": baseline}
+        for option, value in {**refused, "--max-regression": max_regression}.items():
+            if value:
+                raise ConfigurationError(
+                    f"{option} is for one benchmark, not for suites", "drop it, or name one network"
+                )
+        words = [] if mode is None else ["--mode", mode]
+        words += [] if training is None else ["--training" if training else "--inference"]
         benchmark_suite(
             request,
             suite,
-            mode=_suite_mode(training, mode),
-            measuring=measuring,
-            rows=rows or [],
+            _typed_words(request, words, measuring),
             resume=resume,
             versus=versus,
             verbose=verbose,
             json_output=json_output,
         )
         return
-    _check_no_suite({"--rows": rows, "--resume": resume, "--versus": versus})
+    _check_no_suite({"--resume": resume, "--versus": versus})
     measuring.update({"mode": mode, "training": training, "system_profile": system_profile, "trust": trust})
     _benchmark_one(request, measuring, verbose, json_output)
-
-
-def _suite_mode(training: Optional[bool], mode: Optional[str]) -> Optional[str]:
-    """training or inference, if it was typed.
-
-    Raises:
-        ConfigurationError: a mode that suites do not have.
-    """
-    from ipucnn.benchmarking.settings import SESSION, work_and_scope
-    from ipucnn.errors import ConfigurationError
-
-    if training is None and mode is None:
-        return None
-    work, scope = work_and_scope(training, mode)
-    if scope != SESSION:
-        raise ConfigurationError(
-            f"--mode {mode}: suites and wildcards measure training and inference",
-            "name one network, or use --mode training",
-        )
-    return work
 
 
 def _check_no_suite(flags: PlainDict) -> None:
@@ -230,7 +201,7 @@ def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
     command += " --trust" if measuring["trust"] else ""
-    refuse_unnamed(f"the network of {shown_value(model)}", name, command)
+    refuse_unnamed(f"the network of {shown_value(model)}", name, f"type: {command}")
     measuring["compare_with"] = model
     below = [(f"export {model}", exported.options())]
     return request.resolve_as(name, below)
@@ -326,19 +297,11 @@ def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
 # ``ipucnn benchmark`` with a suite, or with a wildcard as MODEL.
 
 
-if TYPE_CHECKING:
-    from ipucnn.benchmarking.records import SuiteResult
-    from ipucnn.benchmarking.suites.plan import SuitePlan
-    from ipucnn.benchmarking.suites.run import SuiteRun
-
-
 def benchmark_suite(
     request: RunRequest,
-    suite: Optional[str],
+    name: Optional[str],
+    typed: List[str],
     *,
-    mode: Optional[str],
-    measuring: PlainDict,
-    rows: List[str],
     resume: bool,
     versus: Optional[str],
     verbose: bool,
@@ -348,10 +311,8 @@ def benchmark_suite(
 
     Args:
         request: what was typed about runs.
-        suite: ``--suite``, None for a wildcard.
-        mode: inference or training if it was typed.
-        measuring: arguments of ``make_settings`` that were typed.
-        rows: ``--rows``.
+        name: ``--suite``, None for a wildcard.
+        typed: the options, in place of the rows' own.
         resume: ``--resume``.
         versus: ``--versus``.
         verbose: ``--verbose``.
@@ -360,15 +321,13 @@ def benchmark_suite(
     Raises:
         UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
     """
-    from ipucnn.benchmarking.suites.file import find_suite, wildcard_suite
-    from ipucnn.benchmarking.suites.plan import plan_suite
-    from ipucnn.benchmarking.suites.result import read_suite
-    from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
+    from ipucnn import interrupts
+    from ipucnn.benchmarking import suite as suites
     from ipucnn.config.options import RunConfig
-    from ipucnn.errors import ConfigurationError
-    from ipucnn.filesystem import expand
+    from ipucnn.errors import EXIT_SIGINT, ConfigurationError, DataError, UserError
+    from ipucnn.filesystem import expand, write_atomically
+    from ipucnn.reports import suite as report
     from ipucnn.reports.console import note
-    from ipucnn.reports.suite import print_plan
     from ipucnn.sessions.host.workers import require_one
     from ipucnn.sessions.poplar.popdist import find_instances
 
@@ -378,185 +337,84 @@ def benchmark_suite(
             "type it without poprun, or benchmark one network under it",
         )
     require_one("`ipucnn benchmark`", RunConfig(trusted_network=True))
-    for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
-        if name in measuring:
-            raise ConfigurationError(
-                f"{flag} is for one benchmark, not for suites", "compare two results of a suite with --versus"
-            )
-    overwrite = bool(request.flags.get("overwrite"))
+    overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
-    found = find_suite(suite) if suite is not None else wildcard_suite(str(request.model))
-    folder = suite_folder(found.name, request.flags.get("run_dir"), resume=resume, overwrite=overwrite)
-    seed = saved_seed(folder) if resume else None
-    plan = plan_suite(found, request, mode=mode, measuring=measuring, only=rows, seed=seed)
+    written = suites.find_suite(name) if name is not None else suites.wildcard_suite(str(request.model))
+    folder = suites.suite_folder(written.name, run_dir, resume=resume, overwrite=overwrite)
+    seed = suites.saved_seed(folder) if resume else None
+    plan = suites.plan_suite(written, request.model if name is not None else None, typed, seed)
     if request.print_config:
-        print_plan(plan, json_output)
+        report.print_plan(plan, json_output)
         return
-    other = read_suite(expand(versus, "--versus")) if versus is not None else None
-    run = SuiteRun(
-        plan,
-        folder,
-        resume=resume,
-        options=_options(request, mode, measuring),
-        takes_default=request.flags.get("run_dir") is None and not resume,
-    )
-    if other is not None:
-        _check_versus(run.result, other, str(versus))
-    if run.result.pending:
-        from ipucnn.benchmarking.suites.plan import check_rows
-
-        check_rows(plan)
-    for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
-        note(line)
-    if run.num_kept:
-        note(f"{run.num_kept} of {counted(len(plan.rows), 'row')} in {run.folder} have a result and are kept")
-    interrupted = _run(run, verbose)
-    _show(run, other, versus, json_output)
-    _end_suite(run, interrupted, _again(request, suite, mode, measuring, rows, run.folder, versus))
-
-
-def _check_versus(result: SuiteResult, other: SuiteResult, source: str) -> None:
-    """Says before the first row runs which rows will have nothing to compare with.
-
-    Raises:
-        DataError: none of them.
-    """
-    from ipucnn.benchmarking.suites.result import counterparts
-    from ipucnn.errors import DataError
-    from ipucnn.reports.console import note
-
-    without = len(result.rows) - len(counterparts(result.rows, other))
-    if without == len(result.rows):
+    other = suites.read_suite(expand(versus, "--versus")) if versus is not None else None
+    ids = {row.id for row in plan.rows}
+    if other is not None and not any(row.id in ids for row in other.rows):
         raise DataError(
-            f"--versus {source}: no finished row of it is like one of this suite",
-            "it needs the same networks, modes, batches and --image-size",
+            f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
         )
-    if without:
-        note(f"{without} of {counted(len(result.rows), 'row')} have no counterpart in {source}")
-
-
-def _messages(plan: SuitePlan) -> List[str]:
-    """What the user should know of the rows: doubts about the device, the data set, options without effect."""
-    from ipucnn.sessions.factory import device_warnings
-
-    lines = [
-        f"warning: {warning}"
-        for device in dict.fromkeys(row.resolved.config.device for row in plan.rows)
-        for warning in device_warnings(device)
-    ]
-    for row in plan.rows:
-        if row.resolved.data is not None:
-            lines.append(row.resolved.data.message)
-        effect = row.resolved.host_note()
-        if effect:
-            lines.append(effect)
-    return lines
-
-
-def _options(request: RunRequest, mode: Optional[str], measuring: PlainDict) -> PlainDict:
-    """What was typed, for the record."""
-    from ipucnn.config.options import BY_NAME
-
-    options = {BY_NAME[name].key: value for name, value in request.flags.items()}
-    options.update({name.replace("_", "-"): value for name, value in measuring.items()})
-    if mode is not None:
-        options["mode"] = mode
-    return options
-
-
-def _run(run: SuiteRun, verbose: bool) -> bool:
-    """Runs the rows; whether the user ended it."""
-    from ipucnn.benchmarking.suites.run import RowProcess
-    from ipucnn.reports.suite import SuiteProgress
-
-    with SuiteProgress(run.num_kept, len(run.plan.rows)) as progress:
+    run = suites.SuiteRun(plan, folder, takes_default=run_dir is None and not resume)
+    num_kept = run.take_over() if resume else 0
+    if num_kept:
+        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {run.folder} have a result and are kept")
+    is_interrupted = False
+    with report.SuiteProgress(num_kept, len(plan.rows)) as progress:
         try:
-            run.run(RowProcess(verbose), progress.update, progress.row)
+            run.run(verbose, progress.row)
         except KeyboardInterrupt:
-            return True
-    return False
-
-
-def _show(run: SuiteRun, other: Optional[SuiteResult], versus: Optional[str], json_output: bool) -> None:
-    from ipucnn.benchmarking.suites.result import DONE, speedups
-    from ipucnn.benchmarking.suites.run import FIGURE, RESULT
-    from ipucnn.filesystem import write_atomically
-    from ipucnn.reports.console import note
-    from ipucnn.reports.suite import print_suite
-
-    compared = speedups(run.result, other, versus or "")
+            is_interrupted = True
+    compared = suites.speedups(run.result, other, versus or "")
     if json_output:
         print(run.result.to_json(), end="")
     else:
-        print_suite(run.result, compared)
-    if other is not None and compared.num_without == sum(row.status == DONE for row in run.result.rows):
-        note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
-    note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
-    if len(compared.points) > 1 and not any(row.mode == "fit" for row in run.result.rows):
-        from ipucnn.reports.speedup_figure import draw_speedups
+        report.print_suite(run.result, compared)
+    note(f"results in {run.folder}: {suites.RESULT}, {suites.TABLE}, and a run folder of each row")
+    drawn = [row for row, _, _ in compared.pairs if row.flop_per_parameter and row.training_accuracy is None]
+    if len(drawn) > 1:
+        for suffix in (".png", ".svg"):
+            draw = partial(report.draw_speedups, compared, suffix)
+            write_atomically(run.folder / f"{suites.FIGURE}{suffix}", draw)
+        note(f"figure in {run.folder / suites.FIGURE}.png and .svg")
+    words = [
+        "ipucnn",
+        "benchmark",
+        *([request.model] if request.model else []),
+        *(["--suite", name] if name else []),
+    ]
+    words += [*typed, *(["--versus", versus] if versus else []), "--run-dir", str(run.folder), "--resume"]
+    again = " ".join(map(shlex.quote, words))
+    failed = [row for row in run.result.rows if row.status == "failed"]
+    if is_interrupted:
+        num_done = sum(row.status != "pending" for row in run.result.rows)
+        raise interrupts.Interrupted(
+            interrupts.noted() or EXIT_SIGINT,
+            f"interrupted: {num_done} of {counted(len(plan.rows), 'row')} are finished",
+            f"go on with {again}",
+        )
+    if failed:
+        count = f"{len(failed)} of {counted(len(plan.rows), 'row')} failed"
+        error = UserError(
+            f"{count}; the first, {failed[0].id}: {failed[0].error}", f"to try them again: {again}"
+        )
+        error.exit_code = max(1, failed[0].exit_code or 1)
+        raise error
 
-        write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
-        write_atomically(run.folder / f"{FIGURE}.svg", lambda path: draw_speedups(compared, path, ".svg"))
-        note(f"figure in {run.folder / FIGURE}.png and .svg")
 
-
-def _again(
-    request: RunRequest,
-    suite: Optional[str],
-    mode: Optional[str],
-    measuring: PlainDict,
-    rows: List[str],
-    folder: Path,
-    versus: Optional[str],
-) -> str:
-    """The command that goes on."""
+def _typed_words(request: RunRequest, mode: List[str], measuring: PlainDict) -> List[str]:
+    """The options of runs and of measuring that were typed, as words."""
     from ipucnn.config.options import BY_NAME
 
-    words = ["ipucnn", "benchmark"]
-    words += [request.model] if request.model is not None else []
-    words += ["--suite", suite] if suite is not None else []
-    words += [f"--{mode}"] if mode is not None else []
-    words += ["--rows", *rows] if rows else []
+    words = list(mode)
     for name, value in measuring.items():
         flag = name[:-2] if name.endswith("_s") else name
         words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
-    words += ["--versus", versus] if versus is not None else []
     words += ["--config", request.config_name] if request.config_name else []
     words += ["--config-path", request.config_path] if request.config_path else []
     for name, value in request.flags.items():
         if name in ("run_dir", "overwrite"):
             continue
-        if isinstance(value, (list, tuple)):
-            words += [BY_NAME[name].flag, *map(str, value)]
-        elif isinstance(value, bool):
+        if isinstance(value, bool):
             words += [BY_NAME[name].flag if value else f"--no-{BY_NAME[name].key}"]
         else:
-            words += [BY_NAME[name].flag, str(value)]
-    words += ["--run-dir", str(folder), "--resume"]
-    return " ".join(shlex.quote(word) for word in words)
-
-
-def _end_suite(run: SuiteRun, interrupted: bool, again: str) -> None:
-    """Raises what the exit code says.
-
-    Raises:
-        UserError: interrupted, or a row failed; the exit code is then that of the first that did.
-    """
-    from ipucnn import interrupts
-    from ipucnn.errors import EXIT_SIGINT, UserError
-
-    result = run.result
-    if interrupted:
-        done = len(result.rows) - len(result.pending)
-        raise interrupts.Interrupted(
-            interrupts.noted() or EXIT_SIGINT,
-            f"interrupted: {done} of {counted(len(result.rows), 'row')} are finished",
-            f"go on with {again}",
-        )
-    if result.failed:
-        first = result.failed[0]
-        count = f"{len(result.failed)} of {counted(len(result.rows), 'row')} failed"
-        error = UserError(f"{count}; the first, {first.id}: {first.error}", f"to try them again: {again}")
-        error.exit_code = first.exit_code or 1
-        raise error
+            words += [BY_NAME[name].flag, *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return words

@@ -66,9 +66,10 @@ COMPARE = own_option(
 )
 CALIBRATE = own_option(
     "--calibrate",
-    "RUN|REPORT.json...",
+    "RUN|REPORT.json|PLAN.yml...",
     "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
-    "--system. Give run folders, or reports of benchmarks. The result is written to the file of --system-profile.",
+    "--system. Give run folders, reports of benchmarks, or plans into which you wrote measured_images_per_s. The "
+    "result is written to the file of --system-profile.",
     PANEL,
 )
 SYSTEM_PROFILE = own_option(
@@ -249,7 +250,8 @@ def _calibrate(
     """Fits a profile to what was measured, prints it, and keeps it."""
     from ipucnn.benchmarking.prediction import read_measurement
     from ipucnn.hardware import get_system, smallest_system
-    from ipucnn.planning.calibration import calibrate
+    from ipucnn.planning.calibration import calibrate, plan_measurement, suspicious
+    from ipucnn.planning.pipeline_plan import read_plan
     from ipucnn.reports.console import note
     from ipucnn.reports.plan import print_calibration
     from ipucnn.sessions.host.environment import import_tensorflow
@@ -261,11 +263,18 @@ def _calibrate(
         check_not_read(
             profile_to, "--system-profile", [("measured", path) for path in paths], ConfigurationError
         )
-    measurements = [read_measurement(path, import_tensorflow) for path in paths]
+    measurements = [
+        plan_measurement(read_plan(path, "--calibrate"), shown(path), import_tensorflow)
+        if path.suffix.lower() in (".yml", ".yaml")
+        else read_measurement(path, import_tensorflow)
+        for path in paths
+    ]
     if wanted is None:
         wanted = smallest_system(max(own.settings.occupied_ipus for own in measurements))
         note(f"--system is not given: measured on {wanted.title} is assumed")
     profile = calibrate(measurements, wanted)
+    for warning in suspicious(profile):
+        note(f"warning: {warning}")
     if profile_to is not None:
         write_output_text(profile_to, profile.to_json())
     if json_output:

@@ -172,6 +172,7 @@ class Data:
         "Use noise instead of the data set's images, with the same size and classes where these are known. host: make "
         "it on the host and send it to the device; ipu: keep one batch on the device and send nothing.",
         choices=("host", "ipu"),
+        parse=values.parse_noise,
         commands=(*RUN, "evaluate"),
         default_text="the data set's images",
     )
@@ -222,7 +223,7 @@ class Model:
 
     weights: Optional[str] = option(
         None,
-        "Weights to start from: a checkpoint, a run folder, or imagenet.",
+        "Weights to start from: a checkpoint, a run folder, a weight file of Keras (.h5, .keras), or imagenet.",
         metavar="PATH|imagenet",
         commands=TRAIN,
         default_text="random from the seed",
@@ -324,6 +325,7 @@ class Evaluation:
         "which it has not seen.",
         minimum=2,
         maximum=bounds.MAX_COUNT,
+        parse=values.parse_folds,
         commands=TRAIN,
         default_text="none, the data set's evaluation part is used",
         wishes="cross-validation cv folds",
@@ -351,7 +353,7 @@ class Evaluation:
     checkpoint_input_dir: Optional[str] = option(
         None,
         "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
-        "position in the data; with --no-training each of them is validated.",
+        "position in the data; with --no-training each of them is validated, and so are weight files of Keras (.h5).",
         metavar="DIR",
         commands=TRAIN,
         default_text="none",
@@ -439,6 +441,7 @@ class Evaluation:
         metavar="NAME",
         commands=TRAIN,
         default_text="the run folder's name",
+        wishes="wandb-params",
     )
     wandb_tags: Tuple[str, ...] = option(
         (),

@@ -166,9 +166,10 @@ def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
         preset = find_built_in(name)
         if preset is not None:
             return preset
+        close = did_you_mean(name, built_in_names())
         raise ConfigurationError(
             f"--config {shown_value(name)}: no built-in preset of this name",
-            did_you_mean(name, built_in_names()) or "add --config-path FILE for a preset of your own",
+            f"{close + ' ' if close else ''}For a configuration in a file of yours add --config-path FILE",
         )
     file = read_file(expand(path, "--config-path"))
     if name is None:

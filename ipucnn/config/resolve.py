@@ -5,6 +5,7 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 """
 
 import dataclasses
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
@@ -51,7 +52,7 @@ _PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
 }
 
 # Options that take each other's place: the first in a higher layer drops the second from the lower ones.
-_REPLACES = (
+REPLACES = (
     ("gradient_accumulation_count", "global_batch_size"),
     ("global_batch_size", "gradient_accumulation_count"),
     ("logs_per_epoch", "steps_per_execution"),
@@ -143,6 +144,10 @@ class Resolved:
         return "note: recorded, but without effect on the host: " + ", ".join(keys)
 
 
+# Options that say where images come from, beside the data set's name.
+_DATA_SOURCES = ("dataset_path", "host_generated_data", "device_generated_data")
+
+
 def resolve(
     command: str,
     flags: Mapping[str, PlainValue],
@@ -183,9 +188,11 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given.get("plan"), read_plan)
+    if any(given.get(source) for source in _DATA_SOURCES):
+        in_plan.pop("dataset", None)
     name = str(_first("model_name", given, in_file, in_plan))
     if "model_name" not in given:
-        refuse_unnamed("the network", name, f"ipucnn {command} {shown_value(name)}")
+        refuse_unnamed("the network", name, f"add --model-name {shlex.quote(name)}")
     record = find_network(name, plans=command in PLANS)
     between = [values for _, values in reversed(below)]
     if plan is not None:
@@ -284,13 +291,13 @@ def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, Pl
     return {name: value for name, value in values.items() if name not in named}
 
 
-def refuse_unnamed(what: str, name: str, command: str) -> None:
+def refuse_unnamed(what: str, name: str, hint: str) -> None:
     """Refuses a Python file that something else than the command line names: it may come from others.
 
     Args:
         what: it would be.
         name: that a preset, a plan or a run folder has.
-        command: what to type.
+        hint: what to do.
 
     Raises:
         ConfigurationError: it is the name of a function in a Python file.
@@ -300,7 +307,7 @@ def refuse_unnamed(what: str, name: str, command: str) -> None:
     if is_python_name(name):
         raise ConfigurationError(
             f"{what} is {shown_value(name)}, and a Python file is run only if the command line names it",
-            f"if you trust it, type: {command}",
+            f"if you trust it, {hint}",
         )
 
 
@@ -511,7 +518,7 @@ def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
     origins = dict.fromkeys(settings, DEFAULT)
     for origin, layer in layers:
         layer = dict(layer)
-        for name, other in _REPLACES:
+        for name, other in REPLACES:
             if name == "pipeline_splits" and layer.get(name) == (AUTO,):
                 continue  # the layers are left open, not how many stages there are
             if name in layer and other not in layer and layer[name] not in (None, False):
@@ -602,7 +609,7 @@ def _choose_dataset(
     for layer in layers:
         named = layer.get("dataset")
         if named is not None and layer is not layers[0]:
-            refuse_unnamed("the data set", str(named), f"ipucnn {command} ... --dataset {shown_value(named)}")
+            refuse_unnamed("the data set", str(named), f"add --dataset {shlex.quote(str(named))}")
         sources = [name for name in ("host_generated_data", "device_generated_data") if layer.get(name)]
         given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
         if len(given) > 1:

@@ -244,6 +244,17 @@ def parse_rounding(value: object) -> str:
         raise BadValue("must be ON, OFF or RI (the same in all replicas)") from None
 
 
+def parse_noise(value: object) -> object:
+    """``cpu``, as the public application's description has it, is ``host``."""
+    return "host" if str(value).strip().lower() == "cpu" else value
+
+
+def parse_folds(value: object) -> Optional[int]:
+    """A number of folds; 1 is none, as in the public U-Net application."""
+    folds = parse_int(value)
+    return None if folds == 1 else folds
+
+
 def parse_kept(value: object) -> Optional[int]:
     """A number of things to keep; ``all`` is none of a limit."""
     return None if isinstance(value, str) and value.strip().lower() == "all" else parse_int(value)

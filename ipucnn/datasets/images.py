@@ -73,7 +73,8 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
         raise DataError(f"{origin} is not an image in a known format", hint) from error
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint) from error
+        code = "truncated" if "truncated" in reason else "unreadable"  # as Pillow's readers say
+        raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code) from error
 
 
 _pillow: List[ModuleType] = []
@@ -173,7 +174,9 @@ def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
         return pixels.astype(np.uint8)
     if not np.isfinite(pixels).all():
         raise DataError(
-            f"{origin} has pixels that are not finite numbers (NaN, inf)", "replace them by numbers"
+            f"{origin} has pixels that are not finite numbers (NaN, inf)",
+            "replace them by numbers",
+            "wrong-mode",
         )
     last = pixels.size - 1
     cut = CUT_THOUSANDTHS * last // 1000

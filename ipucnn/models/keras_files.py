@@ -298,21 +298,32 @@ _STOCK_KINDS = {"grouped_conv2d": "conv2d"}
 class _Target:
     name: str
     kind: str
-    variables: Tuple[TfVariable, ...]
+    variables: Dict[str, TfVariable]
 
     @property
     def shapes(self) -> List[Tuple[int, ...]]:
-        return [tuple(int(n) for n in variable.shape) for variable in self.variables]
+        return [tuple(int(n) for n in variable.shape) for variable in self.variables.values()]
 
 
 def load_keras_weights(model: KerasModel, path: Path) -> None:
     """Copies all weights of a file into a model from ``build_model``; all of them, or none.
 
+    Raises:
+        DataError: the file is absent, damaged, or of another model; nothing has been changed then.
+    """
+    values = read_keras_weights(model, path)
+    for name, variable in named_weights(model).items():
+        variable.assign(values[name])
+
+
+def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
+    """The weights of a file by the canonical names of a model from ``build_model``.
+
     Layers are matched by their canonical names if all agree in name and shapes.  Otherwise by position: in
     the network's order where the file keeps it, else by number among the layers of one class.
 
     Raises:
-        DataError: the file is absent, damaged, or of another model; nothing has been changed then.
+        DataError: the file is absent, damaged, or of another model.
     """
     targets = _targets(model)
     with open_keras_file(path) as file:
@@ -324,17 +335,19 @@ def load_keras_weights(model: KerasModel, path: Path) -> None:
                 f"{path}: the weights of layer {target.name} are not finite",
                 "its training diverged; use others",
             )
-    for (_, target), arrays in zip(pairs, values):
-        for variable, array in zip(target.variables, arrays):
-            variable.assign(array)
+    return {
+        name: array
+        for (_, target), arrays in zip(pairs, values)
+        for name, array in zip(target.variables, arrays)
+    }
 
 
 def _targets(model: KerasModel) -> List[_Target]:
-    layers: Dict[str, List[TfVariable]] = {}
+    layers: Dict[str, Dict[str, TfVariable]] = {}
     for name, variable in named_weights(model).items():
-        layers.setdefault(name.rpartition("/")[0], []).append(variable)
+        layers.setdefault(name.rpartition("/")[0], {})[name] = variable
     kinds = {layer.name: snake_case(type(layer).__name__) for layer in model.layers}
-    return [_Target(name, kinds[name], tuple(variables)) for name, variables in layers.items()]
+    return [_Target(name, kinds[name], variables) for name, variables in layers.items()]
 
 
 def _match(

@@ -118,7 +118,7 @@ class OwnNetwork:
         raise ConfigurationError(
             f"the network is {shown_value(self.name)}, whose {what} are in that file alone, and a file is run only if "
             "the command line names it",
-            f"if you trust it, type: {self.needs}",
+            f"if you trust it, {self.needs}",
         )
 
     def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
@@ -413,18 +413,18 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
     return OwnNetwork(name, digest, architecture=architecture)
 
 
-def of_checkpoint(name: str, data: PlainValue, what: str, command: str) -> OwnNetwork:
+def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetwork:
     """The network that a checkpoint keeps; nothing that it names is read or run.
 
     Args:
         name: of the network.
         data: what :meth:`OwnNetwork.to_data` gave.
         what: the checkpoint, for messages.
-        command: what to type with the network's own file, where it has layers of its own.
+        needs: what to do where it has layers of its own, which are in the user's file alone.
 
     Raises:
         DataError: there is none in it.
     """
     architecture = from_data(data, what)
-    needs = command if architecture.own_layers else None
-    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=needs)
+    needed = needs if architecture.own_layers else None
+    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=needed)

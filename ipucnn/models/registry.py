@@ -195,21 +195,21 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     return replace(_own_record(own_networks.of_keras_file(name, path)), file=path)
 
 
-def saved_network(name: str, data: PlainValue, what: str, command: str) -> ModelRecord:
+def saved_network(name: str, data: PlainValue, what: str, needs: str) -> ModelRecord:
     """The record of a network of one's own as a checkpoint has it; what it names is neither read nor run.
 
     Args:
         name: as the run has it.
         data: the checkpoint's entry.
         what: the checkpoint, for messages.
-        command: what to type where its Python file is needed, because it has layers of its own.
+        needs: what to do where its Python file is needed, because it has layers of its own.
 
     Raises:
         DataError: the checkpoint has none.
     """
     from ipucnn.models import own_networks  # which needs NumPy
 
-    return _own_record(own_networks.of_checkpoint(name, data, what, command))
+    return _own_record(own_networks.of_checkpoint(name, data, what, needs))
 
 
 def check_buildable(record: ModelRecord) -> None:

@@ -1,4 +1,5 @@
-"""The cost model fitted to a system of one's own: three factors on its times, from throughputs measured there.
+"""The cost model fitted to a system of one's own: three factors on its times, from measured throughputs and, where they
+are known, times of pipeline stages.
 
 The factors are a maximum a posteriori estimate: least squares of log(predicted / measured), with a log-normal prior
 around 1, which is what the package has.  A factor that the measurements say nothing of (``collective`` where none of
@@ -11,7 +12,7 @@ import math
 import shlex
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -21,14 +22,21 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
 from ipucnn.hardware import SYSTEMS, Calibration, System
 from ipucnn.json_fields import Fields, is_count, is_number, is_text, wrong_field
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.extract import known_graph, layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, frozen_graph
+from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.splits import check_cuts, frozen_layers
+from ipucnn.text import counted
 
 KIND, SCHEMA_VERSION = "ipucnn system profile", 1
 FACTORS = ("compute", "fixed", "collective")
+_NAMES = {"compute": "computing", "fixed": "feeds and loop", "collective": "the all-reduce"}
 # By what factor each may be off before anything is measured (one standard deviation): the model's error on published
 # rows is 1.09, feeds were derived from small networks alone, and the all-reduce from differences between logs.
 _PRIOR = np.log([1.25, 2.0, 2.0])
@@ -37,7 +45,10 @@ _SIGMA = 0.05
 # A factor whose standard deviation after measuring is more than this share of that before is one that nothing tells.
 _UNTOLD = 0.9
 _BOUNDS = (0.05, 20.0)
-_ROUNDS = 50
+# A factor beyond this, or below its inverse, says more of what was measured than of the system.
+_SUSPICIOUS = 3.0
+# Of a normal distribution, the deviations to either side that hold 80 of 100 values.
+_DEVIATIONS_OF_80 = 1.2816
 _HINT = "make it again: ipucnn plan-splits --calibrate RUN... --system NAME --system-profile "
 
 
@@ -48,6 +59,7 @@ class Measurement:
     Attributes:
         source: the file it is from.
         splits: that open the program's stages.
+        stage_s: forward, recomputation and backward of one micro-batch in each stage; () where it was not measured.
     """
 
     source: str
@@ -55,6 +67,7 @@ class Measurement:
     splits: Tuple[str, ...]
     settings: PlanSettings
     images_per_s: float
+    stage_s: Tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,7 @@ class SystemProfile:
     """What measurements on a system say of it.
 
     Attributes:
+        calibration: the factors, and the band of predictions with them.
         system: name of the system that was measured.
         told: the factors that the measurements tell; the others are 1.
         error_before, error_after: geometric mean of how far predictions of the measurements are off, as a factor.
@@ -101,6 +115,7 @@ class SystemProfile:
             "told": list(self.told),
             "error_before": self.error_before,
             "error_after": self.error_after,
+            "band_factor": self.calibration.band_factor,
             "measurements": [vars(row) for row in self.rows],
         }
         return json.dumps(data, indent=2) + "\n"
@@ -114,13 +129,16 @@ class _Program:
         starts = stage_starts(measured.graph, measured.splits)
         self._times = program_times(measured.graph, starts, measured.settings, system.ipu)
 
-    def log_ratio(self, calibration: Calibration) -> float:
-        """log(predicted / measured)."""
+    def log_ratios(self, calibration: Calibration) -> List[float]:
+        """log(predicted / measured) of the throughput, then of each stage's speed."""
         own, system = self.measured, self.system.calibrated(calibration)
         times: LayerTimes = replace(self._times, clock_hz=system.ipu.computing_hz)
         times = times.with_constants(DEFAULT_CONSTANTS)
         found = predict(own.graph, own.splits, own.settings, system, times=times)
-        return math.log(found.images_per_s / own.images_per_s)
+        ratios = [math.log(found.images_per_s / own.images_per_s)]
+        for stage, measured_s in zip(found.stages, own.stage_s):
+            ratios.append(math.log(measured_s / (stage.forward_s + stage.backward_s)))
+        return ratios
 
 
 def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProfile:
@@ -135,7 +153,8 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
     """
     if not measurements:
         raise ConfigurationError(
-            "--calibrate: nothing was measured", "give runs or reports of benchmarks on IPUs"
+            "--calibrate: nothing was measured",
+            "give runs, reports of benchmarks, or plans with images/s",
         )
     for measured in measurements:
         if measured.settings.occupied_ipus > system.num_ipus:
@@ -155,9 +174,10 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
             "--calibrate: no factor between 1/20 and 20 explains these measurements",
             "check that --system is what was measured, and that the reports are of whole runs",
         )
-    calibration = Calibration(*(round(float(factor), 6) for factor in np.exp(logs)))
-    before = [program.log_ratio(Calibration()) for program in programs]
-    after = [program.log_ratio(calibration) for program in programs]
+    compute, fixed, collective = (round(float(factor), 6) for factor in np.exp(logs))
+    calibration = Calibration(compute, fixed, collective, band_factor=_band_factor(programs, told))
+    before = [program.log_ratios(Calibration())[0] for program in programs]
+    after = [program.log_ratios(calibration)[0] for program in programs]
     rows = tuple(
         MeasuredRow(
             own.source,
@@ -175,39 +195,41 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
 
 
 def _fit(programs: Sequence[_Program], free: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """Gauss-Newton over the logarithms of some factors, the others 1.
+    """Least squares over the logarithms of some factors, the others 1.
 
     Returns:
         (3,) logarithms of the factors, and their standard deviations given the measurements; those of the prior for
         factors that are not free.
     """
-    logs, deviations = np.zeros(len(FACTORS)), _PRIOR.copy()
-    free = list(free)
+    from scipy.optimize import least_squares
 
-    def ratios(logs: np.ndarray) -> np.ndarray:
-        calibration = Calibration(*np.exp(logs).tolist())
-        return np.array([program.log_ratio(calibration) for program in programs])
+    logs, deviations, free = np.zeros(len(FACTORS)), _PRIOR.copy(), list(free)
+    if not free:
+        return logs, deviations
 
-    def loss(logs: np.ndarray) -> float:
-        return float(((ratios(logs) / _SIGMA) ** 2).sum() + ((logs / _PRIOR) ** 2).sum())
+    def residuals(moved: np.ndarray) -> np.ndarray:
+        logs[free] = moved
+        ratios = np.concatenate([program.log_ratios(_factors(logs)) for program in programs])
+        return np.concatenate([ratios / _SIGMA, moved / _PRIOR[free]])
 
-    step = 1e-4
-    for _ in range(_ROUNDS if free else 0):
-        here = ratios(logs)
-        jacobian = np.stack([(ratios(logs + step * np.eye(3)[i]) - here) / step for i in free], axis=1)
-        curvature = jacobian.T @ jacobian / _SIGMA**2 + np.diag(_PRIOR[free] ** -2.0)
-        slope = jacobian.T @ here / _SIGMA**2 + logs[free] / _PRIOR[free] ** 2
-        move = np.zeros(len(FACTORS))
-        move[free] = -np.linalg.solve(curvature, slope)
-        deviations[free] = np.sqrt(np.diag(np.linalg.inv(curvature)))
-        # A pipeline's longest stage changes along the way: steps that do not help are halved.
-        now = loss(logs)
-        while loss(logs + move) > now and np.abs(move).max() > 1e-9:
-            move /= 2
-        logs = logs + move
-        if np.abs(move).max() < 1e-7:
-            break
+    fit = least_squares(residuals, np.zeros(len(free)))
+    logs[free] = fit.x
+    deviations[free] = np.sqrt(np.diag(np.linalg.inv(fit.jac.T @ fit.jac)))
     return logs, deviations
+
+
+def _factors(logs: np.ndarray) -> Calibration:
+    return Calibration(*np.exp(logs).tolist())
+
+
+def _band_factor(programs: Sequence[_Program], free: Sequence[int]) -> float:
+    """What 80 of 100 predictions are within: of each measurement by factors that were fitted to all others."""
+    misses = []
+    for program in programs:
+        others = [other for other in programs if other is not program]
+        logs = _fit(others, free)[0] if others else np.zeros(len(FACTORS))
+        misses.append(program.log_ratios(_factors(logs))[0])
+    return max(BAND_FACTOR, math.exp(_DEVIATIONS_OF_80 * float(np.sqrt(np.mean(np.square(misses))))))
 
 
 _FIELDS: Fields = {
@@ -223,6 +245,7 @@ _FIELDS: Fields = {
     ),
     "error_before": ("a number", is_number),
     "error_after": ("a number", is_number),
+    "band_factor": ("a number from 1", lambda value: is_number(value) and value >= 1),
 }
 
 
@@ -244,12 +267,15 @@ def read_profile(path: Path) -> SystemProfile:
     data: Dict[str, Any] = read_record(path, what, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)
-    problem = wrong_field(data, _FIELDS, needed=_FIELDS)
+    problem = wrong_field(data, _FIELDS, needed=[name for name in _FIELDS if name != "band_factor"])
     if problem:
         raise DataError(f"{what} {shown(path)} {problem}", hint)
     return SystemProfile(
         data["system"],
-        Calibration(*(float(data["factors"][name]) for name in FACTORS)),
+        Calibration(
+            **{name: float(data["factors"][name]) for name in FACTORS},
+            band_factor=float(data.get("band_factor", BAND_FACTOR)),
+        ),
         tuple(data["told"]),
         float(data["error_before"]),
         float(data["error_after"]),
@@ -274,11 +300,54 @@ def calibrated_system(profile: SystemProfile, system: System) -> System:
 
 def describe(profile: SystemProfile) -> List[str]:
     """What a profile says, a sentence each."""
-    factors = dict(zip(FACTORS, astuple(profile.calibration)))
-    names = {"compute": "computing", "fixed": "feeds and loop", "collective": "the all-reduce"}
-    told = [f"{names[name]} x {factors[name]:.3g}" for name in profile.told]
-    untold = [names[name] for name in FACTORS if name not in profile.told]
+    told = [f"{_NAMES[name]} x {getattr(profile.calibration, name):.3g}" for name in profile.told]
+    untold = [_NAMES[name] for name in FACTORS if name not in profile.told]
     sentences = [f"times as measured on {SYSTEMS[profile.system].title}: {', '.join(told) or 'as shipped'}"]
     if untold:
         sentences.append(f"nothing measured tells {' or '.join(untold)}: as shipped")
-    return sentences
+    return sentences + [f"warning: {text}" for text in suspicious(profile)]
+
+
+def suspicious(profile: SystemProfile) -> List[str]:
+    """The factors that measurements of whole runs on the named system hardly give, a sentence each."""
+    factors = [(name, getattr(profile.calibration, name)) for name in profile.told]
+    return [
+        f"{_NAMES[name]} x {factor:.3g} is beyond a factor of {_SUSPICIOUS:g}: check that --system is what was "
+        "measured, and that whole runs were"
+        for name, factor in factors
+        if not 1 / _SUSPICIOUS <= factor <= _SUSPICIOUS
+    ]
+
+
+def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callable[[], object]) -> Measurement:
+    """The measured figures that were written into a plan.
+
+    Raises:
+        DataError: there are none, or they can't be.
+        ConfigurationError: the plan's network is not registered.
+    """
+    images_per_s, stage_s = plan.measured_images_per_s, plan.measured_stage_s
+    if images_per_s is None or not images_per_s > 0:
+        raise DataError(
+            f"--calibrate {source}: the plan has no measured throughput",
+            "write the images/s that its run reached into it: measured_images_per_s: 1234",
+        )
+    if stage_s and (len(stage_s) != plan.num_stages or min(stage_s) <= 0):
+        raise DataError(
+            f"--calibrate {source}: measured_stage_s has {counted(len(stage_s), 'value')}, for "
+            f"{counted(plan.num_stages, 'stage')}",
+            "give the seconds that each stage takes for one micro-batch, forward and backward",
+        )
+    record = get_model(plan.model)
+    try:
+        options = BuildOptions(plan.input_shape, plan.num_classes, **plan.build)  # type: ignore[arg-type]
+    except TypeError:
+        raise DataError(f"--calibrate {source}: build has an unknown key", "make the plan again") from None
+    graph = known_graph(record, options)
+    if graph is None:
+        import_tensorflow()
+        graph = layer_graph(record, options)
+    if "freeze" in plan.options:
+        graph = frozen_graph(graph, frozen_layers(graph, str(plan.options["freeze"])))
+    check_cuts(plan.splits, graph)
+    return Measurement(source, graph, plan.splits, plan.settings, images_per_s, stage_s)

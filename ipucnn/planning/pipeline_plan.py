@@ -31,12 +31,11 @@ _AGAIN = "make it again"
 _HINT = f"it was changed by hand, or made by another version of ipucnn: {_AGAIN}"
 Record = TypeVar("Record")
 
-# Options of a run that settings hold no more than a consequence of: what a plan repeats them for, as they were given.
-# An optimizer always goes into a plan, the others where they are not as by default.
-_OPTIMIZER = ("optimizer", "optimizer_params")
+# Options of a run that a plan repeats beside its settings, so that the run has the plan's network and optimizer.
+_ALWAYS = ("optimizer", "optimizer_params", "norm_layer")
 _OF_LAYERS = ("norm_layer", "dropout", "base_filters")
 OF_INPUT = ("dataset", "image_size")
-KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "freeze", *OF_INPUT)
+KEPT = (*_ALWAYS, "convolution_options", "matmul_options", *_OF_LAYERS[1:], "freeze", *OF_INPUT)
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:
@@ -44,7 +43,7 @@ def kept_options(config: RunConfig) -> Dict[str, Any]:
     return {
         name: BY_NAME[name].yaml_value(getattr(config, name))
         for name in KEPT
-        if name in _OPTIMIZER or getattr(config, name) != BY_NAME[name].default
+        if name in _ALWAYS or getattr(config, name) != BY_NAME[name].default
     }
 
 
@@ -271,6 +270,8 @@ class PipelinePlan:
         published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
             fit, and how many there are.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
+        measured_images_per_s, measured_stage_s: what a user measured of its run and wrote here, for ``--calibrate``;
+            of a stage, seconds of one micro-batch, forward, recomputation and backward.
     """
 
     model: str
@@ -309,6 +310,8 @@ class PipelinePlan:
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
+    measured_images_per_s: Optional[float] = None
+    measured_stage_s: Tuple[float, ...] = ()
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
 

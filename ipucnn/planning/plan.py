@@ -17,7 +17,7 @@ from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_yo
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
-from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS, throughput_band
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, band_factor, throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
 from ipucnn.planning.pipeline_plan import (
@@ -446,8 +446,8 @@ def assemble(
         pareto=pareto,
         no_fit=no_fit,
         assumed=tuple(assumed),
-        predicted_images_per_s_band=throughput_band(prediction.images_per_s),
-        predicted_band_factor=BAND_FACTOR,
+        predicted_images_per_s_band=throughput_band(prediction.images_per_s, system),
+        predicted_band_factor=band_factor(system),
         published_fits=published_at(candidate.predicted_fill),
         ipucnn_version=ipucnn.__version__,
     )

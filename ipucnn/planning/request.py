@@ -198,13 +198,8 @@ def make_request(
     request = PlanRequest(
         record=resolved.record,
         options=options,
-        build=_build(options),
-        # What nobody typed is the run's own: the size of a preset goes with its data set.
-        kept={
-            name: value
-            for name, value in kept_options(config).items()
-            if name not in OF_INPUT or resolved.origins[name] == FLAG
-        },
+        build=_build(options, resolved.record),
+        kept=kept_options(_with_network(resolved, config, options, classes)),
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
         recomputation=False if inference else _recomputation(resolved, recomputation),
@@ -294,7 +289,31 @@ def _unstaged(config: RunConfig) -> PlanSettings:
     return plan_settings(config, layout, config.training)
 
 
-def _build(options: BuildOptions) -> Dict[str, Any]:
+def _with_network(
+    resolved: Resolved, config: RunConfig, options: BuildOptions, classes: Optional[int]
+) -> RunConfig:
+    """The configuration with all that makes a run build the planned network: data set, image size, base filters.
+
+    A network in a file has its layers already, and one of a user's own takes its input from the data: for them only
+    what was typed is kept.
+    """
+    record = resolved.record
+    if record.file is not None or record.own is not None:
+        own: Dict[str, Any] = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
+        return replace(config, **own)
+    known = DATASETS.get(known_as(config.dataset or "") or "")
+    of_others = classes is not None and known is not None and known.num_classes not in (None, classes)
+    return replace(
+        config,
+        dataset=None if of_others else config.dataset,
+        image_size=options.input_shape[:2],
+        base_filters=options.base_filters or record.builder_args.get("base_filters"),
+    )
+
+
+def _build(options: BuildOptions, record: ModelRecord) -> Dict[str, Any]:
+    """What the layers are made with, the network's own number of base filters included."""
+    options = replace(options, base_filters=options.base_filters or record.builder_args.get("base_filters"))
     names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set, Tupl
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
-from ipucnn.planning.cost.products import BAND_FACTOR
+from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
@@ -558,7 +558,7 @@ def optimisations_json(
         "splits": list(candidate.splits),
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
-        "predicted_band_factor": BAND_FACTOR,
+        "predicted_band_factor": band_factor(request.system),
         "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
         "assumed": request.assumed,
     }
@@ -611,7 +611,7 @@ def print_optimisations(
         note = f": {one.note}" if one.note else ""
         options.add_row(str(one.number), Text.assemble((one.option, "bold"), note))
     out.print(options)
-    out.print(Text(_within(BAND_FACTOR)))
+    out.print(Text(_within(band_factor(request.system))))
     out.print(Text(f"splits: {' '.join(candidate.splits)}"))
     out.print(Text("assumed: " + "; ".join(request.assumed)))
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
@@ -422,7 +422,7 @@ def _region(data: PlainDict) -> str:
     return f", their inner {inner} of {whole} pixels"
 
 
-def _dice_scores(validation: Mapping[str, Any], names: Sequence[str]) -> List[Tuple[str, float]]:
+def _dice_scores(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:
     """``Dice of cell`` and its value, of several classes ``mean Dice`` first; nothing of a network that classifies."""
     titles = _dice_titles(names).items()
     return [(title, validation[key]) for key, title in titles if key in validation]

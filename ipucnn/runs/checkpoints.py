@@ -6,6 +6,7 @@ from which a run goes on.  The file itself is ``training/checkpoints.py``.  Noth
 weights to fill gets a built network.
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -17,6 +18,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, entries, exists, expand, is_file, is_folder, kind_of
+from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
     BEST,
@@ -136,14 +138,32 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     return RunState(history, run["best"], run["last_validation"])
 
 
-def list_checkpoints(folder: Path, state: TrainState) -> Tuple[List[Path], List[str]]:
+def keras_checkpoints(folder: Path) -> List[Path]:
+    """The weight files of Keras in a folder without checkpoints of a run, by the epochs in their names."""
+    paths = entries(folder, "checkpoint folder")
+    if any(is_checkpoint_name(path.name) for path in paths):
+        return []
+    return sorted(
+        (path for path in paths if is_keras_file(path)), key=lambda path: (_epoch_of(path), path.name)
+    )
+
+
+def _epoch_of(path: Path) -> float:
+    """The epoch in a name such as ``epoch_2.5.h5``, as the public application writes them; 0 in any other."""
+    found = re.search(r"epoch_(\d{1,9}(\.\d{1,9})?)", path.name)
+    return float(found.group(1)) if found else 0.0
+
+
+def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tuple[List[Path], List[str]]:
     """The checkpoints of a folder that can be read, and what is wrong with each of the others.
 
-    These are the numbered ones in the order they were trained; where there are none, the last or else the best one.
+    These are the numbered ones in the order they were trained; where there are none, the last or else the best one, or
+    the weight files of Keras.
 
     Args:
         folder: was found to have at least one checkpoint that can be read.
         state: of the session; its weights are overwritten with those of each checkpoint, to see that they fit.
+        model: the network, to whose layers those of weight files are matched.
 
     Raises:
         DataError: one of them is of another model.
@@ -152,7 +172,9 @@ def list_checkpoints(folder: Path, state: TrainState) -> Tuple[List[Path], List[
     names = [path for path in names if path.name not in (LAST, BEST)] or [
         path for name in (LAST, BEST) for path in names if path.name == name
     ][:1]
-    good, bad = [], []
+    good, bad = keras_checkpoints(folder), []
+    for path in good:
+        load_for_validation(path, state, model, 0)
     for path in names:
         try:
             checkpoint = load_checkpoint(path)
@@ -164,13 +186,19 @@ def list_checkpoints(folder: Path, state: TrainState) -> Tuple[List[Path], List[
     return good, bad
 
 
-def load_for_validation(path: Path, state: TrainState) -> int:
-    """Loads a checkpoint's weights alone; returns its weight updates.
+def load_for_validation(path: Path, state: TrainState, model: KerasModel, updates_per_epoch: int) -> int:
+    """Loads a checkpoint's weights alone; returns its weight updates, for a weight file those of its name's epoch.
 
     Raises:
         DataError: it is of another model.
     """
-    checkpoint = load_checkpoint(path)
+    if is_keras_file(path):
+        from ipucnn.models.keras_files import read_keras_weights
+
+        checkpoint = Checkpoint(read_keras_weights(model, path), {})
+        checkpoint.meta["weight_updates"] = round(_epoch_of(path) * updates_per_epoch)
+    else:
+        checkpoint = load_checkpoint(path)
     assign_weights(state.weights, checkpoint, what=str(path))
     return int(checkpoint.meta["weight_updates"])
 
@@ -341,7 +369,8 @@ def _why_none(folder: RunFolder, config: RunConfig) -> str:
 
 
 def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
-    """Loads the backbone, and the head where its shape is the same, from a checkpoint or run folder.
+    """Loads the backbone, and the head where its shape is the same, from a checkpoint or run folder; or all weights of
+    a file of Keras.
 
     Returns:
         The names of the weights left at their initial values (a new head), in the model's order.
@@ -349,8 +378,12 @@ def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
     Raises:
         DataError: the backbone does not fit.
     """
+    from ipucnn.models.keras_files import load_keras_weights
     from ipucnn.models.names import named_weights
 
+    if is_keras_file(path):
+        load_keras_weights(model, path)
+        return ()
     checkpoint = open_run(path).checkpoint if is_folder(path) else load_checkpoint(path)
     weights = named_weights(model)
     skip = _new_head(weights, checkpoint)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optio
 
 import numpy as np
 
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.config.values import norm_of
@@ -438,10 +438,11 @@ class Recorder:
             ]
         )
 
-    def validate_each(self, paths: Sequence[Path]) -> Iterator[RunEvent]:
+    def validate_each(self, paths: Sequence[Path], model: KerasModel) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
         for path in paths:
-            updates = checkpoints.load_for_validation(path, self._session.state)
+            per_epoch = self._training.program.weight_updates_per_epoch
+            updates = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates, 0))
 

@@ -25,7 +25,7 @@ from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, fi
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, size_text
-from ipucnn.training.program import Layout, Program, make_layout
+from ipucnn.training.program import Layout, Program, auto_loss_scaling_conflicts, make_layout
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -578,6 +578,14 @@ def _half(config: RunConfig, layout: Layout) -> Lack:
     return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
 
 
+def _auto_loss_scaling(config: RunConfig, layout: Layout) -> Lack:
+    lack = _half(config, layout)
+    named, changes = auto_loss_scaling_conflicts(config)
+    if lack is None or not named:
+        return lack
+    return f"{lack[0]}, and does not go with {', '.join(named)}", f"use --precision 16.16 {' '.join(changes)}"
+
+
 def _host_session(config: RunConfig, layout: Layout) -> Lack:
     return "on IPUs: it is a choice of the host session", ""
 
@@ -586,7 +594,8 @@ RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
     Rule("precise_batch_norm", _precise_batch_norm, ipu_only=False),
-    *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS),
+    *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS if name != "auto_loss_scaling"),
+    Rule("auto_loss_scaling", _auto_loss_scaling, ipu_only=False),
     Rule("target_accuracy", _validations, ipu_only=False),
     Rule("early_stopping", _validations, ipu_only=False),
     Rule("mlperf_logging", _validations, ipu_only=False),

@@ -37,7 +37,8 @@ from ipucnn.models.registry import (
     folder_name,
     saved_network,
 )
-from ipucnn.runs.checkpoints import is_whole
+from ipucnn.python_files import name_it
+from ipucnn.runs.checkpoints import is_whole, keras_checkpoints
 from ipucnn.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -50,7 +51,6 @@ from ipucnn.runs.folder import (
     RunFolder,
     is_checkpoint_name,
 )
-from ipucnn.sessions.host.workers import resume_command
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
@@ -397,7 +397,10 @@ def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
     start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
     if config.checkpoint_input_dir is None:
         return start
-    found, skipped = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
+    folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
+    if not config.training and keras_checkpoints(folder):
+        return start
+    found, skipped = _read(folder)
     if not config.training:
         return start  # each of them is validated
     start = _going_on(start, found, skipped)
@@ -480,13 +483,12 @@ def network_to_continue(
     """
     if "model_name" in asked.typed:
         return asked.record
-    command = resume_command(folder, ["--model-name", name])
+    hint = name_it("--model-name", name, folder)
     if meta is None:
         raise ConfigurationError(
-            f"{folder} has no checkpoint that says what the network {shown_value(name)} is",
-            f"name it: {command}",
+            f"{folder} has no checkpoint that says what the network {shown_value(name)} is", hint
         )
-    record = saved_network(name, meta.get("network"), what, command)
+    record = saved_network(name, meta.get("network"), what, hint)
     check_buildable(record)
     return record
 
@@ -515,6 +517,12 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )
     found, skipped = newest_checkpoint(folder)
+    files = keras_checkpoints(folder)
+    if files:
+        raise DataError(
+            f"{folder} has weight files of Keras, which do not say where a training run goes on",
+            f"validate them with --no-training, or start from one of them: --weights {files[-1]}",
+        )
     if found is None:
         reason = f": {skipped[0]}" if skipped else ""
         raise DataError(

@@ -465,7 +465,7 @@ class TrainingRun:
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
             folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
-            validated, skipped = checkpoints.list_checkpoints(folder, session.state)
+            validated, skipped = checkpoints.list_checkpoints(folder, session.state, model)
         check()
         # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
         guard.defer()
@@ -488,7 +488,7 @@ class TrainingRun:
                     yield from recorder.handle(event)
                     if recorder.is_over:
                         break
-            yield from recorder.validate_each(validated)
+            yield from recorder.validate_each(validated, model)
             if config.validation and self.state.last_validation is None:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.save_last()

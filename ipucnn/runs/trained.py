@@ -38,6 +38,7 @@ from ipucnn.models.registry import (
     list_models,
     saved_network,
 )
+from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
@@ -392,12 +393,11 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    words = [] if named.which is None else ["--checkpoint", named.which]
-    command = shlex.join(["ipucnn", named.command, str(named.target), *words, "--model-name", name])
+    hint = name_it("--model-name", name, run.path)
     if named.from_python:
         which = "" if named.which is None else f", checkpoint={named.which!r}"
-        command = f"ipucnn.load({named.target!r}{which}, model={name!r})"
-    record = saved_network(name, meta.get("network"), what, command)
+        hint = f"type: ipucnn.load({named.target!r}{which}, model={name!r})"
+    record = saved_network(name, meta.get("network"), what, hint)
     check_buildable(record)
     return record
 

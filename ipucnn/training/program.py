@@ -268,23 +268,29 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
     """
     if not config.auto_loss_scaling or config.precision == "32.32":
         return  # it has no effect in 32 bits, where it is refused if it was typed
-    momentum = config.optimizer_params.get("momentum")
-    others = (
-        (config.optimizer != "sgd", f"--optimizer {config.optimizer}", "--optimizer sgd"),
-        (momentum, f"momentum {momentum}", "--optimizer-params '{momentum: 0}'"),
-        (config.weight_decay, f"--weight-decay {config.weight_decay:g}", "--weight-decay 0"),
-        (config.lr_schedule != "const", f"--lr-schedule {config.lr_schedule}", "--lr-schedule const"),
-        (config.lr_warmup_params, "--lr-warmup-params", "--lr-warmup-params none"),
-    )
-    found = [(what, instead) for is_given, what, instead in others if is_given]
-    if found:
-        named, changes = zip(*found)
+    named, changes = auto_loss_scaling_conflicts(config)
+    if named:
         raise ConfigurationError(
             f"--auto-loss-scaling does not go with {', '.join(named)}",
             f"use {' '.join(changes)}, or a loss scale of your own: --loss-scaling 128 --no-auto-loss-scaling",
         )
     if config.loss_scaling:
         warn(f"--loss-scaling {config.loss_scaling:g} is not used: --auto-loss-scaling finds the loss scale")
+
+
+def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """The options that automatic loss scaling does not go with, and what to give instead of each."""
+    is_sgd, momentum = config.optimizer == "sgd", config.optimizer_params.get("momentum")
+    plain = "--optimizer-params '{momentum: 0}'"  # beside another optimizer, too: presets have one
+    others = (
+        (not is_sgd, f"--optimizer {config.optimizer}", f"--optimizer sgd {plain}"),
+        (is_sgd and momentum, f"momentum {momentum}", plain),
+        (config.weight_decay, f"--weight-decay {config.weight_decay:g}", "--weight-decay 0"),
+        (config.lr_schedule != "const", f"--lr-schedule {config.lr_schedule}", "--lr-schedule const"),
+        (config.lr_warmup_params, "--lr-warmup-params", "--lr-warmup-params none"),
+    )
+    conflicts = [other for other in others if other[0]]
+    return tuple(what for _, what, _ in conflicts), tuple(instead for _, _, instead in conflicts)
 
 
 @dataclass(frozen=True)

@@ -153,14 +153,17 @@ def read_page(
         volume.seek(page)
         check_pixels(volume.width, volume.height, max_pixels, origin)
         if volume.mode not in ("L", "1"):
-            raise DataError(f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT)
+            raise DataError(
+                f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT, "wrong-mode"
+            )
         if size is not None and (volume.height, volume.width) != size:
             sizes = f"{size[0]}x{size[1]} and {volume.height}x{volume.width}"
-            raise DataError(f"{origin}: there are pages of different sizes: {sizes}", HINT)
+            raise DataError(f"{origin}: there are pages of different sizes: {sizes}", HINT, "wrong-shape")
         volume.load()
         pixels = np.array(volume)
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{origin} is damaged: {error}", "get the file again") from error
+        code = "truncated" if "truncated" in str(error) else "unreadable"  # as Pillow's readers say
+        raise DataError(f"{origin} is damaged: {error}", "get the file again", code) from error
     return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels

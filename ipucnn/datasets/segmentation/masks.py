@@ -64,6 +64,7 @@ class MaskClasses(NamedTuple):
             raise DataError(
                 f"{origin} has {counted(int(wrong.sum()), 'pixel')} of no class; the first one has the value {shown}",
                 f"name that value in {TABLE}, or mend the mask: no smoothing, no JPEG compression",
+                "mask-values",
             )
         return order.astype(np.uint8)[places]
 
@@ -89,6 +90,7 @@ def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
     raise DataError(
         f"{origin} has colours, and no table says what they mean",
         f"name them in DIR/{TABLE}, one per line: '255 0 0 tumour', or save masks as grey: 0, 1, 2, ...",
+        "wrong-mode",
     )
 
 
@@ -158,6 +160,7 @@ def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
     raise DataError(
         f"{subject} {_listed(values)}; a mask has 0 and one other value, or the classes 0, 1, 2, ... without a gap",
         TABLE_HINT,
+        "mask-values",
     )
 
 
@@ -193,6 +196,7 @@ def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
         raise DataError(
             f"{origin} has {_listed(found)}; a mask has 0 and one other",
             "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
+            "mask-values",
         )
     return (masks != 0).astype(np.uint8)
 
@@ -221,10 +225,12 @@ def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.nda
     if page.mode == "1":
         return pixels.astype(np.uint8) * 255
     if page.mode not in ("L", "P", "RGB") and not page.mode.startswith("I"):
-        raise DataError(f"{origin} has {pixels_of(page.mode)}", hint)
+        raise DataError(f"{origin} has {pixels_of(page.mode)}", hint, "wrong-mode")
     if pixels.size and not 0 <= int(pixels.min()) <= int(pixels.max()) <= _LARGEST_VALUE:
         raise DataError(
-            f"{origin} has values from {pixels.min()} to {pixels.max()}; 0 to 65535 can be classes", hint
+            f"{origin} has values from {pixels.min()} to {pixels.max()}; 0 to 65535 can be classes",
+            hint,
+            "mask-values",
         )
     return pixels.astype(np.int64) if pixels.dtype != np.uint8 else pixels
 
@@ -267,7 +273,9 @@ def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
     if page.mode in ("RGBA", "LA"):
         page = _opaque(page, origin)
     if is_deep and page.mode == "RGB":
-        raise DataError(f"{origin} has colour of 16 bits per channel", "save it as 8-bit colour (RGB)")
+        raise DataError(
+            f"{origin} has colour of 16 bits per channel", "save it as 8-bit colour (RGB)", "wrong-mode"
+        )
     if page.mode == "1" or _has_grey_palette(page):
         page = page.convert("L")
     if page.mode == "P" and "transparency" not in page.info:
@@ -276,14 +284,14 @@ def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
         return np.array(page)
     if page.mode == "F" or page.mode.startswith("I"):
         return stretched(np.array(page), origin)
-    raise DataError(f"{origin} has {pixels_of(page.mode)}", IMAGE_HINT)
+    raise DataError(f"{origin} has {pixels_of(page.mode)}", IMAGE_HINT, "wrong-mode")
 
 
 def _opaque(page: PillowImage, origin: str) -> np.ndarray:
     """A Pillow image without its alpha channel.  Raises DataError where that hides anything."""
     lowest, _ = page.getchannel("A").getextrema()
     if lowest < 255:
-        raise DataError(f"{origin} has {pixels_of(page.mode)}", "save it without transparency")
+        raise DataError(f"{origin} has {pixels_of(page.mode)}", "save it without transparency", "wrong-mode")
     return page.convert(page.mode[:-1])
 
 

@@ -151,7 +151,9 @@ def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple
         or data.ndim != 2
         or data.shape[1] != PIXELS
     ):
-        raise DataError(f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN)
+        raise DataError(
+            f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN, "wrong-dtype"
+        )
     return _checked(path, data, _whole_numbers(path, label_key, labels), num_classes)
 
 
@@ -188,7 +190,9 @@ def read_binary(
     raw = read_file(str(path))
     record = num_label_bytes + PIXELS
     if len(raw) % record:
-        raise DataError(f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN)
+        raise DataError(
+            f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN, "truncated"
+        )
     records: np.ndarray = np.frombuffer(raw, np.uint8).reshape(-1, record)
     labels: np.ndarray = records[:, num_label_bytes - 1].astype(np.int64)
     return _checked(path, records[:, num_label_bytes:], labels, num_classes)
@@ -198,7 +202,7 @@ def _checked(
     path: Path, planes: np.ndarray, labels: np.ndarray, num_classes: Optional[int]
 ) -> Tuple[np.ndarray, np.ndarray]:
     if len(planes) != len(labels):
-        raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN)
+        raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN, "count-mismatch")
     if len(planes) == 0:
         raise DataError(f"{path} has no images", AGAIN)
     if num_classes is not None and (labels.min() < 0 or labels.max() >= num_classes):

@@ -42,6 +42,8 @@ CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
 }
 AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
 _PIECE_BYTES = 2**24
+# Types of numbers besides unsigned bytes, by the third byte of the file.
+_OTHER_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 AGAIN = "copy or download the file again"
 
 
@@ -77,7 +79,10 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
         try:
             return _read_idx(stream, name, num_dimensions, None if is_packed else file_size(path))
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"cannot read {name}: {error}", AGAIN) from error
+            # gzip's own words of a wrong checksum.
+            is_changed = str(error).startswith("CRC check failed")
+            code = "truncated" if isinstance(error, EOFError) else "checksum" if is_changed else "unreadable"
+            raise DataError(f"cannot read {name}: {error}", AGAIN, code) from error
 
 
 def _read_idx(
@@ -88,7 +93,9 @@ def _read_idx(
     header = stream.read(header_bytes)
     if len(header) < header_bytes:
         raise DataError(
-            f"{name} is truncated: {len(header)} bytes, not even its header of {header_bytes}", AGAIN
+            f"{name} is truncated: {len(header)} bytes, not even its header of {header_bytes}",
+            AGAIN,
+            "truncated",
         )
     magic = struct.unpack(">I", header[:4])[0]
     expected_magic = 0x0800 + num_dimensions
@@ -97,6 +104,7 @@ def _read_idx(
             f"{name} is not an idx file of {num_dimensions}-dimensional bytes: "
             f"it starts with {magic:#010x}, not {expected_magic:#010x}",
             "check that images and labels are not swapped, or download the file again",
+            "wrong-dtype" if magic >> 8 in _OTHER_TYPES else "unreadable",
         )
     shape = struct.unpack(f">{num_dimensions}I", header[4:])
     size = 1
@@ -109,6 +117,7 @@ def _read_idx(
         raise DataError(
             f"{name} is truncated: {num_there} bytes where its header ({shown}) says {header_bytes + size}",
             AGAIN,
+            "truncated",
         )
     check_memory(size, f"{name} of {shown} bytes")
     data: np.ndarray = np.empty(size, np.uint8)
@@ -120,6 +129,7 @@ def _read_idx(
                 f"{name} is truncated: {header_bytes + filled} bytes where its header ({shown}) says "
                 f"{header_bytes + size}",
                 AGAIN,
+                "truncated",
             )
         filled += count
     if stream.read(1):
@@ -144,6 +154,7 @@ def _read_part(folder: Path, part: str, name: str) -> ArrayExamples:
         raise DataError(
             f"{paths['images']} has {len(images)} images but {paths['labels']} has {len(labels)} labels",
             AGAIN,
+            "count-mismatch",
         )
     if labels.max() > 9:
         raise DataError(f"{paths['labels']} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)

@@ -29,12 +29,10 @@ class Code:
 
 
 _AGAIN = "copy or download the files again"
-_PARTIAL = "copy or download what is missing, or pass --allow-partial"
+_PARTIAL = "copy or download what is missing"
 CODES: Dict[str, Code] = {
     # -- what should be there
-    "missing-subset": Code(
-        ERROR, "a subset without samples", "add it, or pass --allow-partial", partial=True
-    ),
+    "missing-subset": Code(ERROR, "a subset without samples", "add it", partial=True),
     "no-eval-subset": Code(
         WARNING, "the set has no subset for evaluation: the last 10 % of train serve as one", "none is needed"
     ),
@@ -46,7 +44,7 @@ CODES: Dict[str, Code] = {
     "unpaired": Code(
         ERROR,
         "images without a mask of their name, or masks without an image",
-        "add the partner or remove the file, or pass --allow-partial",
+        "add the partner or remove the file",
         partial=True,
     ),
     "class-names": Code(

@@ -255,11 +255,13 @@ def check_png(data: bytes, origin: str) -> None:
         (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
         if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
             name = printable(kind.decode("latin1"))
-            raise DataError(f"{origin}: the checksum of its chunk {name} is wrong", "get the file again")
+            raise DataError(
+                f"{origin}: the checksum of its chunk {name} is wrong", "get the file again", "checksum"
+            )
         if kind == b"IEND":
             return
         at += 12 + length
-    raise DataError(f"{origin} is truncated: it has no end", "get the file again")
+    raise DataError(f"{origin} is truncated: it has no end", "get the file again", "truncated")
 
 
 def take_look(

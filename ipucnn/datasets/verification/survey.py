@@ -9,7 +9,6 @@ both subsets, and a mean that is not the published one.
 import contextlib
 import hashlib
 import math
-import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,29 +37,6 @@ _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {
 LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
 
 
-# Which kind of finding an error of a reader is, by words of its message without the file's name.
-_KINDS_OF_ERROR: Tuple[Tuple[str, str], ...] = (
-    ("truncated", "truncated"),
-    ("ended before", "truncated"),
-    ("CRC", "checksum"),
-    ("checksum", "checksum"),
-    ("8-bit grey", "wrong-mode"),
-    ("pixels of mode", "wrong-mode"),
-    ("floating-point pixels", "wrong-mode"),
-    ("transparent pixels", "wrong-mode"),
-    ("16 bits per channel", "wrong-mode"),
-    ("colour (CMYK)", "wrong-mode"),
-    ("has colours", "wrong-mode"),
-    ("not finite numbers", "wrong-mode"),
-    ("has 0 and one other", "mask-values"),
-    ("of no class", "mask-values"),
-    ("can be classes", "mask-values"),
-    ("pages of different sizes", "wrong-shape"),
-    ("not an array of bytes", "wrong-dtype"),
-    (" images but ", "count-mismatch"),
-)
-# Types of numbers in idx files besides unsigned bytes, by the third byte of the file.
-_OTHER_IDX_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 _READ_BYTES = 2**20
 
 
@@ -285,11 +261,7 @@ class Survey:
                 reason = reason[len(prefix) :]
                 break
         reason = reason.strip(" :,")
-        code = next((code for words, code in _KINDS_OF_ERROR if words in reason), "unreadable")
-        magic = re.search(r"starts with 0x([0-9a-f]{8})", reason)
-        if magic and int(magic.group(1), 16) >> 8 in _OTHER_IDX_TYPES:
-            code = "wrong-dtype"
-        self.find(code, subset, f"{name}: {reason}" if reason else name)
+        self.find(error.code, subset, f"{name}: {reason}" if reason else name)
 
     def is_as_published(self, subset: Optional[str], path: Path, kind: str, published: str) -> bool:
         """Compares a file with the published checksum, and notes a difference.
@@ -555,11 +527,10 @@ class Survey:
     ) -> Finding:
         kind = CODES[code]
         severity = self._severities.get(code, kind.severity)
-        hint = kind.hint
+        hint = kind.hint + (", or pass --allow-partial" if kind.partial else "")
         nothing = not any(len(one.numbers) for one in self.subsets.values())
         if kind.partial and allow_partial and not nothing:
-            severity = WARNING
-            hint = hint.replace(", or pass --allow-partial", "").replace("; or pass --allow-partial", "")
+            severity, hint = WARNING, kind.hint
         if kind.as_published and self.is_published:
             severity, hint = WARNING, "the set was published so: nothing is wrong with this copy"
         return Finding(code, severity, subset, count, kind.message, tuple(examples), hint)

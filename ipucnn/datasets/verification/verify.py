@@ -187,7 +187,8 @@ def _choose_own(name: str, folder: Path) -> Choice:
             f"{choice.message}: its examples are no arrays, and files are known by their layout alone",
             "ipucnn verify-dataset FOLDER, of the files that it reads",
         )
-    return replace(choice, task=source.info.task)
+    # Called once: what it returns may differ from call to call.
+    return replace(choice, task=source.info.task, make=lambda: source)
 
 
 def _choose_folder(name: str) -> Choice:

@@ -84,9 +84,14 @@ BAND_SHARE = 0.8
 BAND_FACTOR = 1.135
 
 
-def throughput_band(images_per_s: float) -> Tuple[float, float]:
+def band_factor(system: System) -> float:
+    """The factor of a system: wider where measurements on it showed that."""
+    return max(BAND_FACTOR, system.calibration.band_factor)
+
+
+def throughput_band(images_per_s: float, system: System) -> Tuple[float, float]:
     """What 80 of 100 measurements of a predicted throughput are expected to be between."""
-    return images_per_s / BAND_FACTOR, images_per_s * BAND_FACTOR
+    return images_per_s / band_factor(system), images_per_s * band_factor(system)
 
 
 PARTITION_AXES = ("groups", "output_channels", "input_channels", "positions")

@@ -359,11 +359,13 @@ class _OwnSpeeds:
         first_s = _run_s(options[0], num_stages, 0)
         self.runs: List[List[Tuple[np.ndarray, np.ndarray]]] = []
         for stage in range(num_stages):
-            if 0 < stage < num_stages - 1 and not tables.stage_s:
-                self.runs.append(self.runs[0])
+            memories = [own.memory(num_stages, stage) for own in options]
+            is_alike = 0 < stage < num_stages - 1 and not tables.stage_s
+            if is_alike and all(one is other for one, (other, _) in zip(memories, self.runs[-1])):
+                self.runs.append(self.runs[-1])
                 continue
             runs_s = (_run_s(own, num_stages, stage) - first_s for own in options)
-            self.runs.append([(own.memory(num_stages, stage), run_s) for own, run_s in zip(options, runs_s)])
+            self.runs.append(list(zip(memories, runs_s)))
         self.base_s = float(first_s[0, -1])
         self.num_evaluations = 0
         (least,) = self._rest(tables.capacity_bytes)[2][0, :1]
