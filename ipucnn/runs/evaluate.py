@@ -289,7 +289,9 @@ class MaskEvaluation:
         self._scores = SegmentScores() if judges else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
         # Pixels that are class 1 and predicted so, and that are predicted so, for each threshold.
-        self._above = np.zeros((len(CANDIDATES), 2), np.int64) if self._info.num_classes == 2 else None
+        self._above: Optional[np.ndarray] = None
+        if self._info.num_classes == 2:
+            self._above = np.zeros((len(CANDIDATES), 2), np.int64)
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
