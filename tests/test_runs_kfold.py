@@ -175,7 +175,7 @@ def test_events_say_when_a_fold_is_done(lightly, tmp_path):
     "options, code, words",
     [
         (["--fold", "4"], 2, "numbered from 1 to 3"),
-        (["--kfold", "1"], 2, "--kfold"),
+        (["--kfold", "0"], 2, "--kfold"),
         (["--kfold", "1798"], 2, "has 1797 examples"),
         (["--no-training"], 2, "nothing to do"),
         (["--checkpoint-dir", "elsewhere"], 2, "every fold"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_the_hint_names_all_that_automatic_loss_scaling_does_not_go_with():
         "--auto-loss-scaling does not go with --optimizer adam, --weight-decay 0.1, --lr-schedule cosine, "
         "--lr-warmup-params"
     )
-    typed = error.value.hint.split("use ")[1].split(", or ")[0].split()
+    typed = shlex.split(error.value.hint.split("use ")[1].split(", or ")[0])
     flags = {name[2:].replace("-", "_"): value for name, value in zip(typed[::2], typed[1::2])}
     config = resolve("train", {**given, **others, **flags}, model="toy_model").config
     assert program_of(config, 1000, seed=0).auto_loss_scaling
