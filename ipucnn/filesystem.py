@@ -279,8 +279,8 @@ def free_bytes(folder: Path) -> int:
 def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
     """What the files in a folder and below it take, and other files; one that has several names counts once."""
     found: Dict[Tuple[int, int], int] = {}
-    inside = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
-    for path in itertools.chain(inside, others):
+    inside = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    for path in [*inside, *others]:
         with contextlib.suppress(OSError):
             about = os.lstat(path)
             found[about.st_dev, about.st_ino] = about.st_size

@@ -142,7 +142,9 @@ def test_docstrings_name_modules_that_exist():
                 continue
             text = ast.get_docstring(node) or ""
             files = re.findall(r"``([\w/]+\.py)``", text) if path.name == "__init__.py" else ()
-            absent += [(name, file) for file in files if not list(path.parent.rglob(file)) + list(PACKAGE.glob(file))]
+            absent += [
+                (name, file) for file in files if not list(path.parent.rglob(file)) + list(PACKAGE.glob(file))
+            ]
             for module, thing in re.findall(r"``([a-z_]+)\.([A-Z]\w+)", text):
                 if module == "keras":
                     continue
