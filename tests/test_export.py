@@ -20,7 +20,7 @@ from ipucnn.datasets.preprocessing import channel_affine, normalise
 from ipucnn.errors import ConfigurationError
 from ipucnn.models import layers
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.editing import stock_model
+from ipucnn.models.editing import in_64_bits, stock_model
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, network_input, runtimes
@@ -123,7 +123,7 @@ def prove_in_this_process(patch):
     """The proof without a process of its own, whose start takes most of its time."""
 
     def prove(job, samples):
-        return runtimes.prove(job, samples.images, samples.expected)
+        return runtimes.prove(job, samples.images, samples.expected, samples.exact)
 
     patch.setattr(export, "_run_proof", prove)
 
@@ -276,7 +276,7 @@ def test_a_program_for_an_ipu_is_written_and_proved(trained, run):
 
 def test_a_program_for_an_ipu_that_computes_something_else_is_removed(trained, run, monkeypatch):
     compare = runtimes.compare
-    monkeypatch.setattr(runtimes, "compare", lambda found, expected: compare(found * 1.01, expected))
+    monkeypatch.setattr(runtimes, "compare", lambda found, *others: compare(found * 1.01, *others))
     with installed(num_ipus=1):
         code, _, err = run("export", trained, *IPU)
     assert code == 5 and "differ by up to" in err and not Path("served").exists()
@@ -368,13 +368,13 @@ def test_a_corrupted_file_is_refused(exported, tmp_path, change, reason):
     images = np.random.RandomState(0).standard_normal((100, 8, 8, 3)).astype(np.float32)
     expected = runtimes.load("onnx", exported / "model.onnx").run(images)
     request = export.ExportRequest(None, "onnx")
-    samples = export.Samples(images, expected, "100 of noise")
+    samples = export.Samples(images, expected, None, "100 of noise")
     record = {**record_of(folder), "file": "model.onnx"}
     prove = export._run_proof
     if change != "cut":  # whatever a runtime raises is told by the script itself
 
         def prove(job, samples):
-            return runtimes.prove(job, samples.images, samples.expected)
+            return runtimes.prove(job, samples.images, samples.expected, samples.exact)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(export, "_run_proof", prove)
@@ -399,9 +399,109 @@ def test_what_is_advised_of_a_file_that_differs(form, half, relative, hint, monk
     record = {"file": "x", "opset": None, "input": port, "output": port}
     with pytest.raises(export.ThresholdError, match="differ by up to") as caught:
         export._prove(
-            export.ExportRequest(None, form, half=half), record, export.Samples(None, None, ""), tmp_path, []
+            export.ExportRequest(None, form, half=half),
+            record,
+            export.Samples(None, None, None, ""),
+            tmp_path,
+            [],
         )
     assert hint in caught.value.hint
+
+
+def test_the_bound_follows_from_the_network():
+    """A few times what the session's own 32 bits differ by; never what no rounding explains."""
+    exact = RNG.standard_normal((50, 10))
+    expected = np.float32(exact + 1e-4 * RNG.standard_normal(exact.shape))
+    found = np.float32(exact + 2e-4 * RNG.standard_normal(exact.shape))
+    mine = runtimes.compare(found, expected, exact)
+    largest, _ = export._limits(False, mine["session_relative"])
+    assert 1e-4 < mine["session_relative"] < mine["relative"] <= largest < 1e-2
+    assert export._limits(False, 0.5)[0] == export.LARGEST_LIMIT
+    assert export._limits(False, 0.0)[0] == export.LEAST_LIMIT
+    # What cannot be computed in 64 bits, and weights of 16 bits, are held to fixed limits.
+    assert (
+        export._limits(False, None) == export.LIMITS[False]
+        and export._limits(True, 0.5) == export.LIMITS[True]
+    )
+
+
+def test_pixels_that_are_rounded_to_the_other_side_are_no_other_inputs():
+    pixels = RNG.randint(0, 200, (4, 8, 8, 3)).astype(np.uint8)
+    few, all_of_them = pixels.copy(), pixels + np.uint8(1)
+    few[0, 0, :4] += 1
+    assert runtimes._other_inputs(few, pixels, 1e-3) == ""
+    assert "of the pixels differ by one grey level" in runtimes._other_inputs(all_of_them, pixels, 1e-3)
+    few[0, 0, 0] += 1
+    assert "they differ by 0.0" in runtimes._other_inputs(few, pixels, 1e-3)
+    assert "they differ by" in runtimes._other_inputs(few.astype(float), pixels.astype(float), 1e-3)
+    assert "not uint8 [4, 8, 8, 3]" in runtimes._other_inputs(few[:2], pixels, 1e-3)
+
+
+def test_a_refusal_prints_digits_that_differ(monkeypatch, tmp_path):
+    found = {"relative": 1.0004e-4, "session_relative": 1e-5, "agreement": 1.0}
+    monkeypatch.setattr(export, "_run_proof", lambda *_: found)
+    port = {"name": "logits", "dtype": "float32", "shape": [None, 3]}
+    record = {"file": "x", "opset": None, "input": port, "output": port}
+    samples = export.Samples(None, None, None, "")
+    with pytest.raises(export.ThresholdError, match=r"differ by up to 0\.00010004 .* and 0\.0001 is allowed"):
+        export._prove(export.ExportRequest(None, "onnx"), record, samples, tmp_path, [])
+
+
+def test_the_network_in_64_bits_is_the_networks_own():
+    model = with_other_statistics(group_and_hard_layers())
+    double = in_64_bits(model)
+    images = RNG.standard_normal((2, *model.inputs[0].shape[1:])).astype(np.float32)
+    exact, single = double(images.astype(np.float64)).numpy(), model(images).numpy()
+    assert exact.dtype == np.float64 and 0 < np.abs(exact - single).max() <= 1e-5 * exact.std()
+
+
+def altered_weights(stock):
+    """One weight in each layer that has some is a thousandth off."""
+    for layer in stock.layers:
+        weights = layer.get_weights()
+        if weights:
+            weights[0].flat[0] += 1e-3 * max(np.abs(weights[0]).max(), 1e-3)
+            layer.set_weights(weights)
+
+
+def altered_statistics(stock):
+    for layer in stock.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            gamma, beta, mean, variance = layer.get_weights()
+            layer.set_weights([gamma, beta, mean, variance * 1.01])
+
+
+@pytest.mark.parametrize("alter", [altered_weights, altered_statistics])
+def test_an_altered_file_is_refused(trained, run, in_this_process, monkeypatch, alter):
+    write = export.WRITERS["saved-model"]
+
+    def altered(request, stock, folder):
+        alter(stock)
+        return write(request, stock, folder)
+
+    monkeypatch.setitem(export.WRITERS, "saved-model", altered)
+    code, out, err = run("export", trained, "--format", "saved-model")
+    assert (code, out) == (5, "") and "its logits differ by up to" in err
+
+
+def test_altered_preprocessing_is_refused(trained, run, in_this_process, monkeypatch):
+    """Pixels are brought to the network's range in the file: there, one offset is an eighth of a grey level off."""
+
+    def altered(*arguments):
+        affine = channel_affine(*arguments)
+        return replace(affine, offsets=(affine.offsets[0] + affine.scale / 8, *affine.offsets[1:]))
+
+    monkeypatch.setattr("ipucnn.datasets.preprocessing.channel_affine", altered)
+    described = export.describe_input
+
+    def as_it_should_be(*arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ipucnn.datasets.preprocessing.channel_affine", channel_affine)
+            return described(*arguments)
+
+    monkeypatch.setattr(export, "describe_input", as_it_should_be)
+    code, out, err = run("export", trained, "--format", "saved-model", "--raw-uint8")
+    assert (code, out) == (5, "") and "its logits differ by up to" in err, err
 
 
 def test_stale_statistics_are_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
@@ -543,7 +643,9 @@ def saved_model(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "model"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            export, "_run_proof", lambda job, samples: runtimes.prove(job, samples.images, samples.expected)
+            export,
+            "_run_proof",
+            lambda job, samples: runtimes.prove(job, samples.images, samples.expected, samples.exact),
         )
         assert cli.run(["export", str(trained), "--format", "saved-model", "--output", str(folder)]) == 0
     return folder
