@@ -134,7 +134,7 @@ def test_parameters_have_types():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3030, 2220),
+    "benchmarking": (2980, 2250),
     "commands": (1890, 1080),
     "config": (2850, 1610),
     "datasets": (6200, 4700),
