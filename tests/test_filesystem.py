@@ -527,7 +527,7 @@ QUESTIONS = re.compile(
 )
 ELSEWHERE = {
     # The package's own files.
-    "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
+    "ipucnn/runs/provenance.py": "the package's own folder",
     "ipucnn/planning/graphs/shipped.py": "the package's own graphs",
     "ipucnn/models/counts.py": "the package's own counts",
     "ipucnn/models/custom_ops.py": "the package's own folder",

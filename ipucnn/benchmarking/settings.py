@@ -9,7 +9,6 @@ from ipucnn.config import values
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand
-from ipucnn.runs.exported import is_exported
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -39,12 +38,11 @@ class BenchmarkSettings:
         scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
             network on its data, beside the network on a constant batch and the pipeline alone.
         limits: how long to measure.
-        compare_with: "keras", the path of an exported ONNX or TFLite file or SavedModel, or None.
+        compare_with: "keras", or None.
         system: IPU machine to predict for, None for the smallest that suits.
         profile: what was measured of the IPU machine.
         baseline: an earlier report.json to compare with.
         max_regression: share of the baseline's speed that may be lost.
-        trust: what is in a SavedModel may be executed.
     """
 
     mode: str = INFERENCE
@@ -55,7 +53,6 @@ class BenchmarkSettings:
     profile: Optional["SystemProfile"] = None
     baseline: Optional[Path] = None
     max_regression: float = 0.05
-    trust: bool = False
 
     @property
     def training(self) -> bool:
@@ -83,7 +80,6 @@ def make_settings(
     system_profile: Optional[str] = None,
     baseline: Optional[str] = None,
     max_regression: Optional[str] = None,
-    trust: bool = False,
 ) -> BenchmarkSettings:
     """Checked settings from what was typed.
 
@@ -93,7 +89,6 @@ def make_settings(
         executions, min_time_s, max_time_s: see ``Limits``; a least time that is not given is at most ``max_time_s``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
         system_profile: the file that has the profile.
-        trust: see :class:`BenchmarkSettings`.
 
     Raises:
         ConfigurationError: naming the option, its value and the nearest legal one.
@@ -120,19 +115,10 @@ def make_settings(
             f"--max-time {max_time_s:g} is less than --min-time {min_time_s:g}",
             f"use --max-time {min_time_s:g}",
         )
-    of_file = compare_with is not None and is_exported(expand(compare_with, "--compare-with"))
-    if of_file and work == TRAINING:
-        raise ConfigurationError(
-            f"{shown_value(compare_with)} is an exported network, which is not trained",
-            "use --inference, or --compare-with keras",
-        )
-    if trust and not of_file:
-        raise ConfigurationError("--trust: there is no SavedModel to run", "drop it, or name one as MODEL")
-    if compare_with is not None and not of_file and compare_with.lower() not in RIVALS:
+    if compare_with is not None and compare_with.lower() not in RIVALS:
         raise ConfigurationError(
             f"--compare-with {shown_value(compare_with)}: there is no such rival",
-            did_you_mean(compare_with, RIVALS)
-            or f"use --compare-with {KERAS}, or an .onnx or .tflite file that `ipucnn export` wrote",
+            did_you_mean(compare_with, RIVALS) or f"use --compare-with {KERAS}",
         )
     if system is not None:
         from ipucnn.hardware import get_system
@@ -160,12 +146,11 @@ def make_settings(
             max_time_s=max_time_s,
             execution_s=COMPARED_EXECUTION_S if compare_with else Limits.execution_s,
         ),
-        compare_with=compare_with.lower() if compare_with and not of_file else compare_with,
+        compare_with=compare_with.lower() if compare_with else None,
         system=system,
         profile=profile,
         baseline=expand(baseline, "--baseline") if baseline is not None else None,
         max_regression=share,
-        trust=trust,
     )
 
 

@@ -1,4 +1,4 @@
-"""Exported ONNX and TFLite files in place of a run: what the folder of an export says, and a session that runs its file.
+"""Exported ONNX and TFLite files in place of a run: what an export's folder says, and a session that runs its file.
 
 Only files are taken that :mod:`ipucnn.runs.export` wrote and verified, and that are still what they were then: what
 stands beside a file says how images are brought to it, and what its outputs are.  The file runs in a process of its own
@@ -162,7 +162,7 @@ def read_exported(path: Path) -> ExportedNetwork:
     if is_folder(path):
         raise ConfigurationError(
             f"{path} is a SavedModel, which is not run in place of a run: it executes whatever was put into it",
-            "name the run that it was exported from; or export that run with --format onnx or tflite, and name the file",
+            "name the run that it was exported from; or export that run as onnx or tflite, and name the file",
         )
     form = runtimes.ENDINGS.get(path.suffix.lower())
     if form is None or form != record["format"]:
@@ -175,7 +175,8 @@ def read_exported(path: Path) -> ExportedNetwork:
     known = record["files"].get(path.name)
     if not isinstance(known, dict) or known.get("sha256") != file_digest(path)[0]:
         raise DataError(
-            f"{path} is not the file that was verified: its SHA-256 is not that of {RECORD}", "export the run again"
+            f"{path} is not the file that was verified: its SHA-256 is not that of {RECORD}",
+            "export the run again",
         )
     missing = [name for name in runtimes.missing_packages(form) if name not in ("onnx", "tf2onnx")]
     if missing:
@@ -253,7 +254,7 @@ class RuntimeSession(Session):
     def __init__(self, network: ExportedNetwork) -> None:
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
         self._network = network
-        self._process: Optional["subprocess.Popen[bytes]"] = None
+        self._process: Optional[subprocess.Popen[bytes]] = None
 
     def take_preprocessing(self, affine: object) -> bool:
         """Images come as the description of the input has them."""
@@ -266,7 +267,7 @@ class RuntimeSession(Session):
         most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
         form = runtimes.ENDINGS[path.suffix.lower()]
         words = [form, str(absolute(path)), str(num_cores()), str(min(most, host_memory_bytes() or most))]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115: as long as the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, runtimes.__file__, "--serve", *words],
             stdin=subprocess.PIPE,
