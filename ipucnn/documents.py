@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import named, read_text
+from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -403,18 +403,17 @@ def read_record_if_whole(path: Path) -> Any:
         return None
 
 
-def read_record(path: Path, what: str, hint: str) -> Any:
+def read_record(path: Path, hint: str) -> Any:
     """The value in a JSON file that ipucnn wrote, such as a report, which may be larger than what people write.
 
     Args:
-        what: the option that names it, for messages; may be empty.
         hint: what to give instead.
 
     Raises:
         DataError: it is not a file, too large, or not JSON.
     """
-    text = read_text(path, MAX_RECORD_BYTES, what, DataError, hint)
-    name = named(path, what)
+    text = read_text(path, MAX_RECORD_BYTES, hint)
+    name = shown(path)
     with naming(name, DataError):
         try:
             return load_record(text)

@@ -132,7 +132,7 @@ class Benchmark:
         self.settings, self.verbose = settings, verbose
         self.exported: Optional[ExportedNetwork] = None
         if settings.compare_with not in (None, KERAS):
-            path = expand(str(settings.compare_with), "--compare-with")
+            path = expand(str(settings.compare_with))
             self.exported = read_exported(path, settings.trust)
         self.exit_code = 0
         if not settings.training:

@@ -24,7 +24,7 @@ from ipucnn.documents import read_record
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, ConfigurationError, DataError, UserError
 from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
-from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir
+from ipucnn.runs.start import claim_default, default_run_dir
 from ipucnn.text import shown_value
 
 _FILES = (CONFIG, PROGRAM, REPORT)
@@ -37,8 +37,8 @@ def read_report(path: Path) -> BenchmarkReport:
         ConfigurationError: it measured no network's speed.
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-    path = path / REPORT if is_folder(path, "--baseline") else path
-    data = read_record(path, "--baseline", "give the report.json of a benchmark")
+    path = path / REPORT if is_folder(path) else path
+    data = read_record(path, "give the report.json of a benchmark")
     if isinstance(data, dict) and (data.get("void") or data.get("measured", True) is None):
         raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
     hint = "give the report.json that `ipucnn benchmark` wrote"
@@ -183,9 +183,9 @@ def check_folder(resolved: Resolved) -> Path:
     config = resolved.config
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
-    path = expand(config.run_dir, "--run-dir")
-    check_makeable(path, "--run-dir", ELSEWHERE)
-    found = [p.name for p in entries(path, "--run-dir")]
+    path = expand(config.run_dir)
+    check_makeable(path)
+    found = [p.name for p in entries(path)]
     foreign = [name for name in found if name not in _FILES]
     if foreign:
         raise ConfigurationError(
@@ -207,7 +207,7 @@ def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Pa
     claim = claim_default(config.model_name, "benchmark") if config.run_dir is None else None
     if claim is not None:
         folder = claim.path  # what check_folder named may be another benchmark's by now
-    make_folder(folder, "", ELSEWHERE)
+    make_folder(folder)
     write_text(folder / CONFIG, config.to_yaml())
     write_text(folder / PROGRAM, json.dumps(report.program, indent=2) + "\n")
     write_text(folder / REPORT, report.to_json())

@@ -45,15 +45,13 @@ from ipucnn.filesystem import (
     is_link,
     make_folder,
     read_text,
-    reason_of,
     shown,
-    write_hint,
     write_text,
 )
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import is_own_name, nearest_legal_sizes
 from ipucnn.runs.compare import RunRecord, read_run
-from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.start import claim_default, default_run_dir, latest_run_dir
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent / "suites"
@@ -214,15 +212,15 @@ def find_suite(name: str) -> Suite:
     if name in built_in_names():
         path = FOLDER / f"{name}.yml"
         return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
-    path = expand(name, "--suite")
-    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path, "--suite", ConfigurationError):
+    path = expand(name)
+    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path):
         raise ConfigurationError(
             f"--suite {shown(name)}: there is no such suite",
             did_you_mean(name, built_in_names())
             or f"the built-in ones are {' and '.join(built_in_names())}; or give a file, FILE.yml",
         )
     hint = "give the path of a YAML file with rows"
-    text = read_text(path, documents.MAX_BYTES, "--suite", ConfigurationError, hint)
+    text = read_text(path, documents.MAX_BYTES, hint=hint)
     return parse_suite(text, shown(path), path.stem)
 
 
@@ -414,7 +412,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         DataError: it is a file.
     """
     if run_dir is not None:
-        path = expand(run_dir, "--run-dir")
+        path = expand(run_dir)
     elif resume:
         latest = latest_run_dir(name, _SUFFIX)
         if latest is None:
@@ -425,8 +423,8 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         path = latest
     else:
         return default_run_dir(name, _SUFFIX)
-    check_makeable(path, "--run-dir", ELSEWHERE)
-    there = [p.name for p in entries(path, "--run-dir")]
+    check_makeable(path)
+    there = [p.name for p in entries(path)]
     ours = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
     foreign = [own for own in there if own not in ours and not own.startswith(".")]
     if foreign:
@@ -447,7 +445,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
 
 def saved_seed(folder: Path) -> Optional[int]:
     """The seed of the suite in a folder; None where there is none yet."""
-    if not is_file(folder / RESULT, "--run-dir"):
+    if not is_file(folder / RESULT):
         return None
     words = parse_options(shlex.split(read_suite(folder, "--run-dir").rows[0].command)[2:], "--run-dir")
     return int(words["seed"][1]) if "seed" in words else None
@@ -536,7 +534,7 @@ class SuiteRun:
             raise DataError(
                 f"{rows} is a link, and a suite writes to its own folder alone", f"remove it: rm {rows}"
             )
-        make_folder(rows, "", ELSEWHERE)
+        make_folder(rows)
         for index, row in enumerate(self.suite.rows):
             if self.result.rows[index].status != "done":
                 self._write()
@@ -606,20 +604,14 @@ def run_command(words: Sequence[str], verbose: bool) -> Tuple[int, str, str]:
         DataError: the process cannot be started.
     """
     place = str(Path(__file__).resolve().parents[2])
-    try:
-        # A session of its own: Ctrl-C is the suite's to handle.
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, place, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=None if verbose else subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise DataError(
-            f"the process of a row cannot be started: {reason_of(error)}",
-            write_hint(error, "go on later with --resume"),
-        ) from None
+    # A session of its own: Ctrl-C is the suite's to handle.
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, place, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=None if verbose else subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         printed, said = process.communicate()
     finally:
@@ -744,9 +736,9 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     Raises:
         DataError: not there, damaged, or of another kind or version.
     """
-    path = path / RESULT if is_folder(path, option) else path
+    path = path / RESULT if is_folder(path) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-    result = from_plain(documents.read_record(path, option, hint), SuiteResult, f"{option} {path}", hint)
+    result = from_plain(documents.read_record(path, hint), SuiteResult, f"{option} {path}", hint)
     if len({row.id for row in result.rows}) < len(result.rows):
         raise DataError(f"{option} {path} is damaged: two rows of one id", "make it again")
     return result

@@ -197,7 +197,7 @@ def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
             f"--compare-with {measuring['compare_with']}: MODEL is an exported file, which is what is compared",
             "drop it, or give the network's name as MODEL",
         )
-    exported = read_exported(expand(model, "MODEL"), bool(measuring["trust"]))
+    exported = read_exported(expand(model), bool(measuring["trust"]))
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
     command += " --trust" if measuring["trust"] else ""
@@ -347,7 +347,7 @@ def benchmark_suite(
     if request.print_config:
         report.print_plan(plan, json_output)
         return
-    other = suites.read_suite(expand(versus, "--versus")) if versus is not None else None
+    other = suites.read_suite(expand(versus)) if versus is not None else None
     ids = {row.id for row in plan.rows}
     if other is not None and not any(row.id in ids for row in other.rows):
         raise DataError(

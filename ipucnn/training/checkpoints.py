@@ -241,7 +241,7 @@ def _reading(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
     Raises:
         DataError: it cannot be read, or what the block found in it is no checkpoint.
     """
-    with open_regular(path, "checkpoint", hint=_HINT) as file:
+    with open_regular(path, hint=_HINT) as file:
         size = file.seek(0, 2)
         file.seek(0)
         try:
