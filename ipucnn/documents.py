@@ -412,7 +412,7 @@ def read_record(path: Path, hint: str) -> Any:
     Raises:
         DataError: it is not a file, too large, or not JSON.
     """
-    text = read_text(path, MAX_RECORD_BYTES, hint)
+    text = read_text(path, MAX_RECORD_BYTES)
     name = shown(path)
     with naming(name, DataError):
         try:

@@ -450,6 +450,6 @@ def set_flags(config: RunConfig) -> None:
 def _check_cache(folder: str) -> None:
     """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
     make_folder(Path(folder))
-    with asking(folder, "cannot be written"):
+    with asking(folder):
         # In a folder of others' files a probe must have a name of its own: instances look at the same time.
         tempfile.TemporaryFile(dir=folder).close()
