@@ -164,7 +164,7 @@ def test_each_answer_of_the_system_has_its_hint_wherever_it_comes_up(name, hint,
     assert run("runs") == (
         3,
         "",
-        f"error: a: {os.strerror(number)}\nhint: {filesystem.error_of(OSError(number, '')).hint}\n",
+        f"error: a: {os.strerror(number)}\nhint: {filesystem.error_of(OSError(number, ''), 'a').hint}\n",
     )
     assert hint in filesystem.error_of(OSError(number, "")).hint
 
@@ -331,15 +331,18 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(here, monkeypatch, bro
 
 
 class Reader(threading.Thread):
-    """Reads a file to its end."""
+    """Has a FIFO open, and reads so many bytes of it."""
 
-    def __init__(self, path):
+    def __init__(self, path, num_bytes):
         super().__init__(daemon=True)
-        self.path, self.data = path, b""
+        self.opened, self.num_bytes, self.data = os.open(path, os.O_RDONLY | os.O_NONBLOCK), num_bytes, b""
+        os.set_blocking(self.opened, True)
         self.start()
 
     def run(self):
-        self.data = self.path.read_bytes()
+        while len(self.data) < self.num_bytes:
+            self.data += os.read(self.opened, self.num_bytes - len(self.data))
+        os.close(self.opened)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -347,12 +350,10 @@ def test_a_fifo_is_written_to_and_stays_one(here, large):
     fifo = here / "fifo"
     os.mkfifo(fifo)
     data = b"x" * (300_000 if large else 5)
-    opened = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    reader = Reader(fifo)
+    reader = Reader(fifo, len(data))
     filesystem.check_output(fifo)
     filesystem.write_output(fifo, lambda path: path.write_bytes(data))
     reader.join(60)
-    os.close(opened)
     assert reader.data == data and stat.S_ISFIFO(fifo.lstat().st_mode)
     assert [p.name for p in here.iterdir()] == ["fifo"]
 
@@ -367,16 +368,7 @@ def test_a_fifo_that_nobody_reads_is_an_error(here):
 def test_a_reader_that_goes_away_is_no_error(here):
     os.mkfifo(here / "fifo")
 
-    opened = os.open(here / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-
-    def read_little():
-        while not os.read(opened, 10):
-            pass
-        os.close(opened)
-
-    os.set_blocking(opened, True)
-    reader = threading.Thread(target=read_little, daemon=True)
-    reader.start()
+    reader = Reader(here / "fifo", 10)
     filesystem.write_output(here / "fifo", lambda path: path.write_bytes(b"x" * 1_000_000))
     reader.join(60)
     assert not reader.is_alive()
