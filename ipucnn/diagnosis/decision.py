@@ -361,7 +361,7 @@ def next_steps(choice: Choice, findings: Sequence[Finding], ipus: Ipus, deep: bo
         return list(dict.fromkeys(steps))
     if choice.device == "ipu":
         steps.append(
-            "ipucnn train lenet: a first run on IPUs; docs/hardware-checklist.md has what to look at"
+            "ipucnn train lenet: a first run on IPUs; docs/contributing/hardware-checklist.md has what to look at"
         )
         if ipus.num_ipus > 1:
             steps.append(
