@@ -527,6 +527,7 @@ ELSEWHERE = {
     "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/keras_fit.py": "PlannedRow.resolve() is no question about a path",
     "ipucnn/benchmarking/suite.py": "the package's own suites; resolve() is no question about a path",
+    "ipucnn/benchmarking/suite_run.py": "the package's own folder",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/api.py": "RunRequest.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
