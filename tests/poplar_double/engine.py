@@ -434,7 +434,9 @@ class Engine:
             )
             flat = [each] if hasattr(outputs, "shape") else each
             parts = list(zip(*flat))
-            return [part[0] for part in parts] if hasattr(outputs, "shape") else [list(part) for part in parts]
+            return (
+                [part[0] for part in parts] if hasattr(outputs, "shape") else [list(part) for part in parts]
+            )
 
         return list(self._run(f"predict{group}", lambda: forward, *elements))
 

@@ -175,8 +175,8 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     )
 
 
-# Options that keep something in remote memory: what that is, and the way out.  Not to say whether to offload is none: in
-# a pipeline that is off.
+# Options that keep something in remote memory: what that is, and the way out.  Not to say whether to offload is none:
+# in a pipeline that is off.
 REMOTE_MEMORY = {
     "optimizer_state_offloading": ("the optimizer's state was", "add --no-optimizer-state-offloading"),
     "offload_activations": ("activations were", "drop --offload-activations"),

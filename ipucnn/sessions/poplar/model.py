@@ -151,7 +151,9 @@ class _FusedBatchNorm(keras.layers.Layer):
         rows = int(inputs.shape.num_elements()) // channels
         x = inputs if len(inputs.shape) == 4 else tf.reshape(inputs, [-1, 1, 1, channels])
         gamma, beta = (
-            tf.fill([channels], default) if weight is None else tf.cast(tf.convert_to_tensor(weight), tf.float32)
+            tf.fill([channels], default)
+            if weight is None
+            else tf.cast(tf.convert_to_tensor(weight), tf.float32)
             for weight, default in ((self.gamma, 1.0), (self.beta, 0.0))
         )
         mean, variance = moving or [tf.constant([], tf.float32)] * 2
