@@ -26,8 +26,6 @@ from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"
 SYSTEM = get_system("pod16")
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "ipu" / "published_throughput.json"
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
