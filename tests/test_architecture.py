@@ -156,11 +156,11 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3030, 2220),
-    "commands": (1890, 1080),
+    "benchmarking": (2950, 2210),
+    "commands": (1890, 1095),
     "config": (2850, 1610),
     "datasets": (6200, 4700),
-    "diagnosis": (850, 560),
+    "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),
     "reports": (3950, 3010),
