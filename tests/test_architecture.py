@@ -160,7 +160,7 @@ BUDGET = {
     "commands": (1890, 1095),
     "config": (2850, 1610),
     "datasets": (6200, 4700),
-    "diagnosis": (850, 560),
+    "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),
     "reports": (3950, 3010),
