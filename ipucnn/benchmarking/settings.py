@@ -129,7 +129,7 @@ def make_settings(
         from ipucnn.hardware import SYSTEMS
         from ipucnn.planning.calibration import calibrated_system, read_profile
 
-        profile = read_profile(expand(system_profile, "--system-profile"))
+        profile = read_profile(expand(system_profile))
         calibrated_system(profile, SYSTEMS[system or profile.system])
     if max_regression is not None and baseline is None:
         raise ConfigurationError(
@@ -149,7 +149,7 @@ def make_settings(
         compare_with=compare_with.lower() if compare_with else None,
         system=system,
         profile=profile,
-        baseline=expand(baseline, "--baseline") if baseline is not None else None,
+        baseline=expand(baseline) if baseline is not None else None,
         max_regression=share,
     )
 

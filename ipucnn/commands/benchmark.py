@@ -323,7 +323,7 @@ def benchmark_suite(
     if request.print_config:
         report.print_plan(plan, json_output)
         return
-    other = suite_run.read_suite(expand(versus, "--versus")) if versus is not None else None
+    other = suite_run.read_suite(expand(versus)) if versus is not None else None
     if other is not None and not {row.id for row in other.rows} & {row.id for row in plan.rows}:
         raise DataError(
             f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"

@@ -380,7 +380,7 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
         return None, {}
     if read_plan is None:
         raise TypeError("this command has --plan, and does not say how it is read")
-    plan = read_plan(expand(path, "--plan"), "--plan")
+    plan = read_plan(expand(path), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     return plan, {**values, "model_name": plan.model}
@@ -458,14 +458,13 @@ ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
 
 
-def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CONTINUE_HINT) -> Resolved:
+def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
     """The configuration of a run that is continued: the saved one, where nothing asked for contradicts it.
 
     Args:
         asked: what the command line stands for.
         saved: the run's own.
         run: its name, for messages.
-        hint: what to do about an option of another value.
 
     Raises:
         ConfigurationError: an option that would make another run of it.
@@ -480,7 +479,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
                 f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",
-                hint,
+                CONTINUE_HINT,
             )
     changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
     config = dataclasses.replace(saved, **changes)
@@ -603,7 +602,7 @@ def _choose_dataset(
         return None
     from ipucnn.datasets import registry
 
-    path = expand(_first("dataset_path", *layers), "--dataset-path")
+    path = expand(_first("dataset_path", *layers))
     synthetic = _first("synthetic_data", *layers)
     if synthetic is not None:
         return registry.choose_synthetic(_first("dataset", *layers), record.task, synthetic)
@@ -660,7 +659,10 @@ def check_paths(config: RunConfig) -> None:
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.metavar.startswith(_PATHS):
-            expand(path, spec.flag)
+            try:
+                expand(path)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{spec.flag} {error.message}", error.hint) from None
 
 
 def check(config: RunConfig) -> None:

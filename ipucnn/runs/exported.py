@@ -170,7 +170,7 @@ def read_exported(path: Path) -> ExportedNetwork:
             f"{path} is an export of the format {shown_value(record['format'])}, which is not run in place of a run",
             "export the run as onnx or tflite",
         )
-    if read_record(path.parent / LABELS, "", _HINT) != record["setup"]["class_names"]:
+    if read_record(path.parent / LABELS, _HINT) != record["setup"]["class_names"]:
         raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
     known = record["files"].get(path.name)
     if not isinstance(known, dict) or known.get("sha256") != file_digest(path)[0]:
@@ -188,7 +188,7 @@ def read_exported(path: Path) -> ExportedNetwork:
 
 
 def _read_record(folder: Path) -> Dict[str, Any]:
-    record = read_record(folder / RECORD, "", _HINT)
+    record = read_record(folder / RECORD, _HINT)
     problem = _problem(record)
     if problem:
         raise DataError(f"{folder / RECORD} {problem}", _HINT)
