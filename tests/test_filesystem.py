@@ -524,7 +524,6 @@ ELSEWHERE = {
     "ipucnn/models/custom_ops.py": "the package's own folder",
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
-    "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/keras_fit.py": "PlannedRow.resolve() is no question about a path",
     "ipucnn/benchmarking/suite.py": "the package's own suites; resolve() is no question about a path",
     "ipucnn/benchmarking/suite_run.py": "the package's own folder",
