@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, DataError, MissingError, UserError, did_you_mean
-from ipucnn.filesystem import absolute, expand, make_folder, reason_of, write_hint
+from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
+from ipucnn.filesystem import absolute, asking, expand, make_folder
 from ipucnn.machine import cpu_flags
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
@@ -433,9 +433,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     is_seen = sys.stderr is not None and sys.stderr.isatty()
     wanted = [f"--show_progress_bar={str(is_seen).lower()}"]
     if config.executable_cache:
-        folder = os.path.normpath(
-            absolute(expand(config.executable_cache, "--executable-cache"), "--executable-cache")
-        )
+        folder = os.path.normpath(absolute(expand(config.executable_cache)))
         wanted.append(f"{_CACHE}={_quoted(folder)}")
     if config.device_generated_data or config.synthetic_data == "ipu":
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
@@ -485,23 +483,13 @@ def set_flags(config: RunConfig) -> None:
     flags = poplar_flags(config, present)
     folder = _cache_in(flags)
     if folder:
-        elsewhere = (
-            f"name another folder in {VARIABLE}"
-            if _cache_in(present)
-            else "choose another --executable-cache"
-        )
-        _check_cache(folder, elsewhere)
+        _check_cache(folder)
     os.environ[VARIABLE] = flags
 
 
-def _check_cache(folder: str, elsewhere: str) -> None:
+def _check_cache(folder: str) -> None:
     """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
-    make_folder(Path(folder), "executable cache", elsewhere)
-    try:
+    make_folder(Path(folder))
+    with asking(folder):
         # In a folder of others' files a probe must have a name of its own: instances look at the same time.
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise DataError(
-            f"executable cache {folder} cannot be written: {reason_of(error)}",
-            write_hint(error, elsewhere),
-        ) from None
