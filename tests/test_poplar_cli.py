@@ -422,7 +422,9 @@ def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd,
         ),
     ],
 )
-def test_a_system_without_remote_memory(capfd, tmp_path, flags, words):
+@pytest.mark.parametrize("found", ["by gc-info", "in compiling", "in loading"])
+def test_a_system_without_remote_memory(capfd, tmp_path, flags, words, found):
+    """By default IPUs are attached when the program is executed; what the driver then says no public source has."""
     flags = [
         "--global-batch-size",
         "none",
@@ -434,15 +436,22 @@ def test_a_system_without_remote_memory(capfd, tmp_path, flags, words):
     ]
     flags += ["--optimizer", "sgd", "--lr-schedule", "const", "--learning-rate", 0.01]
     off = [] if words.startswith("--no") else ["--no-optimizer-state-offloading"]
+    off += ["--no-on-demand"] if found == "in compiling" else []
     command = ["train", "lenet", "--dataset", "digits", *SMALL, *flags, *off, "--run-dir", tmp_path / "run"]
-    with installed(remote_memory=False):
+    with installed(remote_memory=False, gc_info=found == "by gc-info"):
         code, _, err = run(capfd, *command)
     hint = err.split("hint:")[1]
+    if found == "in loading":
+        assert code == 6 and "could not load the program" in err and "remote buffers supported: 0" in hint
+        assert words in hint and "Traceback" not in err
+        return
     assert code == 2 and "no remote memory" in err and words in hint, err
     assert re.search(r": the fullest IPU is then predicted to hold \d+ MiB of its 89\d MiB$", hint.strip()), (
         hint
     )
     assert "Traceback" not in err and not (tmp_path / "run").exists()
+    if found == "in compiling":
+        return
     fixed = [*command, words] if words.startswith("--no") else [c for c in command if c != words]
     with installed(remote_memory=False):
         assert run(capfd, *fixed)[0] == 0

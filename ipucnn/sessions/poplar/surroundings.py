@@ -10,6 +10,8 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from ipucnn.machine import cpu_flags
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
 SDK_MODULES = ("popdist", "libpvti", "popef")
+_GC_INFO_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,29 @@ def look_around() -> Surroundings:
 def has_poplar_sdk() -> bool:
     """Whether this TensorFlow is the Poplar SDK's; asks the file system, imports nothing."""
     return "tensorflow.python.ipu" in sys.modules or _has_folder("tensorflow", os.path.join("python", "ipu"))
+
+
+def remote_memory() -> Optional[bool]:
+    """Whether gc-info says that programs can keep tensors outside of the IPUs; None where it says nothing."""
+    # A relative folder of PATH is the one the user happens to be in: anybody may have put a program there.
+    folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
+    program = shutil.which("gc-info", path=os.pathsep.join(folders)) if folders else None
+    if program is None:
+        return None
+    try:
+        ran = subprocess.run(
+            [program, "--device-id", "0", "--device-info"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_GC_INFO_S,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"remote buffers supported\W+([01])\b", ran.stdout, re.IGNORECASE)
+    return None if match is None else match.group(1) == "1"
 
 
 def _has_folder(package: str, name: str) -> bool:
