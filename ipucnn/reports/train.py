@@ -408,7 +408,7 @@ def report_rows(
             "model",
             f"{units.count(compiled['num_parameters'])} parameters, "
             f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
-            _fused(compiled["fused_micro_batches"]),
+            f"{_fused(compiled['fused_micro_batches'])}",
         )
     )
     rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
