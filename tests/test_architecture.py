@@ -167,7 +167,7 @@ BUDGET = {
     "runs": (6350, 4710),
     "sessions": (5520, 4280),
     "training": (1680, 1260),
-    "modules at the top": (2680, 2070),
+    "modules at the top": (2540, 1980),
 }
 
 

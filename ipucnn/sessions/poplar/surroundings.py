@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, DataError, MissingError, UserError, did_you_mean
-from ipucnn.filesystem import absolute, expand, make_folder, reason_of, write_hint
+from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
+from ipucnn.filesystem import absolute, asking, expand, make_folder
 from ipucnn.machine import cpu_flags
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
@@ -431,9 +431,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     names = {_name(word) for word in flag_words(present)}
     wanted = ["--show_progress_bar=true"]
     if config.executable_cache:
-        folder = os.path.normpath(
-            absolute(expand(config.executable_cache, "--executable-cache"), "--executable-cache")
-        )
+        folder = os.path.normpath(absolute(expand(config.executable_cache)))
         wanted.append(f"{_CACHE}={_quoted(folder)}")
     if config.device_generated_data or config.synthetic_data == "ipu":
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
@@ -471,23 +469,13 @@ def set_flags(config: RunConfig) -> None:
     flags = poplar_flags(config, present)
     folder = _cache_in(flags)
     if folder:
-        elsewhere = (
-            f"name another folder in {VARIABLE}"
-            if _cache_in(present)
-            else "choose another --executable-cache"
-        )
-        _check_cache(folder, elsewhere)
+        _check_cache(folder)
     os.environ[VARIABLE] = flags
 
 
-def _check_cache(folder: str, elsewhere: str) -> None:
+def _check_cache(folder: str) -> None:
     """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
-    make_folder(Path(folder), "executable cache", elsewhere)
-    try:
+    make_folder(Path(folder))
+    with asking(folder):
         # In a folder of others' files a probe must have a name of its own: instances look at the same time.
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise DataError(
-            f"executable cache {folder} cannot be written: {reason_of(error)}",
-            write_hint(error, elsewhere),
-        ) from None
