@@ -229,7 +229,7 @@ def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode:
     if execution is not None:
         line += f"; executions of {counted(execution.samples, 'image')}"
         if execution.fused_micro_batches > 1:
-            line += f", {counted(execution.fused_micro_batches, 'micro-batch')} computed as one"
+            line += f", {execution.fused_micro_batches} micro-batches fused"
     return line
 
 
@@ -254,7 +254,7 @@ def _spread_rows(measured: MeasuredFigures) -> Iterator[Tuple[str, str]]:
     others, peak = measured.others_share, measured.matmul_peak
     if others is not None:
         quiet = "" if others <= QUIET_SHARE else ": no quiet machine"
-        yield "others took", f"{units.percent(others)} of the processors meanwhile{quiet}"
+        yield "other programs", f"used {units.percent(others)} of the processors{quiet}"
     if peak:
         yield "peak", f"{units.count(peak.flop_per_s)}FLOP/s: {peak.method}"
 
