@@ -44,6 +44,8 @@ REMOVED = {
     "benchmark --trust": "drop it: exported files are not benchmarked any more",
     "evaluate --trust": _NO_SAVED_MODEL,
     "infer --trust": _NO_SAVED_MODEL,
+    "train --hosts": "name the workers in TF_CONFIG; docs/cluster.md has an example",
+    "train --rank": "name the workers in TF_CONFIG; docs/cluster.md has an example",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
 }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
-import time
 from dataclasses import dataclass, replace
 from typing import Optional
 
 import numpy as np
 
-from ipucnn.benchmarking.baseline import check_same_request, compared_options
+from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport
 from ipucnn.benchmarking.report import read_report
@@ -20,7 +20,7 @@ from ipucnn.benchmarking.settings import (
     check_settings,
     data_kind,
 )
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
@@ -31,6 +31,9 @@ from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
+
+# Options that decide nothing about figures: where things are, and the numbers that are drawn.
+_NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,6 @@ class Benchmark:
         fused: micro-batches computed as one where that is prescribed.
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
-        data_s: seconds that opening the data took.
     """
 
     resolved: Resolved
@@ -65,7 +67,6 @@ class Benchmark:
     learning_rate: float
     loss_name: str
     baseline: Optional[BenchmarkReport]
-    data_s: float
 
     @property
     def config(self) -> RunConfig:
@@ -115,7 +116,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     baseline = read_report(settings.baseline) if settings.baseline is not None else None
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
-    started, source = time.perf_counter(), None
+    source = None
     if kind != REAL:
         source = random_source(resolved, seed, program.micro_batch_size, blank=dry)
     setup = run_setup.prepare(resolved, seed, source=source)
@@ -133,7 +134,6 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
         learning_rate=learning_rate,
         loss_name=loss_name,
         baseline=baseline,
-        data_s=time.perf_counter() - started,
     )
     run_setup.build_options(setup)
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
@@ -221,6 +221,8 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
         ConfigurationError: the baseline is of other work.
         DataError: it is damaged.
     """
+    from ipucnn.benchmarking.baseline import check_same_request
+
     info, program, settings = benchmark.setup.source.info, benchmark.program, benchmark.settings
     where, execution = str(settings.baseline), baseline.execution
     assert execution is not None
@@ -245,3 +247,14 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
             "make it again",
         )
     return replace(benchmark, program=program, fused=fused)
+
+
+def compared_options(config: RunConfig) -> PlainDict:
+    """The options of a run that decide about its speed, by key, as plain values."""
+    options = {
+        spec.key: spec.yaml_value(getattr(config, spec.name))
+        for spec in SPECS
+        if spec.name not in _NOT_COMPARED
+    }
+    plain: PlainDict = json.loads(json.dumps(options))
+    return plain

@@ -343,7 +343,7 @@ def report_rows(
     rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
     validation = report["validation"]
     if validation:
-        line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"
+        line = f"{validation['accuracy']:.2%} of {counted(int(validation['samples']), 'held-out sample')}"
         line += _region(data)
         if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
             line += f" (best {report['best_validation']['accuracy']:.2%})"
@@ -408,11 +408,15 @@ def report_rows(
             "model",
             f"{units.count(compiled['num_parameters'])} parameters, "
             f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
-            f"{counted(compiled['fused_micro_batches'], 'micro-batch')} computed as one",
+            f"{_fused(compiled['fused_micro_batches'])}",
         )
     )
     rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
+
+
+def _fused(number: int) -> str:
+    return "micro-batches not fused" if number == 1 else f"{number:,} micro-batches fused"
 
 
 def samples_measured(report: PlainDict) -> Optional[int]:
@@ -495,11 +499,9 @@ def print_compiled(report: PlainDict) -> None:
     from rich.text import Text
 
     out, compiled = console(sys.stdout), report["compilation"]
-    stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
-    what = ", ".join(stages) or "all programs were there already"
     for line in (
-        f"compiled {report['model']} for {compiled['device']['name']} in "
-        f"{units.duration(compiled['compile_s'])}: {what}",
+        f"compiled {report['model']} for {compiled['device']['name']} in {units.duration(compiled['compile_s'])}"
+        + (": all programs were there already" if compiled["cached"] else ""),
         f"programs in {report['executable_cache']}",
         "train with them: the same command without --compile-only",
     ):
@@ -507,14 +509,11 @@ def print_compiled(report: PlainDict) -> None:
 
 
 def _compile_time(compiled: PlainDict) -> str:
-    """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
+    """On the host, what was traced; on IPUs, the first execution, and whether a cache spared compiling."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
-    elif compiled["cached"]:
-        size = "the first execution; its program was compiled before"
     else:
-        stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
-        size = "the first execution; " + ", ".join(stages)
+        size = "the first execution" + ("; its program was compiled before" if compiled["cached"] else "")
     return f"{units.duration(compiled['compile_s'])} ({size})"
 
 
