@@ -295,7 +295,9 @@ def test_no_augmentation_without_asking():
 
 
 def test_every_augmentation_is_tested():
-    assert sorted(KINDS) == sorted(AUGMENTATIONS) == sorted(AUGMENTATION_NAMES)
+    assert sorted(KINDS) == sorted(AUGMENTATIONS)
+    # Tiles have theirs, in segmentation/warp.py.
+    assert sorted([*KINDS, "elastic"]) == sorted(AUGMENTATION_NAMES)
 
 
 # ---------------------------------------------------------------- shapes

@@ -214,7 +214,7 @@ class DataSource:
     pool_sha256: str = ""
 
 
-AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral")
+AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral", "elastic")
 _MOST_CLASSES = 2**17
 _OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 

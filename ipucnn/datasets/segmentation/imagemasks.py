@@ -47,6 +47,12 @@ def is_imagemasks(folder: Path) -> bool:
     return has_pairs(folder) or has_pairs(folder / "train")
 
 
+def has_files(folder: Path) -> bool:
+    """Whether a folder, or a part of it, has images or masks, complete or not."""
+    parts = [folder, folder / "train", find_eval(folder) or folder]
+    return any(is_folder(part / below) for part in parts for below in BELOW)
+
+
 def parts_of(folder: Path) -> Set[Path]:
     """The folders below a folder of pairs in which training looks for files."""
     return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}

@@ -27,16 +27,37 @@ UNBALANCED = 5
 
 def find_eval(folder: Path) -> Optional[Path]:
     """The evaluation part: val, or as some sets name it."""
-    return next((folder / name for name in EVAL_NAMES if is_folder(folder / name)), None)
+    return next((folder / name for name in EVAL_NAMES if _is_part(folder / name)), None)
+
+
+def find_train(folder: Path) -> Optional[Path]:
+    """The training part."""
+    return folder / "train" if _is_part(folder / "train") else None
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder is a part of a data set; one of images alone is a class that is called as a part."""
+    if not is_folder(folder):
+        return False
+    try:
+        has_folders = any(leads_to(entry, Kind.FOLDER) for entry in list_folder(folder))
+        return has_folders or not _has_image(folder)
+    except DataError:  # which is told once the set is read
+        return True
+
+
+def has_parts(folder: Path) -> bool:
+    """Whether a folder has a training or an evaluation part."""
+    return find_train(folder) is not None or find_eval(folder) is not None
 
 
 def is_image_folder(folder: Path) -> bool:
-    return is_folder(folder / "train") and find_eval(folder) is not None
+    return find_train(folder) is not None and find_eval(folder) is not None
 
 
 def is_undivided(folder: Path) -> bool:
-    """Whether a folder has two or more folders of images, none of which is a part of a data set."""
-    if is_folder(folder / "train") or find_eval(folder) is not None:
+    """Whether a folder has two or more folders of images, and no part of a data set."""
+    if not is_folder(folder) or has_parts(folder):
         return False
     return sum(map(_is_class, list_folder(folder))) > 1
 
@@ -157,7 +178,7 @@ def open_imagefolder(
         DataError: a part is absent or without images, or the evaluation part has a class of its own.
     """
     evaluation_part, undivided = find_eval(folder), is_undivided(folder)
-    if not undivided and (not is_folder(folder / "train") or evaluation_part is None):
+    if not undivided and not is_image_folder(folder):
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
     part = folder if undivided else folder / "train"
     names = [e.name for e in list_folder(part) if leads_to(e, Kind.FOLDER)]

@@ -76,7 +76,7 @@ class _ClassFolders:
 def walk_imagefolder(survey: Survey, folder: Path, validation_fraction: float) -> None:
     classes: Dict[str, int] = {}
     listed = {TRAIN: _ClassFolders(), EVAL: _ClassFolders()}
-    places = {TRAIN: folder / "train", EVAL: imagefolder.find_eval(folder)}
+    places = {TRAIN: imagefolder.find_train(folder), EVAL: imagefolder.find_eval(folder)}
     if imagefolder.is_undivided(folder):
         places = {}
         whole = _ClassFolders()
@@ -89,7 +89,7 @@ def walk_imagefolder(survey: Survey, folder: Path, validation_fraction: float) -
                 if own:
                     files.add(class_folder, label, own)
     for subset, place in places.items():
-        if place is None or not is_folder(place):
+        if place is None:
             name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
             survey.find("missing-subset", subset, f"there is no folder {name}")
             continue

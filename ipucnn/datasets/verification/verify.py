@@ -14,13 +14,13 @@ from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
     DATASETS,
-    INFO_FILE,
     TFDS_PREFIX,
     Choice,
     canonical,
     check_divides,
     choose_dataset,
     fetch,
+    find_kinds,
     find_location,
     is_tfds,
     list_datasets,
@@ -35,9 +35,8 @@ from ipucnn.datasets.verification.records import walk_records, walk_tfds
 from ipucnn.datasets.verification.samples import Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, shown
+from ipucnn.filesystem import Kind, expand, kind_of, shown
 from ipucnn.python_files import is_python_name
-from ipucnn.text import printable
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
@@ -164,13 +163,9 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     known = canonical(name)
     if known is None:
         return _choose_folder(name)
-    if known in ("imagefolder", "imagemasks", "imagenet"):
+    if DATASETS[known].has_files is not None:
         # Without one of its subsets training would not take it; here that is a finding.
-        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_classes
-        if known == "imagenet":
-            is_kind = _has_subset_or_shards
-        below = [folder / part for part in DATASETS[known].folders]
-        location = next((place for place in (*below, folder) if is_kind(place)), None)
+        location = find_location(known, folder, explicit=True)
         if location is not None:
             return Choice(known, location, "", DATASETS[known].task)
     task = DATASETS[known].task
@@ -226,39 +221,7 @@ def _only(found: List[Choice], folder: Path) -> Choice:
 
 def _find_kinds(folder: Path) -> List[Choice]:
     """The sets in a folder, complete or not."""
-    # Hugging Face writes a file of this name into image folders, too; beside TFDS's records there are no folders.
-    if is_file(folder / INFO_FILE) and not (_has_pairs_somewhere(folder) or _has_subset(folder)):
-        return [Choice(TFDS_PREFIX + printable(real(folder).parent.name), folder, "")]
-    found = []
-    for name, record in DATASETS.items():
-        if record.files and name not in ("imagefolder", "imagemasks"):
-            location = find_location(name, folder)
-            if location is not None:
-                found.append(Choice(name, location, "", record.task))
-    if any(choice.location == folder for choice in found):
-        return found
-    if records.has_shards(folder):
-        found.append(Choice("imagenet", folder, ""))
-    elif _has_pairs_somewhere(folder):
-        found.append(Choice("imagemasks", folder, "", "segmentation"))
-    elif _has_classes(folder):
-        found.append(Choice("imagefolder", folder, ""))
-    return found
-
-
-def _has_subset(folder: Path) -> bool:
-    return is_folder(folder / "train") or imagefolder.find_eval(folder) is not None
-
-
-def _has_classes(folder: Path) -> bool:
-    """Whether there is a part of an image folder, or class folders that are divided here."""
-    return _has_subset(folder) or (is_folder(folder) and imagefolder.is_undivided(folder))
-
-
-def _has_subset_or_shards(folder: Path) -> bool:
-    return _has_subset(folder) or records.has_shards(folder)
-
-
-def _has_pairs_somewhere(folder: Path) -> bool:
-    parts = [folder, folder / "train", imagefolder.find_eval(folder) or folder]
-    return any(is_folder(part / below) for part in parts for below in ("images", "masks"))
+    return [
+        Choice(name, location, "", DATASETS[name].task if name in DATASETS else "classification")
+        for name, location in find_kinds(folder)
+    ]
