@@ -14,7 +14,7 @@ import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.tfrecord import place_of, read_record
+from ipucnn.datasets.sources.tfrecord import place_of, read_example
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
@@ -180,7 +180,9 @@ class RecordExamples:
 
     def encoded(self, index: int) -> bytes:
         """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
-        return read_record(*self._place(index), "image/encoded")
+        data = read_example(*self._place(index), {"image/encoded": bytes})["image/encoded"]
+        assert isinstance(data, bytes)
+        return data
 
     def describe(self, index: int) -> str:
         return f"the image in {place_of(*self._place(index))}"

@@ -1,9 +1,10 @@
-"""What is kept of samples while a data set is verified: no pixels, but digests, histograms and counts."""
+"""Samples while a data set is verified: what is looked at together, and what is kept of it."""
 
 import hashlib
 import math
 from array import array
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -54,6 +55,53 @@ def measure(images: np.ndarray) -> Measured:
     pixels = images.reshape(num, height * width, channels)
     constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
     return Measured(digests, histogram, pixels.mean(axis=1), constant)
+
+
+class Look(NamedTuple):
+    """What was seen of some samples of one size.
+
+    Attributes:
+        measured: of their pixels as training sees them.
+        size: (height, width).
+        labels: of their classes; of masks none.
+        images: uint8 [n, h, w, c]; None where they are not drawn.
+        masks: uint8 [n, h, w] of classes.
+        mode: of an image file: "grey", "colour", or another in words.
+        format: Pillow's name of it.
+        frames: of an animation.
+    """
+
+    measured: Measured
+    size: Tuple[int, int]
+    labels: Sequence[int] = ()
+    images: Optional[np.ndarray] = None
+    masks: Optional[np.ndarray] = None
+    mode: str = ""
+    format: str = ""
+    frames: int = 1
+
+
+class Block(NamedTuple):
+    """Samples of one size that are looked at together: an image file, or some of an array.
+
+    Attributes:
+        subset: "train" or "eval".
+        numbers: of the samples among the subset's.
+        name: of the file or sample.
+        load: decodes and measures them, and keeps the pixels if it is told to; raises DataError.  None where
+            their file was refused before.
+        path: of the file that is one sample.
+        said: what messages call it.
+        problems: codes that were found about all of them already.
+    """
+
+    subset: str
+    numbers: Sequence[int]
+    name: str
+    load: Optional[Callable[[bool], Look]]
+    path: Optional[Path] = None
+    said: str = ""
+    problems: Sequence[str] = ()
 
 
 class Sample(NamedTuple):
