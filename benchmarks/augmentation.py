@@ -20,19 +20,21 @@ WARM_UP = 20
 
 def measure(setup: Any, augment: bool, batch_size: int, num_images: int) -> Dict[str, float]:
     """Seconds per image: of the wall clock, and of the CPU."""
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import Stream, train_batches
 
     batches = iter(
         train_batches(
             setup.source,
-            batch_size=batch_size,
-            samples_per_epoch=len(setup.source.train),
-            input_shape=setup.input_shape,
-            input_range=setup.record.input_range,
-            augment=augment,
-            seed=1,
-            num_parallel=setup.config.pipeline_num_parallel,
-            output_shape=setup.output_shape,
+            Stream(
+                batch_size=batch_size,
+                samples_per_epoch=len(setup.source.train),
+                input_shape=setup.input_shape,
+                input_range=setup.record.input_range,
+                augment=augment,
+                seed=1,
+                num_parallel=setup.config.pipeline_num_parallel,
+                output_shape=setup.output_shape,
+            ),
         )
     )
     for _ in range(-(-WARM_UP // batch_size)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import DataError, MissingError
 
@@ -102,7 +102,7 @@ def test_images_of_many_sizes_stay_encoded(prepared):
     options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": "raw"}
     images, labels, _ = next(eval_batches(source.eval, source.info, **options).as_numpy_iterator())
     assert images.shape == (2, 16, 16, 3) and set(labels) <= {0, 1, 2} and images.std() > 10
-    batches = train_batches(source, samples_per_epoch=18, augment=True, seed=0, **options)
+    batches = train_batches(source, Stream(samples_per_epoch=18, augment=True, seed=0, **options))
     assert next(batches.as_numpy_iterator())[0].std() > 10
     limited = open_dataset(choose("tfds:photos", prepared), limit_train="5")
     assert len(limited.train) == 5

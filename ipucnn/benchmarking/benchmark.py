@@ -309,22 +309,24 @@ class Benchmark:
         self, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
     ) -> TfDataset:
         """The input pipeline up to one of its parts; of several instances this one's part of the batches."""
-        from ipucnn.datasets.pipeline import train_batches
+        from ipucnn.datasets.pipeline import Stream, train_batches
 
         config = self.resolved.config
         return train_batches(
             self.setup.source,
-            batch_size=samples_per_element,
-            samples_per_epoch=max(1, self.setup.source.info.num_train),
-            input_shape=self.setup.input_shape,
-            input_range=input_range or self.setup.input_range,
-            augment=config.augment and self.settings.training,
-            seed=self.seed,
-            shuffle=config.shuffle and self.settings.training,
-            num_parallel=config.pipeline_num_parallel,
-            output_shape=self.setup.output_shape,
-            until=until,
-            shard=(self.instances.count, self.instances.index),
+            Stream(
+                batch_size=samples_per_element,
+                samples_per_epoch=max(1, self.setup.source.info.num_train),
+                input_shape=self.setup.input_shape,
+                input_range=input_range or self.setup.input_range,
+                augment=config.augment and self.settings.training,
+                seed=self.seed,
+                shuffle=config.shuffle and self.settings.training,
+                num_parallel=config.pipeline_num_parallel,
+                output_shape=self.setup.output_shape,
+                until=until,
+                shard=(self.instances.count, self.instances.index),
+            ),
         )
 
     def _buffered(self, samples_per_element: int) -> int:

@@ -5,7 +5,7 @@ import math
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -66,8 +66,8 @@ class Look(NamedTuple):
         labels: of their classes; of masks none.
         images: uint8 [n, h, w, c]; None where they are not drawn.
         masks: uint8 [n, h, w] of classes.
-        mode: of an image file: "grey", "colour", or another in words.
-        format: Pillow's name of it.
+        alike: properties that all samples should have in common; see ``survey.ALIKE``.
+        format: of an image file, Pillow's name of it.
         frames: of an animation.
     """
 
@@ -76,7 +76,7 @@ class Look(NamedTuple):
     labels: Sequence[int] = ()
     images: Optional[np.ndarray] = None
     masks: Optional[np.ndarray] = None
-    mode: str = ""
+    alike: Mapping[str, str] = {}
     format: str = ""
     frames: int = 1
 
@@ -88,20 +88,18 @@ class Block(NamedTuple):
         subset: "train" or "eval".
         numbers: of the samples among the subset's.
         name: of the file or sample.
-        load: decodes and measures them, and keeps the pixels if it is told to; raises DataError.  None where
-            their file was refused before.
+        load: decodes and measures them, and keeps the pixels if it is told to; raises DataError, or returns None where
+            something of them was refused before.
         path: of the file that is one sample.
         said: what messages call it.
-        problems: codes that were found about all of them already.
     """
 
     subset: str
     numbers: Sequence[int]
     name: str
-    load: Optional[Callable[[bool], Look]]
+    load: Callable[[bool], Optional[Look]]
     path: Optional[Path] = None
     said: str = ""
-    problems: Sequence[str] = ()
 
 
 class Sample(NamedTuple):

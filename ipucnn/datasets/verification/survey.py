@@ -13,7 +13,7 @@ import threading
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -47,8 +47,13 @@ ENDINGS = {
 }
 """Of file names, by Pillow's name of a format."""
 USUAL_MODES = ("grey", "colour")
-ALIKE = {"mode": "odd-mode", "size": "wrong-shape", "pixels": "wrong-mode"}
-"""Properties that all samples should have in common, and the finding of those that differ from most."""
+ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
+    "mode": ("odd-mode", USUAL_MODES.__contains__),
+    "size": ("wrong-shape", bool),
+    "pixels": ("wrong-mode", bool),
+    "mask": ("mask-values", lambda values: "," not in values),
+}
+"""Properties that all samples should have in common: the finding of those that differ from most, and what is usual."""
 LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
 
 
@@ -265,9 +270,9 @@ class Survey(Problems):
     def _check_alike(self) -> None:
         """Finds the samples whose property is not the one that most samples have."""
         for what, values in self._tallies.items():
-            code = ALIKE[what]
+            code, is_usual = ALIKE[what]
             sums = {value: sum(count for count, _ in found.values()) for value, found in values.items()}
-            allowed = [value for value in values if what != "mode" or value in USUAL_MODES]
+            allowed = filter(is_usual, values)
             common = max(allowed, key=lambda value: sums[value], default=None)
             for value, by_subset in values.items():
                 if value == common:
@@ -327,7 +332,7 @@ class Survey(Problems):
         if masks is None:
             legal = [label for label in labels if 0 <= label < len(self.class_names)]
             into.count_classes(np.bincount(np.array(legal, np.int64), minlength=len(self.class_names)))
-        common = [*block.problems, *self._check_together(block, look)]
+        common = self._check_together(block, look)
         for k, number in enumerate(block.numbers):
             problems = list(common)
             if masks is None:
@@ -360,18 +365,14 @@ class Survey(Problems):
         shown_size = f"{look.size[0]}x{look.size[1]}"
         if self.shape is not None and tuple(look.size) != self.shape:
             note("wrong-shape", f"{shown_size}, not {self.shape[0]}x{self.shape[1]}")
-        if look.masks is not None:
-            channels = look.measured.histogram.shape[0]
-            self._tally("size", shown_size, block.subset, block.name)
-            self._tally("pixels", "grey" if channels == 1 else "colour", block.subset, block.name)
-        elif self.image_size is not None and (
-            look.size[0] < self.image_size[0] or look.size[1] < self.image_size[1]
-        ):
+        least = self.image_size if look.masks is None and self.image_size is not None else (0, 0)
+        if look.size[0] < least[0] or look.size[1] < least[1]:
             note("small-image", shown_size)
-        if look.mode:
-            self._tally("mode", look.mode, block.subset, block.name)
-            if look.mode not in USUAL_MODES:
-                found.append("odd-mode")
+        for what, value in look.alike.items():
+            self._tally(what, value, block.subset, block.name)
+        if look.alike.get("mode", "grey") not in USUAL_MODES:
+            found.append("odd-mode")
+        if look.format:
             ending = block.path.suffix.lower() if block.path is not None else ""
             if ending and ending not in ENDINGS.get(look.format, (ending,)):
                 note("wrong-format", look.format)

@@ -118,9 +118,7 @@ def verify(
         max_pixels,
     )
     blocks = _walk(survey, choice, location, image_size, validation_fraction)
-    for (block, _), result in in_order(
-        lambda item: item[0].load and item[0].load(item[1]), _wanted(survey, blocks)
-    ):
+    for (block, _), result in in_order(lambda item: item[0].load(item[1]), _wanted(survey, blocks)):
         try:
             look = result()
         except DataError as error:

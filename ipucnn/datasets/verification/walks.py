@@ -124,7 +124,8 @@ def look_at(
     pixels = pixels[np.newaxis, ..., np.newaxis] if pixels.ndim == 2 else pixels[np.newaxis]
     mode = _MODES.get("I" if mode.startswith("I;") else mode, f"mode {mode}")
     kept = pixels if keeps_pixels else None
-    return Look(measure(pixels), pixels.shape[1:3], [label], kept, None, mode, form, frames)
+    alike = {"mode": mode} if channels == 3 else {}
+    return Look(measure(pixels), pixels.shape[1:3], [label], kept, None, alike, form, frames)
 
 
 def check_png(data: bytes, origin: str) -> None:
@@ -341,13 +342,9 @@ def walk_isbi2012(survey: Survey, folder: Path) -> Walk:
         if path is None:
             survey.find("missing-file", None, f"{stem}.tif")
         pages.append([] if path is None else isbi2012.read_pages(path, survey.max_pixels, survey))
-    (images, masks), (image_path, label_path) = pages, paths
+    (images, masks), image_path = pages, paths[0]
     num_pages = len(images) or len(masks)
     first_eval = num_pages - (isbi2012.num_held_out(num_pages) if num_pages else 0)
-    judge = _MaskJudge(survey)
-    for page, mask in enumerate(masks):
-        if mask is not None and label_path is not None:
-            judge.check(TRAIN if page < first_eval else EVAL, f"{label_path.name}, page {page + 1}", mask)
     if image_path is None:
         return
     if images and masks and len(images) != len(masks):
@@ -366,61 +363,33 @@ def walk_isbi2012(survey: Survey, folder: Path) -> Walk:
             survey.left_out()
             continue
         mask = masks[page] if page < len(masks) else None
-        problems = judge.problems(f"{label_path.name}, page {page + 1}") if label_path is not None else ()
-        yield _pair(survey, subset, number, image, None if mask is None else mask != 0, problems)
+        load = functools.partial(_look_at_pair, image, mask, np.zeros(0) if mask is None else mask != 0)
+        yield Block(subset, [number], survey.subsets[subset].name_of(number), load)
 
 
-def _pair(
-    survey: Survey,
-    subset: str,
-    number: int,
-    image: Optional[np.ndarray],
-    mask: Optional[np.ndarray],
-    problems: Sequence[str],
-) -> Block:
-    """A sample with a mask, each None where it was refused."""
-    name, load = survey.subsets[subset].name_of(number), None
-    if image is not None and mask is not None:
-        if image.shape[:2] != mask.shape:
-            text = f"{name}: {_size(image)}, its mask {_size(mask)}"
-            survey.find("wrong-shape", subset, text)
-        else:
-            pixels = image.reshape(1, *image.shape[:2], -1)
+def _look_at_pair(
+    image: Optional[np.ndarray], stored: Optional[np.ndarray], mask: np.ndarray, keeps_pixels: bool
+) -> Optional[Look]:
+    """What a sample with a mask is; None where one of them was refused.
 
-            def load(keeps_pixels: bool) -> Look:
-                size = (int(pixels.shape[1]), int(pixels.shape[2]))
-                return Look(measure(pixels), size, (), pixels, mask[np.newaxis].astype(np.uint8))
-
-    return Block(subset, [number], name, load, problems=problems)
-
-
-def _size(array: np.ndarray) -> str:
-    return "x".join(map(str, array.shape[:2]))
-
-
-class _MaskJudge:
-    """Notes masks of other values than 0 and one other, which all masks of two classes have in common."""
-
-    def __init__(self, survey: Survey) -> None:
-        self._survey, self._other = survey, None  # type: Survey, Optional[int]
-        self._wrong: List[str] = []
-
-    def check(self, subset: str, name: str, mask: np.ndarray) -> None:
-        values = [value for value in mask_values(mask) if value]
-        if self._other is None and len(values) == 1:
-            self._other = values[0]
-        if values and values != [self._other]:
-            text = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
-            is_one = len(values) == 1
-            self._survey.find(
-                "mask-values",
-                subset,
-                f"{name}: {text}" + (f" where others have {self._other}" if is_one else ""),
-            )
-            self._wrong.append(name)
-
-    def problems(self, name: str) -> Sequence[str]:
-        return ("mask-values",) if name in self._wrong else ()
+    Args:
+        image: uint8 [h, w], or [h, w, 3] of colour.
+        stored: the mask's values, where they are to be 0 and one other, the same in all masks.
+        mask: its classes.
+        keeps_pixels: all are kept.
+    """
+    if image is None or stored is None:
+        return None
+    if image.shape[:2] != mask.shape:
+        sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
+        raise DataError(f"{sizes[0]}, its mask {sizes[1]}", None, "wrong-shape")
+    pixels = image.reshape(1, *image.shape[:2], -1)
+    size = (int(pixels.shape[1]), int(pixels.shape[2]))
+    alike = {"size": f"{size[0]}x{size[1]}", "pixels": "grey" if image.ndim == 2 else "colour"}
+    values = [str(value) for value in mask_values(stored) if value]
+    if values:
+        alike["mask"] = "mask of " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
+    return Look(measure(pixels), size, (), pixels, mask[np.newaxis].astype(np.uint8), alike)
 
 
 def walk_imagemasks(survey: Survey, folder: Path) -> Walk:
@@ -448,26 +417,34 @@ def walk_imagemasks(survey: Survey, folder: Path) -> Walk:
         with contextlib.suppress(DataError):  # each mask is judged by itself
             classes = imagemasks.classes_of_masks(folder, stored.items())
     survey.class_names = tuple(map(printable, classes.names))
-    judge = _MaskJudge(survey)
     for subset, found in pairs.items():
         names = [_below(image, folder) for image, _ in found]
         survey.subsets[subset].name_of = names.__getitem__
         for number, (image_path, mask_path) in enumerate(found):
             if not survey.subsets[subset].is_chosen(number):
                 continue
-            image = mask = None
-            with survey.noting(subset, names[number], image_path):
-                check_png(read_file(str(image_path)), f"image {image_path}")
-                image = imagemasks.read_image(image_path, survey.max_pixels)
-            mask_name, origin = _below(mask_path, folder), f"mask {mask_path}"
-            with survey.noting(subset, mask_name, mask_path):
-                if mask_path in stored:
-                    pixels = stored[mask_path]
-                    if classes.any_other:
-                        pixels = codes(pixels, False, origin)
-                        judge.check(subset, mask_name, pixels)
-                    mask = classes.of(pixels, origin)
-            yield _pair(survey, subset, number, image, mask, judge.problems(mask_name))
+            load = functools.partial(
+                _look_at_files, survey, image_path, stored.get(mask_path), classes, _below(mask_path, folder)
+            )
+            yield Block(subset, [number], names[number], load, image_path)
+
+
+def _look_at_files(
+    survey: Survey,
+    path: Path,
+    stored: Optional[np.ndarray],
+    classes: MaskClasses,
+    mask_name: str,
+    keeps_pixels: bool,
+) -> Optional[Look]:
+    """What an image file is with its mask, as it is stored; None where that was refused."""
+    check_png(read_file(str(path)), f"image {path}")
+    image = imagemasks.read_image(path, survey.max_pixels)
+    if stored is None:
+        return None
+    mask = classes.of(stored, f"mask {mask_name}")
+    judged = codes(stored, False, f"mask {mask_name}") if classes.any_other else np.zeros(0, np.uint8)
+    return _look_at_pair(image, judged, mask, keeps_pixels)
 
 
 def _stored_masks(
