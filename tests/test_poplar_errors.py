@@ -283,7 +283,7 @@ OTHERS = [
     raised("CancelledError", "Unable to open Poplar device"),
     raised("InternalError", "The number of iterations of the pipeline must be a multiple of 8, but it is 3"),
     raised("InternalError", "cuDNN launch failure: input shape ([8,64,56,56])"),
-    raised("InternalError", "[Poplar][Load engine] poplar_error: something unheard of"),
+    raised("InternalError", "[Poplar][Execute engine] poplar_error: something unheard of"),
     raised("InvalidArgumentError", "Incompatible shapes: [8,10] vs. [8,11]"),
     # The CPU's XLA.
     raised(

@@ -380,7 +380,7 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
         return None, {}
     if read_plan is None:
         raise TypeError("this command has --plan, and does not say how it is read")
-    plan = read_plan(expand(path, "--plan"), "--plan")
+    plan = read_plan(expand(path), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     return plan, {**values, "model_name": plan.model}
@@ -521,7 +521,9 @@ def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
         for name, other in REPLACES:
             if name == "pipeline_splits" and layer.get(name) == (AUTO,):
                 continue  # the layers are left open, not how many stages there are
-            if name in layer and other not in layer and layer[name] not in (None, False):
+            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.
+            is_given = layer.get(name) is not None and layer[name] is not False
+            if is_given and other not in layer:
                 settings[other], origins[other] = BY_NAME[other].default, DEFAULT
         stages = layer.get("ipus_per_replica")
         if (
@@ -601,7 +603,7 @@ def _choose_dataset(
         return None
     from ipucnn.datasets import registry
 
-    path = expand(_first("dataset_path", *layers), "--dataset-path")
+    path = expand(_first("dataset_path", *layers))
     synthetic = _first("synthetic_data", *layers)
     if synthetic is not None:
         return registry.choose_synthetic(_first("dataset", *layers), record.task, synthetic)
@@ -658,7 +660,10 @@ def check_paths(config: RunConfig) -> None:
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.metavar.startswith(_PATHS):
-            expand(path, spec.flag)
+            try:
+                expand(path)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{spec.flag} {error.message}", error.hint) from None
 
 
 def check(config: RunConfig) -> None:

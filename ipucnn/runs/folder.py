@@ -109,7 +109,7 @@ _REPORT_FIELDS: json_fields.Fields = {
         "throughput and times",
         json_fields.all_of(
             {"images_per_s": is_number, "flop_per_s": is_number, "train_s": is_number, "wall_s": is_number},
-            {"first_weight_update": is_count},
+            {"first_weight_update": is_count, "samples": is_count},
         ),
     ),
     "trained_samples": ("a number", is_count),
@@ -147,9 +147,7 @@ class RunFolder:
         self._token: Optional[str] = None
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
         self._made: Optional[List[Path]] = None
-        self.checkpoints = (
-            expand(checkpoint_dir, "--checkpoint-dir") if checkpoint_dir else path / CHECKPOINTS
-        )
+        self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
         """Keeps other processes from writing this run until :meth:`unlock` or the end of this one, whatever it is.
@@ -160,7 +158,7 @@ class RunFolder:
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
             if self._is_claimed and folder is self.path:
                 continue
-            if not is_folder(folder, flag) or (folder is self.checkpoints and folder.parent == self.path):
+            if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
                 self._keep(locked(folder))
@@ -291,8 +289,8 @@ class RunFolder:
             DataError: it cannot be written.
         """
         self._refuse_links()
-        make_folder(self.path, "run folder", "choose another --run-dir")
-        make_folder(self.checkpoints, "checkpoint folder", "choose another --checkpoint-dir")
+        make_folder(self.path)
+        make_folder(self.checkpoints)
         self.lock()
         self._claim(self._processes())
         self._remove_temporaries()
@@ -371,8 +369,8 @@ class RunFolder:
 
     @property
     def size_bytes(self) -> int:
-        """What the run takes on its disk, checkpoints elsewhere included."""
-        return used_bytes(self.path, self.checkpoints)
+        """What the run takes on its disk, its checkpoints elsewhere included."""
+        return used_bytes(self.path, (p for p in entries(self.checkpoints) if is_checkpoint_name(p.name)))
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
@@ -395,7 +393,7 @@ class RunFolder:
             DataError: there is none (not a run folder), or it is damaged.
         """
         path = self.path / CONFIG
-        if not exists(path, "run folder"):
+        if not exists(path):
             inside = [p for p in entries(self.path) if is_folder(p) and is_file(p / CONFIG)]
             some = ", ".join(map(str, inside[:5])) + (", ..." if len(inside) > 5 else "")
             hint = "give a folder that `ipucnn train` wrote" + (f": {some}" if inside else "")

@@ -235,7 +235,7 @@ class Device:
         num_ipus: of this process; 0 before :meth:`configure`.
         preprocess: on the IPU; None: on the host.
         compiled: every program that was compiled so far.
-        would_fit: what to suggest when memory runs out; see ``ErrorContext``.
+        would_fit, kept_remotely: for what to suggest when memory runs out or is not there; see ``ErrorContext``.
     """
 
     def __init__(self, api: Api, instances: Instances) -> None:
@@ -244,6 +244,7 @@ class Device:
         self.compiled: List[CompiledModule] = []
         self.preprocess: Optional[Preprocessing] = None
         self.would_fit: Optional[MemoryAdvice] = None
+        self.kept_remotely: Sequence[str] = ()
         self._strategy: SdkModule = None
         self._fp_exceptions = False
 
@@ -312,7 +313,9 @@ class Device:
             self.compiled += modules
 
     def _errors(self, training: bool) -> ContextManager[None]:
-        return poplar_errors(ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit))
+        return poplar_errors(
+            ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit, self.kept_remotely)
+        )
 
     def reset_seed(self, seed: int) -> None:
         """Seeds the IPUs' random numbers."""

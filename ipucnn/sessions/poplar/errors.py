@@ -8,7 +8,7 @@ imports TensorFlow: classes are compared by name.
 import contextlib
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
 
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
@@ -28,12 +28,14 @@ class ErrorContext:
         fp_exceptions: floating-point exceptions are switched on.
         would_fit: what is predicted of memory, see ``planning.smallest_change``.  Called only where it ran out, or
             where there is none to offload to.
+        kept_remotely: options that keep something of the program in remote memory, of :data:`REMOTE_MEMORY`.
     """
 
     training: bool = True
     num_ipus: int = 0
     fp_exceptions: bool = False
     would_fit: Optional[MemoryAdvice] = None
+    kept_remotely: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,40 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     )
 
 
-def _no_remote_memory(what: str, change: str, option: str) -> Callable[[Match, ErrorContext], UserError]:
-    """Makes the error of an option that keeps something in memory that is not there."""
+# Options that keep something in remote memory: what that is, and the way out.  Not to say whether to offload is none:
+# in a pipeline that is off.
+REMOTE_MEMORY = {
+    "optimizer_state_offloading": ("the optimizer's state was", "add --no-optimizer-state-offloading"),
+    "offload_activations": ("activations were", "drop --offload-activations"),
+    "offload_gradient_accumulation_buffers": (
+        "accumulated gradients were",
+        "drop --offload-gradient-accumulation-buffers",
+    ),
+}
 
-    def make(match: Match, context: ErrorContext) -> UserError:
-        held = context.would_fit(None, without=option) if context.would_fit is not None else None
-        return ConfigurationError(
-            f"these IPUs have no remote memory, where {what} to be kept",
-            f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
-        )
 
-    return make
+def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> ConfigurationError:
+    """The error of an option that keeps something in memory that is not there."""
+    what, change = REMOTE_MEMORY[option]
+    held = would_fit(None, without=option) if would_fit is not None else None
+    return ConfigurationError(
+        f"these IPUs have no remote memory, where {what} to be kept",
+        f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
+    )
+
+
+def _needs_remote_memory(option: str) -> Callable[[Match, ErrorContext], UserError]:
+    return lambda match, context: no_remote_memory(option, context.would_fit)
+
+
+def _not_loaded(match: Match, context: ErrorContext) -> UserError:
+    """Loading fails for several reasons, whose texts are Poplar's own; one of them can be named here."""
+    changes = ", ".join(REMOTE_MEMORY[option][1] for option in context.kept_remotely)
+    hint = f"if `gc-info --device-id 0 --device-info` says 'remote buffers supported: 0', {changes}"
+    return MissingError(
+        "Poplar could not load the program onto the IPUs" + (f": {match.rest}" if match.rest else ""),
+        hint if changes else _DOCTOR,
+    )
 
 
 def _says(kind: Type[UserError], message: str, hint: str) -> Callable[[Match, ErrorContext], UserError]:
@@ -242,31 +267,26 @@ CASES: Tuple[Case, ...] = (
         ),
     ),
     # FailedPrecondition of variables_offload_and_partition.cc, pipeline_fifo_inserter.cc and
-    # gradient_accumulation_buffers_offload.cc.  Not to say whether to offload is no way out: in a pipeline that is off.
+    # gradient_accumulation_buffers_offload.cc, for IPUs that are attached before the program is compiled.
     Case(
         "no remote memory for the optimizer's state",
         ("FailedPreconditionError",),
         r"does not support remote memory and therefore weight update only variables",
-        _no_remote_memory(
-            "the optimizer's state was", "add --no-optimizer-state-offloading", "optimizer_state_offloading"
-        ),
+        _needs_remote_memory("optimizer_state_offloading"),
     ),
     Case(
         "no remote memory for activations",
         ("FailedPreconditionError",),
         r"Activations? offloading has been enabled, however the current configuration",
-        _no_remote_memory("activations were", "drop --offload-activations", "offload_activations"),
+        _needs_remote_memory("offload_activations"),
     ),
     Case(
         "no remote memory for accumulated gradients",
         ("FailedPreconditionError",),
         r"Gradient accumulation buffer offloading has been enabled, however",
-        _no_remote_memory(
-            "accumulated gradients were",
-            "drop --offload-gradient-accumulation-buffers",
-            "offload_gradient_accumulation_buffers",
-        ),
+        _needs_remote_memory("offload_gradient_accumulation_buffers"),
     ),
+    Case("not loaded", _INTERNAL, r"\[Poplar\]\[Load engine\]", _not_loaded),
     Case(
         "device busy",
         ("InternalError",),

@@ -37,7 +37,9 @@ from ipucnn.sessions.poplar.validation import (
     check_evaluation,
     check_num_ipus,
     check_program,
+    check_remote_memory,
     evaluation_replicas,
+    kept_remotely,
 )
 from ipucnn.sessions.session import (
     Batch,
@@ -134,6 +136,8 @@ class PoplarSession(Session):
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
+        self._device.kept_remotely = kept_remotely(program, self._config)
+        check_remote_memory(self._device.kept_remotely, self._config, self.would_fit)
         self.program, self._network = program, model
         self._sums = _sums_of(loss)
         self._schedule = schedule
