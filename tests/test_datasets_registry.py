@@ -418,14 +418,9 @@ def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
 
 
 def test_users_are_told_of_every_set():
-    from ipucnn.config.options import BY_NAME
-
     page = (Path(__file__).resolve().parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
     table = page[: page.index("\n## ")]
     assert not [name for name in DATASETS if f"`{name}`" not in table]
-    # ImageNet is an image folder, which is named there.
-    told = BY_NAME["dataset"].help.replace(",", "").split()
-    assert not [name for name in DATASETS if name not in told and name != "imagenet"]
 
 
 def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tmp_path):

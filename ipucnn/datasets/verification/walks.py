@@ -382,7 +382,8 @@ def _look_at_pair(
         return None
     if image.shape[:2] != mask.shape:
         sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
-        raise DataError(f"{sizes[0]}, its mask {sizes[1]}", None, "wrong-shape")
+        hint = "an image and its mask have one size"
+        raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
     pixels = image.reshape(1, *image.shape[:2], -1)
     size = (int(pixels.shape[1]), int(pixels.shape[2]))
     alike = {"size": f"{size[0]}x{size[1]}", "pixels": "grey" if image.ndim == 2 else "colour"}
@@ -645,7 +646,8 @@ def _read_record(
     assert isinstance(data, bytes) and isinstance(label, int)
     if num_classes and not 0 <= label - first_label < num_classes:
         last = first_label + num_classes - 1
-        raise DataError(f"label {label}, labels are {first_label} to {last}", None, "label-range")
+        text = f"label {label}, labels are {first_label} to {last}"
+        raise DataError(text, "mend the labels, or remove the samples", "label-range")
     try:
         return look_at(data, "image", label - first_label, keeps_pixels, survey.max_pixels, channels)
     except DataError as error:
