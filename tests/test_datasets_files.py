@@ -504,7 +504,6 @@ def gif(width, height, before=b""):
     ids=["plain", "comment", "empty", "netscape", "rubbish"],
 )
 def test_a_gif_whose_first_frame_claims_gigapixels_is_refused_before_it_takes_memory(before):
-    assert open_image(gif(30, 20, before), "image", 3).size == (30, 20)
     refused_without_memory(gif(30_000, 30_000, before))
 
 
