@@ -159,7 +159,7 @@ BUDGET = {
     "benchmarking": (2950, 2210),
     "commands": (1890, 1095),
     "config": (2850, 1610),
-    "datasets": (6000, 4560),
+    "datasets": (5960, 4530),
     "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),

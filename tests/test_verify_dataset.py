@@ -831,7 +831,7 @@ def test_two_sets_in_one_folder(tmp_path):
         write(tmp_path / name)
     with pytest.raises(ConfigurationError, match="mnist and cifar10") as raised:
         verify.choose(None, str(tmp_path))
-    assert "verify-dataset mnist --dataset-path" in raised.value.hint
+    assert "--dataset mnist --dataset-path" in raised.value.hint
 
 
 # ---------------------------------------------------------------- properties

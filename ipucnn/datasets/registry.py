@@ -460,7 +460,7 @@ def choose_dataset(
             set where it lies in ``path`` and the embedded one of the task otherwise.
         path: ``--dataset-path``, the folder to look in.
         home: the model's home data set.
-        task: the model's task.
+        task: the model's task; ANY_TASK for verification, which takes incomplete sets, too.
         download: whether a set that is absent may be fetched (it is when it is opened).
         divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.
         reads_files: False where the published size of a set will do if it is absent.
@@ -482,29 +482,35 @@ def choose_dataset(
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
         folder = expand(name)
-        if is_folder(folder):
-            return _choose_folder(folder, task, divides)
+        kind = kind_of(folder)
+        if kind is Kind.FOLDER:
+            return choose_folder(folder, task, divides)
         entry = entry_point(GROUP, name)
         if entry is not None:
             make = _of_package(name, load_entry_point(entry))
             return Choice(name, None, f"data set {name} of {entry.value}", task, make=make)
+        if kind is not Kind.ABSENT:
+            raise DataError(
+                f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
+            )
         raise _unknown(name, task)
-    _check_task(f"data set {known}", DATASETS[known].task, task)
-    if known in _BY_LAYOUT:
+    record, chosen_task = DATASETS[known], _task_of(known, task)
+    _check_task(f"data set {known}", record.task, task)
+    if known in _BY_LAYOUT and task != ANY_TASK:
         return _choose_layout(known, path, divides)
-    if not DATASETS[known].files:
-        return Choice(known, None, f"data set {known}, {_origin(known)}", task)
+    if not record.files:
+        return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     location = find_location(known, path, explicit=True)
     if location is not None:
-        return Choice(known, location, f"data set {known} from {location}", task)
-    size = None if reads_files else DATASETS[known].num_examples
+        return Choice(known, location, f"data set {known} from {location}", chosen_task)
+    size = None if reads_files else record.num_examples
     if size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
         return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
     if download and known in REMOTES:
-        return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
+        return Choice(known, None, f"data set {known}, to be downloaded to {path}", chosen_task, path)
     check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
 
@@ -662,9 +668,9 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     full_name = TFDS_PREFIX + name
     location = find_tfds(name, path)
     if location is not None:
-        return Choice(full_name, location, f"data set {full_name} from {location}", task)
+        return Choice(full_name, location, f"data set {full_name} from {location}")
     if download:
-        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", task, path)
+        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", download_to=path)
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
 
 
@@ -695,28 +701,39 @@ def check_is_there(folder: Path) -> None:
         raise DataError(f"--dataset-path {folder} is {kind.value}, not a folder", hint)
 
 
-def _choose_folder(folder: Path, task: str, divides: bool) -> Choice:
-    """What a folder that was given as ``--dataset`` is.
+def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
+    """What a folder is that was given in place of a name.
 
     Raises:
         ConfigurationError: a set for another task, or several.
         DataError: no set, or one without a part that training needs.
     """
     found = find_kinds(folder)
-    layout = "imagemasks" if task == "segmentation" else "imagefolder"
-    if not found or found[0][0] in _BY_LAYOUT:
-        layout = found[0][0] if found else layout
-        _check_task(f"folder {folder}", DATASETS[layout].task, task)
-        return _choose_layout(layout, folder, divides)
+    if not found and task == ANY_TASK:
+        raise DataError(
+            f"{shown(folder)} holds no data set that is known",
+            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
+            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
+        )
     if len(found) > 1:
         raise ConfigurationError(
-            f"--dataset {shown(folder)} holds {' and '.join(name for name, _ in found)}",
+            f"{shown(folder)} holds {' and '.join(name for name, _ in found)}",
             f"--dataset {found[0][0]} --dataset-path {shown(folder)}",
         )
-    ((name, location),) = found
-    its_task = DATASETS[name].task if name in DATASETS else "classification"
-    _check_task(f"folder {folder}", its_task, task)
-    return Choice(name, location, f"data set {name} from {location}", task)
+    layout = "imagemasks" if task == "segmentation" else "imagefolder"
+    name, location = found[0] if found else (layout, folder)
+    chosen_task = _task_of(name, task)
+    _check_task(f"folder {folder}", chosen_task, task)
+    if name in _BY_LAYOUT and task != ANY_TASK:
+        return _choose_layout(name, folder, divides)
+    return Choice(name, location, f"data set {name} from {location}", chosen_task)
+
+
+def _task_of(name: str, task: str) -> str:
+    """The task of a set; of one for any, that which is asked for."""
+    own = DATASETS[name].task if name in DATASETS else "classification"
+    asked = "classification" if task == ANY_TASK else task
+    return asked if own == ANY_TASK else own
 
 
 def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:

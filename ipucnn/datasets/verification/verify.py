@@ -6,7 +6,7 @@ walk goes on with the next file, page or record.  Nothing is executed.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, Optional, Tuple
 
 from ipucnn.datasets.base import IMAGENET_MEAN
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
@@ -15,12 +15,11 @@ from ipucnn.datasets.registry import (
     DATASETS,
     TFDS_PREFIX,
     Choice,
-    canonical,
     check_divides,
     choose_dataset,
+    choose_folder,
     fetch,
     find_kinds,
-    find_location,
     is_tfds,
     list_datasets,
     open_dataset,
@@ -41,9 +40,8 @@ from ipucnn.datasets.verification.walks import (
     walk_source,
     walk_tfds,
 )
-from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import Kind, expand, kind_of, shown
-from ipucnn.python_files import is_python_name
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import expand, shown
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
@@ -190,76 +188,17 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         ConfigurationError: no such name, or it is not clear which set is meant.
         DataError: there is no such set.
     """
-    folder = expand(path)
     if name is None:
-        found = _find_kinds(folder)
-        if not found:
+        folder = expand(path)
+        if not find_kinds(folder):
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(folder)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(list_datasets())}, tfds:NAME, or a folder",
             )
-        return _only(found, folder)
-    if name.lower().startswith(TFDS_PREFIX):
-        return choose_dataset(name, folder, home="", task="classification", download=download)
-    if is_python_name(name):
-        return _choose_own(name, folder)
-    known = canonical(name)
-    if known is None:
-        return _choose_folder(name)
-    if DATASETS[known].has_files is not None:
-        # Without one of its subsets training would not take it; here that is a finding.
-        location = find_location(known, folder, explicit=True)
-        if location is not None:
-            return Choice(known, location, "", DATASETS[known].task)
-    task = DATASETS[known].task
-    task = "classification" if task == "any" else task
-    return choose_dataset(known, folder, home="", task=task, download=download)
-
-
-def _choose_own(name: str, folder: Path) -> Choice:
-    """The data that a function of the user's own returns, which is called for their task."""
-    choice = choose_dataset(name, folder, home="", task=ANY_TASK)
+        return choose_folder(folder, ANY_TASK, divides=True)
+    choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
+    if choice.make is None:
+        return choice
+    # Called once, for its task: what it returns may differ from call to call.
     source = open_dataset(choice)
-    # Called once: what it returns may differ from call to call.
     return replace(choice, task=source.info.task, make=lambda: source)
-
-
-def _choose_folder(name: str) -> Choice:
-    folder = expand(name)
-    kind = kind_of(folder)
-    if kind is Kind.ABSENT:
-        raise ConfigurationError(
-            f"data set '{shown(name)}' is unknown, and there is no such folder",
-            did_you_mean(name, list_datasets())
-            or f"choose one of {', '.join(list_datasets())}, tfds:NAME, or a folder",
-        )
-    if kind is not Kind.FOLDER:
-        raise DataError(
-            f"DATASET {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
-        )
-    found = _find_kinds(folder)
-    if not found:
-        raise DataError(
-            f"{shown(folder)} holds no data set that is known",
-            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
-            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
-        )
-    return _only(found, folder)
-
-
-def _only(found: List[Choice], folder: Path) -> Choice:
-    if len(found) > 1:
-        names = [choice.name for choice in found]
-        raise ConfigurationError(
-            f"{shown(folder)} holds {' and '.join(names)}",
-            f"ipucnn verify-dataset {names[0]} --dataset-path {shown(folder)}",
-        )
-    return found[0]
-
-
-def _find_kinds(folder: Path) -> List[Choice]:
-    """The sets in a folder, complete or not."""
-    return [
-        Choice(name, location, "", DATASETS[name].task if name in DATASETS else "classification")
-        for name, location in find_kinds(folder)
-    ]
