@@ -43,12 +43,6 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
         assert machine.calls("fit") and machine.calls("predict")
         assert machine.config["ipus"] == 2
     assert report["compilation"]["device"]["kind"] == "ipu"
-    assert set(report["compilation"]["stages_s"]) == {
-        "Hlo Optimizations",
-        "Pre-Planning Operations",
-        "Graph Construction",
-        "Graph Compilation",
-    }
     assert not report["compilation"]["cached"]
     assert "Compiling module" not in err and "[" not in err.split("run folder")[0]
     with installed(num_ipus=1):  # one IPU is enough for a look at what two trained
@@ -124,7 +118,7 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
         machine.programs.clear()
     report = json.loads(out)
     assert report["compiled_only"] and report["executable_cache"] == str(tmp_path / "cache")
-    assert report["compilation"]["stages_s"]["Graph Compilation"] > 0 and not report["compilation"]["cached"]
+    assert report["compilation"]["compile_s"] > 0 and not report["compilation"]["cached"]
     assert not (tmp_path / "run").exists()
     compiled = sorted(path.name for path in (tmp_path / "cache").iterdir())
     assert len(compiled) == len(kinds)

@@ -52,7 +52,7 @@ def test_no_remote_memory(monkeypatch):
 
     with pytest.raises(ConfigurationError, match="no remote memory"):
         train()
-    monkeypatch.setattr(errors, "CASES", [c for c in errors.CASES if "remote memory" not in c.name])
+    monkeypatch.setattr(errors, "CASES", [c for c in errors.CASES if "remote memory" not in c.pattern])
     with pytest.raises(tf.errors.FailedPreconditionError):
         train()
 

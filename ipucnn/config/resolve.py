@@ -442,8 +442,6 @@ RESUMABLE = (
     "wandb",
     "wandb_run_name",
     "wandb_tags",
-    "hosts",
-    "rank",
     "devices",
     "max_workers",  # what it decides, how many micro-batches are fused, is in the program
     "start_timeout",

@@ -81,11 +81,7 @@ def _is_compilation(value: PlainValue) -> bool:
         return False
     numbers = ["compile_s", "num_parameters", "macs_per_sample", "fused_micro_batches"]
     if device["kind"] == "ipu":
-        return (
-            all(is_number(value.get(name)) for name in numbers)
-            and isinstance(value.get("cached"), bool)
-            and json_fields.metrics(value.get("stages_s"))
-        )
+        return all(is_number(value.get(name)) for name in numbers) and isinstance(value.get("cached"), bool)
     return all(is_number(value.get(name)) for name in [*numbers, "num_graph_operations", "num_layers"])
 
 

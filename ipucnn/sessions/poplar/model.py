@@ -199,8 +199,8 @@ class MovedByGradient(_FusedBatchNorm):
     variance is the variance without Bessel's correction.  Both are float32 in every precision.
     """
 
-    def __init__(self, momentum: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
+        super().__init__(epsilon, center, scale, **kwargs)
         self.momentum = float(momentum)
 
     def build(self, input_shape: Sequence[int]) -> None:

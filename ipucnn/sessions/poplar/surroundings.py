@@ -14,9 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
@@ -429,7 +430,8 @@ def poplar_flags(config: RunConfig, present: str) -> str:
         ConfigurationError: ``compile_only`` without a folder for what is compiled.
     """
     names = {_name(word) for word in flag_words(present)}
-    wanted = ["--show_progress_bar=true"]
+    is_seen = sys.stderr is not None and sys.stderr.isatty()
+    wanted = [f"--show_progress_bar={str(is_seen).lower()}"]
     if config.executable_cache:
         folder = os.path.normpath(absolute(expand(config.executable_cache)))
         wanted.append(f"{_CACHE}={_quoted(folder)}")
@@ -448,6 +450,18 @@ def poplar_flags(config: RunConfig, present: str) -> str:
 def executable_cache() -> str:
     """The folder of compiled programs, from the driver's flags; "" without one."""
     return _cache_in(os.environ.get(VARIABLE, ""))
+
+
+def cached_programs() -> FrozenSet[str]:
+    """Names of the compiled programs that the executable cache holds."""
+    folder = executable_cache()
+    with suppress(OSError):
+        return (
+            frozenset(name for name in os.listdir(folder) if name.endswith(".poplar_exec"))
+            if folder
+            else frozenset()
+        )
+    return frozenset()
 
 
 def _cache_in(flags: str) -> str:
