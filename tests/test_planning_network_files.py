@@ -316,7 +316,10 @@ REFUSED = {
     "no layers": (changed(layers=[]), "does not list"),
     "a class of its own": ({"class_name": "Net", "config": {}}, "is a Net"),
     "a list": ([], "holds no model"),
-    "unbuilt": ({"class_name": "Sequential", "config": {"layers": [entry("Flatten", "f")]}}, "model.build((None"),
+    "unbuilt": (
+        {"class_name": "Sequential", "config": {"layers": [entry("Flatten", "f")]}},
+        "model.build((None",
+    ),
     "shapes": (changed(logits=dict(kind="Conv2D", filters=1, kernel_size=[1, 1])), "wanted height, width"),
     "a name for a terminal": (changed(relu=dict(name="x\x1b[2J")), ""),
 }
