@@ -122,11 +122,11 @@ def own_code_failed(
 
     Args:
         what: was run, as the user named it.
-        path: its file, whose line is the one to look at; None: the last one.
+        path: its file, whose line is the one to look at; None: the last one, whichever file it is in.
         hint: what to do about it.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is not None and frame.filename == str(path)] or frames
+    own = [frame for frame in frames if path is None or frame.filename == str(path)]
     where = f", {shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else ""
     if path is None and isinstance(error, ImportError):
         where = ""  # where it was looked for, which is nobody's mistake

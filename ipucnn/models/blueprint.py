@@ -104,7 +104,7 @@ def read_blueprint(model: KerasModel) -> Blueprint:
     steps = []
     for call in calls:
         if call.call[1]:
-            raise ValueError(f"layer {names[call.name]} is called more than once")
+            raise ValueError(f"layer {names[call.name]} is called {call.call[1] + 1} times")
         layer = None if call.is_operation else call.layer_in(model)
         steps.append(
             Step(

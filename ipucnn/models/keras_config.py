@@ -162,8 +162,14 @@ class _Reader:
         arguments = {(own, call): _arguments(node) for own in nodes for call, node in enumerate(nodes[own])}
         renamed = _numbered(by_name) if self._renumbers else {}
         done: Dict[Call, Call] = {}
-        for own, call in self._ordered({of: read for of, (read, _, _) in arguments.items()}):
-            entry, (reads, shapes, others) = by_name[own], arguments[own, call]
+        # Keras 2.6 counts the calls of some models from 1.
+        sources = {
+            of: [call if call in arguments else (call[0], call[1] - 1) for call in arguments[of][0]]
+            for of in arguments
+        }
+        last = last if last in arguments else (last[0], last[1] - 1)
+        for own, call in self._ordered(sources):
+            entry, reads, (_, shapes, others) = by_name[own], sources[own, call], arguments[own, call]
             what, settings = _text(entry["class_name"], "class_name"), entry["config"]
             name = prefix + renamed.get(own, own).replace("/", "_")
             flat = number * len(nodes[own]) + call
