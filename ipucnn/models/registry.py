@@ -167,15 +167,17 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     """
     if _key(name) in _records():
         return get_model(name)
+    function = find_function(name, "build") if is_python_name(name) else None
+    path = _path_of(name) if function is None else function.path
+    if path is None:
+        function = entry_points(MODELS_GROUP).get(name)
+        if function is None:
+            return get_model(name)
     from ipucnn.models import own_networks  # which needs NumPy
 
-    if is_python_name(name):
-        function = find_function(name, "build")
-        return replace(_own_record(own_networks.of_function(function)), file=function.path)
-    path = _path_of(name)
-    if path is None:
-        offered = entry_points(MODELS_GROUP).get(name)
-        return get_model(name) if offered is None else _own_record(own_networks.of_function(offered))
+    if function is not None:
+        return replace(_own_record(own_networks.of_function(function)), file=path)
+    assert path is not None
     if not is_network_file(name):
         raise ConfigurationError(
             f"{shown_value(name)} is not a network: its name ends in none of {', '.join(NETWORK_FILES)}, .py:FUNCTION",
