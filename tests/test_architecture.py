@@ -159,7 +159,7 @@ BUDGET = {
     "benchmarking": (2910, 2200),
     "commands": (1900, 1105),
     "config": (2850, 1610),
-    "datasets": (6200, 4700),
+    "datasets": (5960, 4530),
     "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6000, 4710),

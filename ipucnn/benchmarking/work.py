@@ -99,17 +99,19 @@ def _pipeline(
     config, setup, training = benchmark.config, benchmark.setup, benchmark.settings.training
     return pipeline.train_batches(
         setup.source,
-        batch_size=samples_per_element,
-        samples_per_epoch=max(1, setup.source.info.num_train),
-        input_shape=setup.input_shape,
-        input_range=input_range or setup.input_range,
-        augment=config.augment and training,
-        seed=benchmark.seed,
-        shuffle=config.shuffle and training,
-        num_parallel=config.pipeline_num_parallel,
-        output_shape=setup.output_shape,
-        until=until,
-        shard=(benchmark.instances.count, benchmark.instances.index),
+        pipeline.Stream(
+            batch_size=samples_per_element,
+            samples_per_epoch=max(1, setup.source.info.num_train),
+            input_shape=setup.input_shape,
+            input_range=input_range or setup.input_range,
+            augment=config.augment and training,
+            seed=benchmark.seed,
+            shuffle=config.shuffle and training,
+            num_parallel=config.pipeline_num_parallel,
+            output_shape=setup.output_shape,
+            until=until,
+            shard=(benchmark.instances.count, benchmark.instances.index),
+        ),
     )
 
 
