@@ -15,6 +15,7 @@ from ipucnn import cli
 from ipucnn.compat import KERAS_VERSION
 from ipucnn.errors import DataError, UserError
 from ipucnn.hardware import get_ipu
+from ipucnn.models.registry import find_network
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.graphs.layer_graph import MAX_LAYERS, Layer, LayerGraph, unknown_layers
 from ipucnn.planning.graphs.network_files import read_network
@@ -370,6 +371,30 @@ def test_models_in_models_do_not_grow_without_end(tmp_path):
         inside = outer
     with pytest.raises(DataError, match=f"more than {MAX_LAYERS:,} layers"):
         read_network(save(tmp_path / "net.keras", inside))
+
+
+def test_models_in_models_that_hold_nothing_end_too(tmp_path):
+    """Each calls the one inside four times, and the innermost has an input alone: 4**12 calls of no layer."""
+    images = entry("InputLayer", "images", batch_shape=[None, 8, 8, 3])
+    ends = {"input_layers": [["images", 0, 0]], "output_layers": [["images", 0, 0]]}
+    inside = {"class_name": "Functional", "config": {"layers": [images], **ends}}
+    for _ in range(12):
+        inner = {**inside, "name": "inner", "inbound_nodes": [node("images")] * 4}
+        outer = {"layers": [images, inner], **ends, "output_layers": [["inner", 3, 0]]}
+        inside = {"class_name": "Functional", "config": outer}
+    with pytest.raises(DataError, match="more than 3,000 layers"):
+        read_network(save(tmp_path / "net.keras", inside))
+
+
+def test_names_of_a_plan_are_those_that_a_run_has(tmp_path):
+    """A slash in a name of Keras 2.6, too."""
+    config = network()
+    config["config"]["layers"][2]["name"] = config["config"]["layers"][2]["config"]["name"] = "re/lu"
+    config["config"]["layers"][3]["inbound_nodes"] = [node("re/lu")]
+    path = save(tmp_path / "net.keras", config)
+    planned = [layer.name for layer in read_network(path).layers[1:]]
+    trained = [layer.name for layer in find_network(str(path)).own.architecture.layers]
+    assert planned == trained == ["conv", "re_lu", "flat", "logits"]
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"{}"])

@@ -5,9 +5,9 @@ This is what a network of a user's own becomes, whether a function of a Python f
 names of their classes and gives them numbers and words; nothing in it can be code.  So data from others, as a run
 folder's, can make no other than a wrong network.
 
-Read are the configurations of functional and sequential models of Keras 2.6 and 3, with models inside models taken
-apart.  What training could not compute as Keras would is refused by name: shared layers, calls with arguments,
-regularizers, constraints, random and remembering layers, other types of numbers.
+It is made of the calls that ``keras_config.py`` reads.  What training could not compute as Keras would is refused by
+name: shared layers, calls with arguments, regularizers, constraints, random and remembering layers, other types of
+numbers.
 """
 
 from __future__ import annotations
