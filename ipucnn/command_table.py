@@ -34,10 +34,16 @@ class Command(NamedTuple):
 
 
 # Commands and options ("COMMAND --option") that the version before had, and what to use instead.
+_NO_SAVED_MODEL = (
+    "drop it: SavedModels are not run any more; export the run as onnx or tflite, and name that file"
+)
 REMOVED = {
     "profile": "the PopVision Graph Analyser shows a profile of Poplar; docs/ipu.md says how to make one",
     "plan-splits --measured": "drop it: the PopVision Graph Analyser shows the memory of each IPU",
     "benchmark --rows": "name networks in its place: ipucnn benchmark 'resnet*' --suite ulhpc",
+    "benchmark --trust": "drop it: exported files are not benchmarked any more",
+    "evaluate --trust": _NO_SAVED_MODEL,
+    "infer --trust": _NO_SAVED_MODEL,
     "train --hosts": "name the workers in TF_CONFIG; docs/cluster.md has an example",
     "train --rank": "name the workers in TF_CONFIG; docs/cluster.md has an example",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
