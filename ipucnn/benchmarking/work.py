@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.runs.exported import ExportedNetwork
 
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.
 _OPEN_STEPS = 64
@@ -69,10 +66,7 @@ def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> W
     benchmark = replace(benchmark, program=work.program)
     contenders, rival = list(work.contenders), None
     if settings.compare_with is not None:
-        if benchmark.exported is None:
-            other, description = keras_contender(benchmark, model)
-        else:
-            other, description = _exported_contender(benchmark, benchmark.exported, model)
+        other, description = keras_contender(benchmark, model)
         contenders.append(other)
         rival = (other.name, description)
     if settings.scope == END_TO_END:
@@ -229,18 +223,3 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender,
 def _whole_range(benchmark: Benchmark) -> str:
     """The images' range as the network takes it: nobody else leaves preprocessing to the device."""
     return run_setup.input_range(benchmark.config, benchmark.resolved.record)
-
-
-def _exported_contender(
-    benchmark: Benchmark, exported: ExportedNetwork, model: KerasModel
-) -> Tuple[Contender, str]:
-    """The same work by an exported file in its own runtime, and what that is, in words."""
-    p, session = benchmark.program, exported.session()
-    session.prepare_evaluation(model, None)
-    input_range = "raw" if exported.takes_pixels else _whole_range(benchmark)
-    images = images_only(dataset(benchmark, _element(benchmark), input_range))
-    contender = SessionInference(
-        session, images, p.micro_batch_size, p.fused_micro_batches, lead=_lead(benchmark)
-    )
-    contender.name = exported.form
-    return contender, f"{session.runtime} on {exported.path}"
