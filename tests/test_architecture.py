@@ -161,13 +161,13 @@ BUDGET = {
     "config": (2760, 1520),
     "datasets": (5960, 4530),
     "diagnosis": (685, 520),
-    "models": (2950, 2210),
+    "models": (2960, 2225),
     "planning": (6000, 4710),
     "reports": (3780, 2970),
     "runs": (6350, 4710),
     "sessions": (5545, 4295),
     "training": (1680, 1260),
-    "modules at the top": (2370, 1920),
+    "modules at the top": (2390, 1920),
 }
 
 
