@@ -109,7 +109,6 @@ ANY_PARAMETERS = {
     "config.spec.option(details)",
     "config.spec.specs_of(panel)",
     "datasets.sources.tfds.refuse_foreign_features(connector)",
-    "planning.pipeline_plan._convert(hint)",
     "planning.settings.restaged(changes)",
 }
 

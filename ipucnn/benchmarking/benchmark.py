@@ -79,7 +79,7 @@ from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.models.registry import folder_name
-from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
+from ipucnn.planning.search.variations import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import ExportedNetwork, read_exported

@@ -9,15 +9,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ipucnn.config.options import BY_NAME
+from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
-from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
 from ipucnn.planning.search.configurations import TABLE_ROWS
-from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
 from ipucnn.planning.search.planner import Candidate
+from ipucnn.planning.search.variations import Optimisation, Outcome
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table, print_table, wrapped
@@ -58,6 +59,7 @@ def print_plan(plan: PipelinePlan) -> None:
         _comparison(plan, out)
     if plan.pareto:
         _pareto(plan, out)
+    _changes(plan, out)
     if plan.assumed:
         out.print(Text("assumed: " + "; ".join(plan.assumed)))
         out.print()
@@ -135,6 +137,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
     return [
         ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
+        *_epoch(plan),
         ("memory", memory),
         ("splits", proof if plan.planned else f"given; {proof}"),
         ("", tick),
@@ -158,6 +161,16 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
             f"available memory proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
+
+
+def _epoch(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
+    """How long the training images of the data set take, where their number is known."""
+    known = DATASETS.get(str(plan.options.get("dataset")))
+    if known is None or known.num_examples is None or not plan.settings.training:
+        return []
+    number = known.num_examples[0]
+    time = units.duration(number / plan.predicted_images_per_s)
+    return [("epoch", f"{time} for the {number:,} training images of {plan.options['dataset']}")]
 
 
 def _band(plan: PipelinePlan) -> str:
@@ -404,6 +417,27 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
     out.print()
 
 
+def _changes(plan: PipelinePlan, out: Console) -> None:
+    """What else would be faster, and what to do if the plan does not fit."""
+    from rich.text import Text
+
+    def line(change: Change, what: str) -> Text:
+        flags = " ".join(change.flags)
+        memory = f"the fullest IPU at {units.percent(change.predicted_fill)}"
+        doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
+        return Text(f"  {what}x{change.ratio:.2f}, {memory}{doubt}: {flags}")
+
+    if plan.next_changes:
+        out.print(Text("next best changes, predicted with the same splits", style="bold"))
+        for change in plan.next_changes:
+            out.print(line(change, f"{change.name}: "), soft_wrap=True)
+        out.print()
+    if plan.remedy is not None:
+        out.print(Text("if it does not fit on the machine", style="bold"))
+        out.print(line(plan.remedy, ""), soft_wrap=True)
+        out.print()
+
+
 _RECOMPUTATION = "r"
 _MARKS = {
     _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
@@ -644,13 +678,11 @@ def _outcome(one: Optimisation, base: Outcome) -> List[Text]:
 
     outcome = one.outcome
     if outcome is None:
-        return [Text(NOT_MODELLED), Text(NOT_MODELLED)]
+        return [Text("not modelled"), Text("not modelled")]
     points = 100 * (outcome.predicted_fill - base.predicted_fill)
     memory = f"{_fill(outcome)} {points:+6.1f}"
     if outcome.verdict == "does not fit":
         return [Text(memory), Text(outcome.verdict)]
-    if outcome.predicted_images_per_s is None or base.predicted_images_per_s is None:
-        return [Text(memory), Text(NOT_MODELLED)]
     change = outcome.predicted_images_per_s / base.predicted_images_per_s - 1
     return [Text(memory), Text(f"{_images(outcome)} {change:+5.0%}")]
 
@@ -678,7 +710,7 @@ def print_calibration(profile: SystemProfile) -> None:
     table.add_column("network", overflow="fold")
     for name in ("measured", "predicted", "with profile"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in profile.rows:
+    for row in profile.measurements:
         cells = [
             f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
             for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
@@ -690,6 +722,6 @@ def print_calibration(profile: SystemProfile) -> None:
     out.print(
         Text(
             f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
-            f"of the {counted(len(profile.rows), 'measurement')} that it was fitted to"
+            f"of the {counted(len(profile.measurements), 'measurement')} that it was fitted to"
         )
     )

@@ -13,6 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.planning.schedules import Schedule
 from ipucnn.planning.search.tables import StageTables
 
 # Sums are rounded differently from loads: what is looked up in them is allowed this much more.
@@ -60,14 +61,14 @@ class _Loads:
 
     def __init__(self, tables: StageTables, num_stages: int, schedule: str) -> None:
         self.tables, self.num_stages, self.n = tables, num_stages, tables.num_items
-        self.weight = tables.transfer_directions
+        order = Schedule(schedule, tables.training)
+        self.weight, self.alternates = order.directions, order.alternates
         # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
         # Where a stage has the first of several settings with which its run fits, those are of the fastest one.
         self.options = [
             [own.sums(num_stages, stage) for own in tables.options] for stage in range(num_stages)
         ]
-        self.alternates = schedule == "Interleaved" and tables.training
         # Of each stage the first one whose loads are those of this one.
         self.groups = [self._group(stage) for stage in range(num_stages)]
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
@@ -499,7 +500,7 @@ def search(
     Of splits with the same maxima it takes one with the least transfer, and of those one with early cuts.
 
     Args:
-        schedule: "Grouped" or "Interleaved".
+        schedule: of a pipeline whose stages are at work at the same time.
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
         below_s: only splits with a shorter tick are looked for; without starts there is none.
     """
