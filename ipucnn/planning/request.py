@@ -11,8 +11,8 @@ from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
+from ipucnn.planning.graphs.extract import read_layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.graphs.network_files import read_network
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.configurations import (
@@ -314,11 +314,11 @@ _OF_THE_NETWORK = ("image_size", "dataset", "norm_layer", "dropout", "base_filte
 
 
 def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
-    """The network that MODEL names, where that is a file.
+    """The network that MODEL names, where that is the file of a layer graph.
 
     Raises:
         ConfigurationError: options that would make another network of it.
-        DataError: there is none, or none that can be planned.
+        DataError: it is damaged.
     """
     record = resolved.record
     if record.file is None or record.own is not None:
@@ -329,7 +329,7 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
             f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
             "drop it, and save the network as it is to be",
         )
-    return read_network(record.file)
+    return read_layer_graph(record.file)
 
 
 def _input(
@@ -360,7 +360,7 @@ def _input(
             f"--dataset {name}: planning looks at no files, and the size of its images isn't known without",
             "add --image-size N and --classes N",
         )
-    else:
+    elif not own or record.own is None or None in record.own.input_shape:
         whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
         assumed = f"input {'x'.join(map(str, shape))}, {whose}"
     if classes is not None:

@@ -430,11 +430,11 @@ def _changes(plan: PipelinePlan, out: Console) -> None:
     if plan.next_changes:
         out.print(Text("next best changes, predicted with the same splits", style="bold"))
         for change in plan.next_changes:
-            out.print(line(change, f"{change.name}: "), soft_wrap=True)
+            out.print(line(change, f"{change.name}: "))
         out.print()
     if plan.remedy is not None:
         out.print(Text("if it does not fit on the machine", style="bold"))
-        out.print(line(plan.remedy, ""), soft_wrap=True)
+        out.print(line(plan.remedy, ""))
         out.print()
 
 
