@@ -429,7 +429,7 @@ def read_record(path: Path, what: str, hint: str) -> Any:
 
 
 def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> Record:
-    """A dataclass or ``msgspec.Struct`` of the plain values in a file; its annotations are what is checked.
+    """A dataclass, or a struct of msgspec, of the plain values in a file; its annotations are what is checked.
 
     Args:
         where: the file, for messages.

@@ -38,7 +38,7 @@ _MOST_STAGES = 16
 # What ran out of memory by an unknown amount is taken to have missed it by a tenth.
 _UNKNOWN_OVERUSE = 1.1
 # Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain that is worth a line.
-_MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.8, 0.4, 0.2), 1.01, 3
+_MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.4, 0.2), 1.01, 3
 
 _Trial = Tuple[PlanSettings, Optional[Tuple[str, ...]]]
 """A changed program: its settings, and the splits that it keeps; None for splits that the planner is to choose."""
