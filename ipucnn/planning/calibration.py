@@ -265,7 +265,7 @@ def read_profile(path: Path) -> SystemProfile:
         DataError: absent, damaged, or of another kind or version.
     """
     what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
-    data: Any = read_record(path, what, hint)
+    data: Any = read_record(path, hint)
     if not isinstance(data, dict) or "kind" not in data:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)
     return to_record(data, SystemProfile, f"{what} {shown(path)}", hint)

@@ -212,7 +212,7 @@ class Change:
     """The program of a plan with something changed, under the same splits.
 
     Attributes:
-        name: in a few words.
+        name: in a few words; may be empty.
         flags: to add to the command.
         ratio: predicted images/s over those of the plan.
         predicted_fill: of the fullest IPU.
@@ -443,7 +443,7 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
         DataError: not there, not readable, or not a plan.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
-    text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
+    text = read_text(path, documents.MAX_BYTES, hint=hint)
     return PipelinePlan.from_yaml(text, shown(path))
 
 

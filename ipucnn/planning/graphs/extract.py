@@ -114,7 +114,7 @@ def read_layer_graph(path: Path) -> LayerGraph:
     """
     name = shown(path)
     hint = f"docs/plan-a-pipeline.md has its fields; a new one: ipucnn plan-splits MODEL --save-graph {name}"
-    text = read_text(path, MAX_RECORD_BYTES, "network", DataError, hint)
+    text = read_text(path, MAX_RECORD_BYTES, hint=hint)
     try:
         graph = LayerGraph.from_json(text, name)
     except DataError as error:

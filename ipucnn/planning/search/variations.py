@@ -282,7 +282,7 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
     for one in sorted(gains, key=lambda one: (-round(one.ratio, 2), one.predicted_fill)):
         best.setdefault(one.flags[0], one)
     smaller = smallest_change(planner, settings, splits, only=_KEEPING_SPLITS)
-    remedy = None if smaller is None else change("smaller", smaller.settings)
+    remedy = None if smaller is None else change("", smaller.settings)
     return tuple(best.values())[:_MOST_GAINS], remedy
 
 
