@@ -161,12 +161,12 @@ BUDGET = {
     "datasets": (6200, 4700),
     "diagnosis": (685, 520),
     "models": (2950, 2210),
-    "planning": (6160, 4850),
+    "planning": (5600, 4350),
     "reports": (3850, 2980),
     "runs": (6350, 4710),
     "sessions": (5545, 4295),
     "training": (1680, 1260),
-    "modules at the top": (2540, 1980),
+    "modules at the top": (2560, 1995),
 }
 
 

@@ -42,7 +42,6 @@ from ipucnn.planning.search.variations import Optimisation, Outcome, next_change
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value
-from ipucnn.training.batching import nearest_multiples, overlap_length
 
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
@@ -541,7 +540,9 @@ def compare(
     """
     rows = []
     for name, splits in others.items():
-        settings = _restaged(candidate.settings, len(splits) + 1)
+        settings = candidate.settings
+        if len(splits) + 1 != settings.num_stages:
+            settings = settings.with_stages(len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
         judged = planner.judge(splits, settings, limit, quickly=True)
         fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
@@ -562,20 +563,3 @@ def compare(
             )
         )
     return tuple(rows)
-
-
-def _restaged(settings: PlanSettings, num_stages: int) -> PlanSettings:
-    """The same settings for another number of stages, with the nearest legal accumulation count."""
-    if num_stages == settings.num_stages:
-        return settings
-    base = overlap_length(settings.schedule, num_stages)
-    count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
-    mapping = None
-    if settings.order.is_sequential and not settings.segments_on_one_ipu:
-        mapping = tuple(range(num_stages))
-    return settings.restaged(
-        num_stages,
-        gradient_accumulation_count=count,
-        device_mapping=mapping,
-        recomputation=settings.recomputation and num_stages > 1,
-    )

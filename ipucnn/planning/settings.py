@@ -12,7 +12,7 @@ from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
-from ipucnn.training.batching import Batching, next_power_of_two
+from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
@@ -203,6 +203,20 @@ class PlanSettings:
             changes.setdefault("available_memory_proportion", smallest(self.available_memory_proportion))
         changes.setdefault("device_mapping", None)
         return replace(self, num_stages=num_stages, **changes)
+
+    def with_stages(self, num_stages: int, **changes: Any) -> "PlanSettings":
+        """The same program in another number of stages, with a legal number of accumulated micro-batches.
+
+        Sequential stages that have an IPU each keep one each; a program of one stage recomputes nothing.
+        """
+        apart = self.order.is_sequential and not self.segments_on_one_ipu
+        base = replace(self.order, name=changes.get("schedule", self.schedule)).multiple(num_stages)
+        changes.setdefault("device_mapping", tuple(range(num_stages)) if apart else None)
+        changes.setdefault("recomputation", self.recomputation and num_stages > 1)
+        changes.setdefault(
+            "gradient_accumulation_count", nearest_multiples(self.gradient_accumulation_count, base)[-1]
+        )
+        return self.restaged(num_stages, **changes)
 
     @property
     def mapping(self) -> Tuple[int, ...]:

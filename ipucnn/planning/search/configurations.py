@@ -6,14 +6,14 @@ than ``SAME_FILL`` of an IPU's memory makes no difference.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
-from ipucnn.planning.search.no_fit import infeasible_search, would_fit
+from ipucnn.planning.search.no_fit import infeasible_search, largest_that_fits, would_fit
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
@@ -234,7 +234,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
         powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
         ipus = next((n for n in powers if n > space.num_ipus and fits(num_ipus=n)), None)
-        size = _largest(smaller, lambda n: fits(micro_batch_sizes=(n,)))
+        size = largest_that_fits(smaller, lambda n: fits(micro_batch_sizes=(n,)))
         words = (("--ipus", ipus), ("--micro-batch-size", size))
         return [f"{flag} {value}" for flag, value in words if value is not None]
 
@@ -248,22 +248,6 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     return infeasible_search(
         planner, least, num_ipus=space.num_ipus, ways=would_fit(ways(LIMITS[0]), ways(max(LIMITS)))
     )
-
-
-def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
-    """The first of falling sizes that fits, by bisection, because memory grows with the size.
-
-    A size that isn't legal doesn't fit either.  Where bisection meets such a size among those that fit, a smaller one
-    than the largest may be found.
-    """
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(sizes[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return next((size for size in sizes[low:] if fits(size)), None)
 
 
 def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:

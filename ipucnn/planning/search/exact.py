@@ -154,27 +154,12 @@ def fastest_split(
         raise ConfigurationError(
             f"stages that share an IPU under schedule '{schedule}'", "only Sequential stages can share one"
         )
-    if tables.one_ipu:
-        result = _search_one_ipu(tables, num_stages)
-    elif schedule == SEQUENTIAL:
-        result = _search_sequential(tables, num_stages)
-    else:
-        result = minmax.search(tables, num_stages, schedule, max_evaluations)
-    if not result.starts:
-        most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
-        why = why_infeasible(tables, num_stages, most)
-        return Solution(
-            schedule, num_stages, (), float("inf"), float("inf"), result.num_evaluations, infeasibility=why
-        )
-    value = tick_s(tables, result.starts, schedule)
-    return Solution(
-        schedule,
-        num_stages,
-        result.starts,
-        value,
-        min(value, result.lower_bound_s),
-        result.num_evaluations,
-    )
+    found = faster_split(tables, num_stages, schedule, np.inf, max_evaluations)
+    if found is not None:
+        return found
+    most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
+    why = why_infeasible(tables, num_stages, most)
+    return Solution(schedule, num_stages, (), float("inf"), float("inf"), infeasibility=why)
 
 
 # --- Sequential schedules

@@ -107,7 +107,6 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
-        self._alike: Dict[Tuple[object, ...], Solution] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
@@ -513,30 +512,13 @@ class Planner:
     def _solution(
         self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None
     ) -> Solution:
-        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer.
-
-        Settings of which no number and nothing that fits is another, as those with a larger
-        availableMemoryProportion than any operation needs, are one question.
-        """
+        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer."""
         key = (self._own(settings), limit, max_evaluations)
         found = self._solutions.get(key)
         if found is None or not found.feasible:
             tables = self.tables(settings, limit)
-            if settings.segments_on_one_ipu:
-                found = fastest_split(tables, settings.num_stages, settings.schedule)
-                self._solutions[key] = found
-                return found
-            same = (
-                tables.digest(settings.num_stages),
-                settings.num_stages,
-                settings.schedule,
-                max_evaluations,
-            )
-            if same not in self._alike:
-                self._alike[same] = fastest_split(
-                    tables, settings.num_stages, settings.schedule, max_evaluations
-                )
-            found = self._solutions[key] = self._alike[same]
+            found = fastest_split(tables, settings.num_stages, settings.schedule, max_evaluations)
+            self._solutions[key] = found
         return found
 
     @staticmethod

@@ -4,7 +4,6 @@ The search cuts a sequence of n items, the runs of layers between neighbouring l
 opens a stage at item c.
 """
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
@@ -152,18 +151,6 @@ class StageTables:
             else:
                 self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
         return self._allowed[key]
-
-    def digest(self, num_stages: int) -> bytes:
-        """Of all that decides the fastest split into that many stages on an IPU each; equal ones have the same."""
-        digest = hashlib.blake2b(f"{self.recompute} {self.training} {len(self.stage_s)}".encode())
-        for option in self.options:
-            digest.update(option.digest(num_stages))
-        arrays = [self.forward_s, self.backward_s, self.cut_s]
-        arrays += [array for pair in self.stage_s for array in pair]
-        arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.digest()
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Whether that stage repeats its forward pass."""

@@ -29,7 +29,6 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.text import percent
-from ipucnn.training.batching import nearest_multiples
 from ipucnn.training.program import Program
 
 # Dynamic programs spent on the splits of a change; a hint needs splits that fit, not a proof.
@@ -209,9 +208,8 @@ def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
 
 def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
     """The same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
-    more = settings.restaged(stages, schedule=GROUPED if settings.order.is_sequential else settings.schedule)
-    count = nearest_multiples(settings.gradient_accumulation_count, more.order.multiple(stages))[-1]
-    more = replace(more, gradient_accumulation_count=count)
+    schedule = GROUPED if settings.order.is_sequential else settings.schedule
+    more = settings.with_stages(stages, schedule=schedule, device_mapping=None)
     yield more, None
     for changed, _ in _without_effect_on_results(more, ()):
         yield changed, None
