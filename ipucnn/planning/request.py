@@ -174,13 +174,7 @@ def make_request(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
-    wanted_system = get_system(system) if system is not None else None
-    if profile is not None:
-        if wanted_system is None:
-            wanted_system = SYSTEMS[profile.system]
-            assumed.append(f"system {wanted_system.title}, which was measured")
-        wanted_system = calibrated_system(profile, wanted_system)
-        assumed += describe(profile)
+    wanted_system = _given_system(system, profile, assumed)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
@@ -225,6 +219,20 @@ def make_request(
             "leave out --row, or give --ipus and neither a number of stages nor splits",
         )
     return _of_stages(request, resolved, config, count, wanted_system)
+
+
+def _given_system(
+    name: Optional[str], profile: Optional[SystemProfile], assumed: List[str]
+) -> Optional[System]:
+    """The system that was named, or measured, with its profile; None where nothing says."""
+    system = get_system(name) if name is not None else None
+    if profile is None:
+        return system
+    if system is None:
+        system = SYSTEMS[profile.system]
+        assumed.append(f"system {system.title}, which was measured")
+    assumed += describe(profile)
+    return calibrated_system(profile, system)
 
 
 # What decides nothing but the weight updates and their batches.

@@ -383,6 +383,11 @@ class _Rows:
         option = f"--available-memory-proportion{more}"
         return self.row(number, name, option, _percent(self.settings), _percent(instead), instead, note)
 
+    def another_for_all(self) -> Proportions:
+        """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
+        (least,), default = smallest(self.settings.available_memory_proportion), uniform(PROPORTIONS[0])
+        return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
+
     def largest_that_fit(self) -> Proportions:
         """For each stage the largest with which its IPU surely fits; where stages differ already, their largest."""
         if self.settings.has_own_proportions:
@@ -420,18 +425,10 @@ def optimisations(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
-    alone = settings.restaged(
-        1,
-        available_memory_proportion=largest(settings.available_memory_proportion),
-        num_replicas=settings.num_replicas * count,
-        gradient_accumulation_count=math.ceil(accumulated / count),
-        recomputation=False,
-    )
+    alone = _without_pipelining(settings)
     without = "without it recomputation is off, too, and micro-batches are accumulated "
     without += f"{accumulated} to {alone.gradient_accumulation_count}"
     factor = "a factor on the loss and its inverse on the gradients: numbers change, not what is computed"
-    default, least = uniform(PROPORTIONS[0]), smallest(settings.available_memory_proportion)[0]
-    shared = uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
     target, offloading = exchange_target or "cycles", "optimizer_state_offloading"
     other_target = "memory" if target == "cycles" else "cycles"
     rows = _Rows(planner, splits, settings)
@@ -453,7 +450,7 @@ def optimisations(
             *("none" if loss_scaling else "128", settings, factor),
         ),
         switch(4, "recomputation", "--recomputation on|off", "recomputation", True, False),
-        rows.proportions(5, "convolution options", "", shared),
+        rows.proportions(5, "convolution options", "", rows.another_for_all()),
         switch(6, "schedule", "--pipeline-schedule", "schedule", INTERLEAVED, GROUPED),
         row(
             *(7, "internal exchange", "--internal-exchange-optimization-target", target, other_target, None),
@@ -470,6 +467,17 @@ def optimisations(
             "what is cropped off is neither sent nor kept",
         ),
     ]
+
+
+def _without_pipelining(settings: PlanSettings) -> PlanSettings:
+    """The same IPUs with a whole network on each, with the largest proportions that a stage has."""
+    return settings.restaged(
+        1,
+        available_memory_proportion=largest(settings.available_memory_proportion),
+        num_replicas=settings.num_replicas * settings.num_stages,
+        gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / settings.num_stages),
+        recomputation=False,
+    )
 
 
 def _percent(settings: PlanSettings) -> str:
