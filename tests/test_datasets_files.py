@@ -79,7 +79,7 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     (folder / "train" / "cat").mkdir()
     source = open_imagefolder(folder)
     assert source.info.class_names == ("ant", "bee", "cat") and len(source.train) == 12
-    assert any("passed over what is no image: 1 file" in w for w in source.info.warnings)
+    assert any("skipped 1 file that is not an image" in w for w in source.info.warnings)
     assert any("no images in cat" in w for w in source.info.warnings)
 
 

@@ -544,7 +544,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     if download and home in REMOTES:
         return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
     get = _how_to_get(home)
-    why = f"{home}, this model's home data set, is not in {path} ({get})"
+    why = f"{home}, this model's default data set, is not in {path} ({get})"
     if task == "segmentation" and imagemasks.is_imagemasks(path):
         why += f"; {path} has images and masks: add --dataset imagemasks to take them"
     elif task == "classification" and imagefolder.is_image_folder(path):

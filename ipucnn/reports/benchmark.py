@@ -265,7 +265,7 @@ def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode:
     if execution is not None:
         line += f"; executions of {counted(execution.samples, 'image')}"
         if execution.fused_micro_batches > 1:
-            line += f", {counted(execution.fused_micro_batches, 'micro-batch')} computed as one"
+            line += f", {execution.fused_micro_batches} micro-batches fused"
     return line
 
 
@@ -300,7 +300,7 @@ def _spread_rows(measured: MeasuredFigures) -> List[Tuple[str, str]]:
     if measured.others_share is not None:
         quiet = "" if measured.others_share <= QUIET_SHARE else ": no quiet machine"
         rows.append(
-            ("others took", f"{units.percent(measured.others_share)} of the processors meanwhile{quiet}")
+            ("other programs", f"used {units.percent(measured.others_share)} of the processors{quiet}")
         )
     if measured.matmul_peak:
         peak = measured.matmul_peak

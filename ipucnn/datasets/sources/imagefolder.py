@@ -179,9 +179,9 @@ def open_imagefolder(
             if len(examples) == 0:
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
     if skipped_train + skipped_eval:
-        warnings.append(
-            f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
-        )
+        skipped = skipped_train + skipped_eval
+        files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
+        warnings.append(f"{folder}: skipped {files}")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
