@@ -204,19 +204,30 @@ class PlanSettings:
         changes.setdefault("device_mapping", None)
         return replace(self, num_stages=num_stages, **changes)
 
-    def with_stages(self, num_stages: int, **changes: Any) -> "PlanSettings":
+    def with_stages(
+        self,
+        num_stages: int,
+        schedule: Optional[str] = None,
+        recomputation: Optional[bool] = None,
+        apart: Optional[bool] = None,
+    ) -> "PlanSettings":
         """The same program in another number of stages, with a legal number of accumulated micro-batches.
 
-        Sequential stages that have an IPU each keep one each; a program of one stage recomputes nothing.
+        Args:
+            schedule, recomputation: without, as they are; a program of one stage recomputes nothing.
+            apart: Sequential stages have an IPU each; without, if they have now.
         """
-        apart = self.order.is_sequential and not self.segments_on_one_ipu
-        base = replace(self.order, name=changes.get("schedule", self.schedule)).multiple(num_stages)
-        changes.setdefault("device_mapping", tuple(range(num_stages)) if apart else None)
-        changes.setdefault("recomputation", self.recomputation and num_stages > 1)
-        changes.setdefault(
-            "gradient_accumulation_count", nearest_multiples(self.gradient_accumulation_count, base)[-1]
+        order = Schedule(schedule or self.schedule, self.training)
+        if apart is None:
+            apart = not self.segments_on_one_ipu
+        counts = nearest_multiples(self.gradient_accumulation_count, order.multiple(num_stages))
+        return self.restaged(
+            num_stages,
+            schedule=order.name,
+            gradient_accumulation_count=counts[-1],
+            device_mapping=tuple(range(num_stages)) if order.is_sequential and apart else None,
+            recomputation=num_stages > 1 and (self.recomputation if recomputation is None else recomputation),
         )
-        return self.restaged(num_stages, **changes)
 
     @property
     def mapping(self) -> Tuple[int, ...]:

@@ -108,11 +108,8 @@ def _fits(
         if settings.num_stages == 1 and settings.training:
             # From one stage on to several, recomputation begins to mean something.
             tried = {False, True} if recomputation is None else {recomputation}
-        mapping = tuple(range(num_stages)) if settings.order.is_sequential else None
         for again in sorted(tried):
-            if planner.fits(
-                settings.with_stages(num_stages, device_mapping=mapping, recomputation=again), limit
-            ):
+            if planner.fits(settings.with_stages(num_stages, recomputation=again, apart=True), limit):
                 return True
     return False
 

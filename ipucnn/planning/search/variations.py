@@ -209,7 +209,7 @@ def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
 def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
     """The same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
     schedule = GROUPED if settings.order.is_sequential else settings.schedule
-    more = settings.with_stages(stages, schedule=schedule, device_mapping=None)
+    more = settings.with_stages(stages, schedule)
     yield more, None
     for changed, _ in _without_effect_on_results(more, ()):
         yield changed, None
