@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
-import time
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from ipucnn.benchmarking.baseline import check_same_request, compared_options
+from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport
 from ipucnn.benchmarking.report import read_report
@@ -21,7 +21,7 @@ from ipucnn.benchmarking.settings import (
     check_settings,
     data_kind,
 )
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
@@ -29,12 +29,18 @@ from ipucnn.filesystem import expand
 from ipucnn.models.registry import folder_name
 from ipucnn.planning.splits import check_named_splits
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.exported import ExportedNetwork, read_exported
 from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
+
+if TYPE_CHECKING:
+    from ipucnn.runs.exported import ExportedNetwork
+
+
+# Options that decide nothing about figures: where things are, and the numbers that are drawn.
+_NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,6 @@ class Benchmark:
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
         exported: the file to compare with.
-        data_s: seconds that opening the data took.
     """
 
     resolved: Resolved
@@ -71,7 +76,6 @@ class Benchmark:
     loss_name: str
     baseline: Optional[BenchmarkReport]
     exported: Optional[ExportedNetwork]
-    data_s: float
 
     @property
     def config(self) -> RunConfig:
@@ -102,6 +106,8 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     check_settings(settings, instances.count)
     exported = None
     if settings.compare_with not in (None, KERAS):
+        from ipucnn.runs.exported import read_exported
+
         exported = read_exported(expand(str(settings.compare_with)), settings.trust)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
@@ -124,7 +130,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     baseline = read_report(settings.baseline) if settings.baseline is not None else None
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
-    started, source = time.perf_counter(), None
+    source = None
     if kind != REAL:
         source = random_source(resolved, seed, program.micro_batch_size, blank=dry)
     setup = run_setup.prepare(resolved, seed, source=source)
@@ -143,7 +149,6 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
         loss_name=loss_name,
         baseline=baseline,
         exported=exported,
-        data_s=time.perf_counter() - started,
     )
     if exported is not None:
         _check_exported(exported, setup)
@@ -252,6 +257,8 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
         ConfigurationError: the baseline is of other work.
         DataError: it is damaged.
     """
+    from ipucnn.benchmarking.baseline import check_same_request
+
     info, program, settings = benchmark.setup.source.info, benchmark.program, benchmark.settings
     where, execution = str(settings.baseline), baseline.execution
     assert execution is not None
@@ -276,3 +283,14 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
             "make it again",
         )
     return replace(benchmark, program=program, fused=fused)
+
+
+def compared_options(config: RunConfig) -> PlainDict:
+    """The options of a run that decide about its speed, by key, as plain values."""
+    options = {
+        spec.key: spec.yaml_value(getattr(config, spec.name))
+        for spec in SPECS
+        if spec.name not in _NOT_COMPARED
+    }
+    plain: PlainDict = json.loads(json.dumps(options))
+    return plain
