@@ -432,7 +432,7 @@ def _weights(model):
 def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     """The function's own model in Keras, one micro-batch after the other, against the session."""
     import tensorflow as tf
-    from test_host_session import CPU, make_program
+    from support.sessions import CPU, make_program
 
     from ipucnn.sessions.host.session import HostSession
     from ipucnn.training.losses import make_loss

@@ -52,10 +52,8 @@ class Benchmark:
         settings: what to measure, and for how long.
         instances: of ``poprun``.
         setup: data and network.
-        kind: where the images come from, a key of ``DATA_KINDS``.
         seed: of weights, data and bootstrap.
         program: of one execution; splits of the planner, and what the session chooses, are not in it yet.
-        steps: micro-batches of an execution where they are prescribed.
         fused: micro-batches computed as one where that is prescribed.
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
@@ -66,10 +64,8 @@ class Benchmark:
     settings: BenchmarkSettings
     instances: Instances
     setup: run_setup.Setup
-    kind: str
     seed: int
     program: Program
-    steps: Optional[int]
     fused: Optional[int]
     optimizer: OptimizerSettings
     learning_rate: float
@@ -81,6 +77,16 @@ class Benchmark:
     def config(self) -> RunConfig:
         """The configuration's values."""
         return self.resolved.config
+
+    @property
+    def kind(self) -> str:
+        """Where the images come from, a key of ``DATA_KINDS``."""
+        return data_kind(self.config)
+
+    @property
+    def steps(self) -> Optional[int]:
+        """Micro-batches of an execution where they are prescribed."""
+        return _typed_steps(self.resolved)
 
 
 def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) -> Benchmark:
@@ -96,19 +102,8 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     """
     from ipucnn.sessions.factory import check_device
 
-    instances = find_instances()
-    require_one(
-        "`ipucnn benchmark`",
-        resolved.config,
-        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
-    )
-    run_setup.check_instances(instances, resolved.config)
-    check_settings(settings, instances.count)
-    exported = None
-    if settings.compare_with not in (None, KERAS):
-        from ipucnn.runs.exported import read_exported
-
-        exported = read_exported(expand(str(settings.compare_with)), settings.trust)
+    instances = _checked_instances(resolved.config, settings)
+    exported = _exported(settings)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -121,8 +116,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     if settings.training:
         run_setup.check_effects(config, resolved.origins, make_layout(config))
     check_named_splits(resolved, run_setup.network_options)
-    # A preset's own length is for another device; here executions are as long as time allows.
-    steps: Optional[int] = resolved.typed.get("steps_per_execution")
+    steps = _typed_steps(resolved)
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     _check_on_ipus(program, config, settings, instances)
@@ -130,19 +124,15 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     baseline = read_report(settings.baseline) if settings.baseline is not None else None
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
-    source = None
-    if kind != REAL:
-        source = random_source(resolved, seed, program.micro_batch_size, blank=dry)
+    source = random_source(resolved, seed, program.micro_batch_size, blank=dry) if kind != REAL else None
     setup = run_setup.prepare(resolved, seed, source=source)
     benchmark = Benchmark(
         resolved=resolved,
         settings=settings,
         instances=instances,
         setup=setup,
-        kind=kind,
         seed=seed,
         program=program,
-        steps=steps,
         fused=config.fused_micro_batches,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -154,6 +144,34 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
         _check_exported(exported, setup)
     run_setup.build_options(setup)
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
+
+
+def _checked_instances(config: RunConfig, settings: BenchmarkSettings) -> Instances:
+    """The instances of ``poprun``, where they can measure what is asked for."""
+    instances = find_instances()
+    require_one(
+        "`ipucnn benchmark`",
+        config,
+        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
+    )
+    run_setup.check_instances(instances, config)
+    check_settings(settings, instances.count)
+    return instances
+
+
+def _exported(settings: BenchmarkSettings) -> Optional[ExportedNetwork]:
+    """The file to compare with, if one is named."""
+    if settings.compare_with in (None, KERAS):
+        return None
+    from ipucnn.runs.exported import read_exported
+
+    return read_exported(expand(str(settings.compare_with)), settings.trust)
+
+
+def _typed_steps(resolved: Resolved) -> Optional[int]:
+    """A preset's own length is for another device; here executions are as long as time allows."""
+    steps: Optional[int] = resolved.typed.get("steps_per_execution")
+    return steps
 
 
 def program_of(config: RunConfig, seed: int, instances: Instances, updates: int) -> Program:
