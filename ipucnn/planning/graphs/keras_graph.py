@@ -5,16 +5,15 @@ Imports no TensorFlow by itself: whoever has a model has it.
 
 import math
 import warnings
-from typing import Any, Dict, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
-from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue, TensorShape
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
+from ipucnn.models.keras_config import Call, read_calls
 from ipucnn.planning.graphs.layer_graph import OTHER, Layer, LayerGraph
 
 Shape = Tuple[int, ...]
 Config = Mapping[str, Any]
-Call = Tuple[str, int]  # a layer's name and which of its calls
-Calls = List[Tuple[Call, List[Call]]]
 
 # Class name of a Keras layer -> op_class, for those that need no closer look.
 OP_CLASSES = {
@@ -93,38 +92,33 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
     with warnings.catch_warnings():
         # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
         warnings.simplefilter("ignore")
-        config = model.get_config()
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise ConfigurationError(
-            f"{name} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; plans need one of each",
-            "give a network with one input and one output",
-        )
-    by_name = {layer.name: layer for layer in model.layers}
+        calls = read_calls(name, "Functional", model.get_config())
     shapes: Dict[Call, Shape] = {}
     names: Dict[Call, str] = {}
     kinds: Dict[str, str] = {}
     layers: List[Layer] = []
     tied: List[Tuple[str, str]] = []
-    for (layer_name, call), sources in _calls_of(config["layers"]):
-        layer = by_name.get(layer_name)
+    for call in calls:
+        layer = None if call.is_operation else call.layer_in(model)
         if layer is None:
             raise ConfigurationError(
-                f"operation '{layer_name}' of {name} is not a layer",
-                "build the network of Keras layers alone",
+                f"operation '{call.name}' of {name} is not a layer", "build the network of Keras layers alone"
             )
-        own = layer_name if call == 0 else f"{layer_name}/call{call}"
-        inputs = [names[source] for source in sources]
-        facts, shape = _facts(layer), _sample_shape(layer, call)
-        made = _layers(
-            facts, own, inputs, [shapes[source] for source in sources], shape, first_call=call == 0
+        number = call.call[1]
+        own = call.name if number == 0 else f"{call.name}/call{number}"
+        facts, shape = _facts(layer), _sample_shape(layer, number)
+        inputs, input_shapes = (
+            [names[source] for source in call.reads],
+            [shapes[source] for source in call.reads],
         )
-        if call > 0:
-            tied.append((layer_name, made[-1].name))
+        made = _layers(facts, own, inputs, input_shapes, shape, first_call=number == 0)
+        if number > 0:
+            tied.append((call.name, made[-1].name))
         elif len(made) > 1:
             tied.append((made[0].name, made[-1].name))
         layers += made
         kinds.update((part.name, facts.kind) for part in made)
-        shapes[layer_name, call], names[layer_name, call] = shape, made[-1].name
+        shapes[call.call], names[call.call] = shape, made[-1].name
     layers = _crops_first(layers, kinds)
     for first, last in _shared_weights(model):
         tied.append((first, last + _POINTWISE if last + _POINTWISE in kinds else last))
@@ -172,50 +166,6 @@ def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
         position = next(i for i, layer in enumerate(ordered) if layer.name == crop.inputs[0])
         ordered.insert(position + 1, crop)
     return ordered
-
-
-def _calls_of(entries: List[PlainDict]) -> Calls:
-    """Every call of every layer with the calls it reads, in the model's order as far as it is topological.
-
-    Raises:
-        ConfigurationError: a call reads what is not there.
-    """
-    calls: Calls = []
-    for entry in entries:
-        name = entry.get("name") or entry["config"]["name"]
-        nodes = entry["inbound_nodes"] or [None]
-        for number, node in enumerate(nodes):
-            calls.append(((name, number), [] if node is None else _sources_of(node)))
-    # A layer's later calls may read what runs after its first one.
-    ordered: Calls = []
-    done: Set[Call] = set()
-    waiting = calls
-    while waiting:
-        ready = next((i for i, (_, sources) in enumerate(waiting) if done.issuperset(sources)), None)
-        if ready is None:
-            raise ConfigurationError(
-                f"layer '{waiting[0][0][0]}' reads a layer that is not there, or itself", "build it again"
-            )
-        ordered.append(waiting[ready])
-        done.add(waiting[ready][0])
-        waiting = waiting[:ready] + waiting[ready + 1 :]
-    return ordered
-
-
-def _sources_of(node: PlainValue) -> List[Call]:
-    """The call that each tensor comes from that a node reads."""
-    if isinstance(node, dict):
-        # Keras 3: tensors anywhere among the arguments, with their history.
-        if node.get("class_name") == "__keras_tensor__":
-            name, call, *_ = node["config"]["keras_history"]
-            return [(name, call)]
-        return [source for value in node.values() for source in _sources_of(value)]
-    if isinstance(node, (list, tuple)):
-        # Keras 2.6: [name, call, tensor, keyword arguments], or a list of these.
-        if len(node) >= 3 and isinstance(node[0], str) and isinstance(node[1], int):
-            return [(node[0], node[1])]
-        return [source for value in node for source in _sources_of(value)]
-    return []
 
 
 def _sample_shape(layer: KerasLayer, call: int) -> Shape:
