@@ -160,7 +160,7 @@ BUDGET = {
     "config": (2760, 1520),
     "datasets": (5960, 4530),
     "diagnosis": (685, 520),
-    "models": (2950, 2210),
+    "models": (2960, 2220),
     "planning": (5520, 4290),
     "reports": (3810, 2990),
     "runs": (6350, 4710),

@@ -186,7 +186,7 @@ def changed(**by_layer):
 
 REFUSED = {
     "a Lambda": (3, changed(relu=dict(kind="Lambda", function="boom")), "is a Lambda layer"),
-    "no class": (3, changed(relu=dict(kind=7)), "layer 'relu' is a 7"),
+    "no class": (3, changed(relu=dict(kind=7)), "class_name = 7"),
     "huge filters": (3, changed(conv=dict(filters=10**40)), "filters // hint: use at most"),
     "text": (2, changed(conv=dict(kernel_size="abc")), "cannot be built"),
     "groups": (2, changed(conv=dict(groups=2)), "cannot be built"),
