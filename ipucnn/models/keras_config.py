@@ -50,7 +50,6 @@ class LayerCall(NamedTuple):
         kind: class of the layer, or name of the operation.
         settings: of the layer.
         reads: the calls whose tensors it reads.
-        shapes: of these tensors with the batch, as the configuration has them; None where it does not.
         arguments: (name, value) of its further arguments; the name of a positional one is "".
         place: names of the models the layer is in, and its name there.
         is_operation: it is an operation on tensors and no layer.
@@ -62,7 +61,6 @@ class LayerCall(NamedTuple):
     kind: str
     settings: KerasConfig
     reads: Tuple[Call, ...]
-    shapes: Tuple[Any, ...]
     arguments: Tuple[Tuple[str, Any], ...]
     place: Tuple[str, ...]
     is_operation: bool
@@ -141,15 +139,15 @@ class _Reader:
         entries, first, last = self._entries(model, where)
         is_trained = is_trained and model["config"].get("trainable", True) is not False
         nodes = {own: [_arguments(node) for node in entry["inbound_nodes"]] for own, entry in entries.items()}
-        nodes[first] = [([], [], [])]
+        nodes[first] = [([], [])]
         for own, calls in nodes.items():
-            if own != first and not (calls and all(reads for reads, _, _ in calls)):
+            if own != first and not (calls and all(reads for reads, _ in calls)):
                 self._fail(f"layer '{shown_value(own)}' reads no tensor")
         self._count(sum(map(len, nodes.values())))
         renamed = _numbered(entries) if self._renumbers else {}
         done: Dict[Call, Call] = {}
         for own, number in self._ordered(nodes):
-            entry, (reads, shapes, others) = entries[own], nodes[own][number]
+            entry, (reads, others) = entries[own], nodes[own][number]
             name = prefix + renamed.get(own, own).replace("/", "_")
             if own == first and source is not None:
                 done[own, number] = source
@@ -160,7 +158,7 @@ class _Reader:
                     entry, (*place, own), f"{name}_", done[_known(reads[0], nodes)], is_trained
                 )
             else:
-                node = ([done[_known(read, nodes)] for read in reads], shapes, others)
+                node = ([done[_known(read, nodes)] for read in reads], others)
                 done[own, number] = self._add(entry, name, (*place, own), node, is_trained)
         if _known(last, nodes) not in done:
             self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
@@ -198,7 +196,7 @@ class _Reader:
             self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
         self._called[name] = number + 1, place
         kind, settings, is_operation = entry["class_name"], dict(entry["config"]), _is_operation(entry)
-        reads, shapes, arguments = node
+        reads, arguments = node
         is_stock = entry.get("registered_name") in (None, kind)
         self.calls.append(
             LayerCall(
@@ -206,7 +204,6 @@ class _Reader:
                 _operation(entry) if is_operation else kind,
                 settings,
                 tuple(reads),
-                tuple(shapes),
                 tuple(arguments),
                 place,
                 is_operation,
@@ -218,7 +215,7 @@ class _Reader:
 
     def _end(self, config: PlainDict, key: str, where: str) -> Call:
         """The one input or output."""
-        ends, _, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
+        ends, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
         names = list(dict.fromkeys(name for name, _ in ends))
         if len(names) != 1:
             listed = ", ".join(map(shown_value, names))
@@ -244,7 +241,7 @@ class _Reader:
         return ordered
 
 
-_Node = Tuple[List[Call], List[Any], List[Tuple[str, Any]]]
+_Node = Tuple[List[Call], List[Tuple[str, Any]]]
 _Nodes = Mapping[str, Sequence[_Node]]
 """What each call of each layer reads, see :func:`_arguments`."""
 
@@ -268,17 +265,15 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
 
 
 def _arguments(node: PlainValue) -> _Node:
-    """The calls whose tensors a call reads, the tensors' shapes, and its further arguments."""
+    """The calls whose tensors a call reads, and its further arguments."""
     reads: List[Call] = []
-    shapes: List[Any] = []
     others: List[Tuple[str, Any]] = []
 
-    def read(history: Sequence[PlainValue], shape: PlainValue, key: str) -> None:
+    def read(history: Sequence[PlainValue], key: str) -> None:
         source, call, tensor = history[:3]
         if type(source) is not str or type(call) is not int:
             raise ValueError(f"a layer reads {shown_value(repr([source, call]))[:60]}")
         reads.append((source, call))
-        shapes.append(shape)
         if tensor:
             others.append((key, f"output {tensor + 1} of {source}"))
 
@@ -286,13 +281,13 @@ def _arguments(node: PlainValue) -> _Node:
         num_reads, num_others = len(reads), len(others)
         if isinstance(value, dict):
             if value.get("class_name") == "__keras_tensor__":  # Keras 3
-                read(value["config"]["keras_history"], value["config"].get("shape"), key)
+                read(value["config"]["keras_history"], key)
                 return
             for inner in value.values():
                 walk(inner, key)
         elif isinstance(value, (list, tuple)):
             if len(value) in (3, 4) and type(value[0]) is str and type(value[1]) is int:  # Keras 2.6
-                read(value, None, key)
+                read(value, key)
                 for name, inner in (value[3] if len(value) == 4 else {}).items():
                     walk(inner, name)
                 return
@@ -309,7 +304,7 @@ def _arguments(node: PlainValue) -> _Node:
             walk(value, key)
     else:
         walk(node, "")
-    return reads, shapes, others
+    return reads, others
 
 
 def _is_operation(entry: PlainDict) -> bool:
