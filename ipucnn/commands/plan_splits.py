@@ -206,7 +206,7 @@ def plan_splits(
 
 def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
     """Writes the layers, whatever comes of the plan: another planner, or a changed one, starts from them."""
-    from ipucnn.planning.plan import load_graph
+    from ipucnn.planning.plan import with_graph
     from ipucnn.reports.console import note
     from ipucnn.sessions.host.environment import import_tensorflow
 
@@ -215,7 +215,7 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
             f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {NETWORK_FILES[1]}",
             f"--save-graph {shown(path.with_suffix(NETWORK_FILES[1]))}",
         )
-    load_graph(request, note, import_tensorflow)
+    request = with_graph(request, note, import_tensorflow)
     assert request.graph is not None
     # As it is without --freeze, which whoever reads the file types again.
     write_output_text(path, request.graph.to_json())
@@ -306,11 +306,11 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
     from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting("predicting") as bar:
-        candidate, base, found = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
+        answer = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
     if json_output:
-        print(optimisations_json(request, candidate, base, found))
+        print(optimisations_json(*answer))
     else:
-        print_optimisations(request, candidate, base, found)
+        print_optimisations(*answer)
 
 
 def _check_outputs(
