@@ -29,14 +29,8 @@ from ipucnn.config.values import MEASURE
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host import session as host_session
-from ipucnn.sessions.host.session import (
-    MEMORY_FRACTION,
-    TRAINING_FACTOR,
-    HostSession,
-    activation_bytes_per_sample,
-    choose_fused,
-    fused_in_memory,
-)
+from ipucnn.sessions.host.division import MEMORY_FRACTION, TRAINING_FACTOR, choose_fused, fused_in_memory
+from ipucnn.sessions.host.session import HostSession, activation_bytes_per_sample
 from ipucnn.sessions.session import (
     CheckpointDue,
     DeviceInfo,
