@@ -10,7 +10,8 @@ Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have 
 and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json``, ``config.yml`` and all
 checkpoints must then be those of a run that was left alone, of each fold of a cross-validation, too; every file of a
 finished run must be there, and every process must have ended with the exit code of its signal and without a traceback.
-Exit code 5 if not.
+Exit code 5 if not.  A process that is seen at such a moment is stopped and seen there again before it is killed;
+"missed" counts the kills that came at another moment than the one they were meant for.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
@@ -274,7 +275,7 @@ def kill(
             if moment == "any time" or time.time() > patience:
                 hit = "any time"
                 break
-            if any(SIGNS[moment](run, seen.get(run, 0)) for run in runs_of(folder)):
+            if arrived(process, folder, moment, seen):
                 hit = moment
                 break
             time.sleep(0.0002)
@@ -283,10 +284,32 @@ def kill(
     if stop_s:
         process.send_signal(signal.SIGSTOP)
         time.sleep(stop_s)
-        process.send_signal(signal.SIGCONT)
     process.send_signal(number)
+    if stop_s or hit in SIGNS:
+        process.send_signal(signal.SIGCONT)
     process.wait(timeout=START_LIMIT_S)
     return process.returncode, hit
+
+
+def arrived(process: "subprocess.Popen[bytes]", folder: Path, moment: str, seen: Dict[Path, int]) -> bool:
+    """Whether the process is at the moment now; it is then stopped there, so that the signal reaches it there."""
+    import psutil
+
+    def is_there() -> bool:
+        return any(SIGNS[moment](run, seen.get(run, 0)) for run in runs_of(folder))
+
+    if not is_there() or process.poll() is not None:
+        return False
+    process.send_signal(signal.SIGSTOP)
+    wait_for(
+        process,
+        lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED,
+        f"{folder}: not stopped",
+    )
+    if process.poll() is None and is_there():
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 def pause(process: "subprocess.Popen[bytes]", seconds: float) -> None:
@@ -349,8 +372,8 @@ def new_result(name: str) -> Dict[str, Any]:
 
 
 COUNTS = (
-    "runs", "kills", *MOMENTS, *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late", "wrong end",
-    "differing",
+    "runs", "kills", *MOMENTS, "missed", *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late",
+    "wrong end", "differing",
 )  # fmt: skip
 
 
@@ -456,6 +479,7 @@ def one_run(
         code, hit = killed
         result["kills"] += 1
         result[hit] += 1
+        result["missed"] += hit != moment
         result[number.name] += 1
         result["stopped"] += bool(stop_s)
         result["no stderr"] += stderr != "log"
