@@ -40,7 +40,6 @@ from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
-FINISHED = ("report.json", "report.html", "predictions.png")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
 # Many processes of a busy machine start at once.
@@ -345,7 +344,9 @@ def compare_run(reference: Path, folder: Path) -> List[str]:
     """Likewise of a single run."""
     if not (folder / "checkpoints").is_dir():
         return ["checkpoints"]
-    finished = [name for name in FINISHED if (reference / name).exists() and not (folder / name).exists()]
+    from ipucnn.runs.folder import PREDICTIONS, RunFolder
+
+    finished = RunFolder(folder).missing_files(has_pictures=(reference / PREDICTIONS).exists())
     if options_of(reference) != options_of(folder):
         finished.append("config.yml")
     names = ["metrics.jsonl", "program.json"]
