@@ -174,7 +174,7 @@ class Survey:
         max_pixels: what an image may have at most.
 
     Attributes:
-        class_names: set by the reader.
+        class_names, class_colours: set by the reader.
         is_published: all files that hold samples have their published checksums; set by the reader.
         checksums: kind -> [right, wrong].
     """
@@ -193,6 +193,7 @@ class Survey:
         self.dataset, self.task, self.location, self.known = dataset, task, location, known
         self.image_size, self.max_pixels = image_size, max_pixels
         self.class_names: Tuple[str, ...] = ()
+        self.class_colours: Tuple[Tuple[int, int, int], ...] = ()
         self.is_published = False
         self.checksums: Dict[str, List[int]] = {}
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
@@ -490,7 +491,8 @@ class Survey:
         if self._watcher.wants(self._done):
             rarest = int(counts[:num_classes].argmin())
             label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
-            self._draw(subset, number, self._done, Sample(name, label, found, image, mask, num_classes))
+            sample = Sample(name, label, found, image, mask, self.class_names, self.class_colours)
+            self._draw(subset, number, self._done, sample)
         into.checked += 1
         self._advance(1)
 
