@@ -38,19 +38,19 @@ class Slowed(Contender):
 
 def make_contender(model, training):
     """The benchmark's own contender and yardstick for a network on generated data."""
-    from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.benchmark import prepare
     from ipucnn.benchmarking.contenders import Yardstick
     from ipucnn.benchmarking.settings import make_settings
+    from ipucnn.benchmarking.work import compile_work
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
     flags = {"host_generated_data": True, "seed": "1", "micro_batch_size": "8"}
-    work = Benchmark(resolve("benchmark", flags, model=model), make_settings(training=training))
+    work = prepare(resolve("benchmark", flags, model=model), make_settings(training=training))
     session = create_session("cpu")
     network = build(work.setup)
-    report = work._empty_report(session.device, {})
-    return work.contenders(session, network, report)[0][0], Yardstick(session.place)
+    return compile_work(work, session, network).contenders[0], Yardstick(session.place)
 
 
 def text(ratio):

@@ -31,7 +31,8 @@ html_show_sphinx = False
 
 def _name_what_is_outside(app, page, source):
     """Files of the repository that are not part of the site are named, not linked."""
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2` in the repository)", source[0])
+    up = re.escape("../" * (page.count("/") + 1))
+    source[0] = re.sub(rf"\[([^\]]+)\]\({up}([^)#]+)[^)]*\)", r"\1 (`\2` in the repository)", source[0])
 
 
 def setup(app):

@@ -1,7 +1,7 @@
 """Writes the parts of these pages that commands derive: `make generated`.
 
 The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
-that of findings in datasets.md from verify-dataset; the pictures of terminals in images/ from what they print.
+that of findings in verify-dataset.md from verify-dataset; the pictures of terminals in images/ from what they print.
 """
 
 import signal
@@ -38,7 +38,7 @@ def exit_codes() -> str:
     }
     own = (kind for kind in errors.UserError.__subclasses__() if kind.__module__ == errors.__name__)
     for kind in own:
-        meanings[kind.exit_code] = (kind.__doc__ or "").strip()
+        meanings[kind.exit_code] = (kind.__doc__ or "").strip().partition("\n\n")[0]
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         code = getattr(errors, f"EXIT_{number.name}")
         meanings[code] = f"Ended by {number.name}; a training run saves a checkpoint first."
@@ -60,7 +60,7 @@ def findings() -> str:
 
 PARTS = {
     "commands.md": {"commands": commands, "exit codes": exit_codes},
-    "datasets.md": {"findings": findings},
+    "verify-dataset.md": {"findings": findings},
 }
 
 

@@ -276,15 +276,14 @@ def free_bytes(folder: Path) -> int:
         return 0
 
 
-def used_bytes(*folders: Path) -> int:
-    """What the files in folders, and in those below them, take; a file that has several names counts once."""
+def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
+    """What the files in a folder and below it take, and other files; one that has several names counts once."""
     found: Dict[Tuple[int, int], int] = {}
-    for folder in folders:
-        for place, _, names in os.walk(folder):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    about = os.lstat(os.path.join(place, name))
-                    found[about.st_dev, about.st_ino] = about.st_size
+    inside = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    for path in [*inside, *others]:
+        with contextlib.suppress(OSError):
+            about = os.lstat(path)
+            found[about.st_dev, about.st_ino] = about.st_size
     return sum(found.values())
 
 
@@ -603,8 +602,41 @@ def check_makeable(
             return
 
 
+_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
+"""How long a lock is tried for: :func:`is_locked` of another process holds a shared one for a moment."""
+
+
 def locked(path: Path) -> Optional[int]:
     """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        FileNotFoundError: there is no such folder.
+    """
+    for _ in range(_LOCK_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            return _lock(path, shared=False)
+        time.sleep(_LOCK_PAUSE_S)
+    return _lock(path, shared=False)
+
+
+def is_locked(path: Path) -> Optional[bool]:
+    """Whether a process has a folder locked, or it is gone; None where there are no locks.
+
+    The question takes a shared lock for a moment: others may ask too, and :func:`locked` waits that long.
+    """
+    try:
+        handle = _lock(path, shared=True)
+    except (BlockingIOError, FileNotFoundError):
+        return True
+    if handle is None:
+        return None
+    os.close(handle)
+    return False
+
+
+def _lock(path: Path, shared: bool) -> Optional[int]:
+    """One try of :func:`locked`.
 
     Raises:
         BlockingIOError: another process has the lock.
@@ -619,7 +651,7 @@ def locked(path: Path) -> Optional[int]:
     except (ImportError, OSError):
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise

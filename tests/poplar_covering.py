@@ -1,7 +1,8 @@
 """Twelve programs on the double of the SDK, each trained, evaluated, inferred and benchmarked, beside the host.
 
 ``python tests/poplar_covering.py`` runs all of them on the facts of SDK 3.0 and 3.4 and prints the table of
-docs/poplar-double.md; ``--only ROW ...`` and ``--sdk VERSION ...`` choose.  Exit code 1: a row is not as on the host.
+docs/contributing/poplar-double.md; ``--only ROW ...`` and ``--sdk VERSION ...`` choose.  Exit code 1: a row differs
+from the host.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import Dict, List, Set, Tuple
 
@@ -131,14 +132,35 @@ def test_parameters_have_types():
     assert found == ANY_PARAMETERS
 
 
+def test_docstrings_name_modules_that_exist():
+    """``file.py`` of a package's own description, and ``module.Class`` of any docstring."""
+    modules = {name.rpartition(".")[2]: path for name, path in _modules().items()}
+    absent = []
+    for name, path in _modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                continue
+            text = ast.get_docstring(node) or ""
+            files = re.findall(r"``([\w/]+\.py)``", text) if path.name == "__init__.py" else ()
+            absent += [
+                (name, file) for file in files if not list(path.parent.rglob(file)) + list(PACKAGE.glob(file))
+            ]
+            for module, thing in re.findall(r"``([a-z_]+)\.([A-Z]\w+)", text):
+                if module == "keras":
+                    continue
+                if module not in modules or thing not in modules[module].read_text(encoding="utf-8"):
+                    absent.append((name, f"{module}.{thing}"))
+    assert not absent
+
+
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (3030, 2220),
-    "commands": (1890, 1080),
+    "benchmarking": (2950, 2210),
+    "commands": (1890, 1095),
     "config": (2850, 1610),
     "datasets": (6200, 4700),
-    "diagnosis": (850, 560),
+    "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),
     "reports": (3950, 3010),

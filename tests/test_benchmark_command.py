@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from ipucnn import cli
-from ipucnn.benchmarking import benchmark as benchmarking
 from ipucnn.benchmarking import contenders, input_pipeline, machine
+from ipucnn.benchmarking import run as running
+from ipucnn.benchmarking.benchmark import prepare
 from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.benchmarking.report import read_report
@@ -132,14 +133,16 @@ def resolved(model="lenet", **flags):
 
 def test_the_session_computes_what_keras_does():
     """Both contenders of a comparison run the same network: logits of the same images agree."""
-    work = benchmarking.Benchmark(resolved("cifar_resnet8", micro_batch_size="2"), measured())
+    work = prepare(resolved("cifar_resnet8", micro_batch_size="2"), measured())
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
     session, model = create_session("cpu"), build(work.setup)
     session.compile_prediction(model, (2, *work.setup.input_shape))
-    rival, _ = work.keras_contender(model)
-    batches = input_pipeline.images_only(work.dataset(0, 2)).take(3)
+    from ipucnn.benchmarking.work import dataset, keras_contender
+
+    rival, _ = keras_contender(work, model)
+    batches = input_pipeline.images_only(dataset(work, 2)).take(3)
     own = np.concatenate(session.predict(batches))
     np.testing.assert_allclose(own, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
     assert type(rival._model.layers[2]).__module__.startswith("keras")
@@ -153,7 +156,7 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
 
     record = get_model("resnet50-keras")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
-    work = benchmarking.Benchmark(resolved(), measured())
+    work = prepare(resolved(), measured())
     program = dataclasses.replace(
         work.program,
         micro_batch_size=24,
@@ -183,15 +186,15 @@ def test_nan_voids_the_result(capsys):
 
 
 def test_not_finite_logits_void_inference(monkeypatch):
-    real = benchmarking.run_setup.build
+    real = running.run_setup.build
 
     def build(setup):
         model = real(setup)
         model.set_weights([w * np.nan for w in model.get_weights()])
         return model
 
-    monkeypatch.setattr(benchmarking.run_setup, "build", build)
-    report = benchmarking.Benchmark(resolved(), measured()).run()
+    monkeypatch.setattr(running.run_setup, "build", build)
+    report = running.run(prepare(resolved(), measured())).report
     assert report.measured is None and "NaN" in report.void and report.images_per_s is None
     valid(report.to_dict())
 
@@ -205,9 +208,8 @@ def test_a_device_error_voids_the_result(monkeypatch):
         raise tf.errors.InternalError(None, None, "the device is gone\nsecond line")
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    work = benchmarking.Benchmark(resolved(), measured())
-    report = work.run()
-    assert report.void == "InternalError: the device is gone" and work.exit_code == 1
+    report, exit_code = running.run(prepare(resolved(), measured()))
+    assert report.void == "InternalError: the device is gone" and exit_code == 1
     valid(report.to_dict())
 
 
@@ -227,10 +229,9 @@ def test_running_out_of_memory_is_told(monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, text)
 
     monkeypatch.setattr(HostSession, "predict", full)
-    work = benchmarking.Benchmark(resolved(), measured())
-    report = work.run()
+    report, exit_code = running.run(prepare(resolved(), measured()))
     assert report.void == "out of memory: OOM when allocating tensor with shape[9,28,28,6] and type float"
-    assert work.exit_code == 4 and "--micro-batch-size" in report.hint
+    assert exit_code == 4 and "--micro-batch-size" in report.hint
     valid(report.to_dict())
 
 
@@ -244,17 +245,17 @@ def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, d
     monkeypatch.setattr(random_data, "open_random", drawn)
     with pytest.raises(InfeasibleError, match=r"60000x60000x3 take .* GiB") as found:
         work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
-        benchmarking.Benchmark(work, measured(), dry=dry)
+        prepare(work, measured(), dry=dry)
     assert "--image-size" in found.value.hint
 
 
 def test_validation_draws_no_pixels():
     """Of an image that fits in memory, and would take a while to draw."""
-    work = benchmarking.Benchmark(resolved("resnet50-keras", image_size="4096"), measured(), dry=True)
+    work = prepare(resolved("resnet50-keras", image_size="4096"), measured(), dry=True)
     images = work.setup.source.train.images
     assert work.setup.input_shape == images.shape[1:] == (4096, 4096, 3)
     assert not any(images.strides)  # all of them are one value in memory
-    assert benchmarking.Benchmark(resolved(), measured(), dry=True).setup.input_shape == (28, 28, 1)
+    assert prepare(resolved(), measured(), dry=True).setup.input_shape == (28, 28, 1)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def baseline_of(work, **changes):
     """A whole report of a benchmark, of made-up figures."""
     speed = {"value": 100.0, "lower": None, "upper": None}
     row = {"samples": 16, "wall_s": 0.1, "cpu_s": 0.1, "reference_s": 0.02, "reference_cpu_s": 0.02}
-    report = work._empty_report(DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
+    report = running.first_report(work, DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
     report.update(
         executions=[row] * 20,
         execution={
@@ -344,20 +345,22 @@ def baseline_of(work, **changes):
 
 @pytest.fixture(scope="module")
 def whole_baseline():
-    return json.dumps(baseline_of(benchmarking.Benchmark(resolved(micro_batch_size="4"), measured())))
+    return json.dumps(baseline_of(prepare(resolved(micro_batch_size="4"), measured())))
 
 
 def against(report, settings=None, **flags):
     Path("b.json").write_text(json.dumps(report) if isinstance(report, dict) else report)
     flags = {"micro_batch_size": "4", **flags}
     settings = settings or measured()
-    return benchmarking.Benchmark(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
+    return prepare(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
 
 
 def test_executions_are_the_baselines(whole_baseline):
     """What it computed as one too: executions of 4 micro-batches would be none of the 64 that the host fuses."""
     work = against(whole_baseline)
-    assert work.fused_in_inference(None, None) == 2
+    from ipucnn.benchmarking.work import fused_in_inference
+
+    assert fused_in_inference(work, None, None) == 2
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
     with pytest.raises(DataError, match="20 samples are no multiple of 8"):
@@ -406,7 +409,7 @@ class Clock:
 
     def __init__(self, patch, contender, unit_s):
         self.unit_s, self._now_s = unit_s, 0.0
-        measure, execute = benchmarking.measure, contender.execute
+        measure, execute = running.measure, contender.execute
         repeat, chance = contenders.Yardstick.__call__, random.Random(0)
 
         def measure_by_this(*args, **values):
@@ -420,7 +423,7 @@ class Clock:
             repeat(yardstick)
             return 0.01, 0.01
 
-        patch.setattr(benchmarking, "measure", measure_by_this)
+        patch.setattr(running, "measure", measure_by_this)
         patch.setattr(contender, "execute", execute_by_this)
         patch.setattr(contenders.Yardstick, "__call__", yardstick_by_this)
         patch.setattr(machine.Occupation, "others_share", lambda occupation: 0.0)
@@ -549,9 +552,8 @@ def test_an_unexpected_error_voids_the_result(monkeypatch):
         raise ValueError("shapes do not match\nsecond line")
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    work = benchmarking.Benchmark(resolved(), measured())
-    report = work.run()
-    assert report.void == "ValueError: shapes do not match" and work.exit_code == 1
+    report, exit_code = running.run(prepare(resolved(), measured()))
+    assert report.void == "ValueError: shapes do not match" and exit_code == 1
     assert "def broken" not in report.traceback and "ValueError" in report.traceback
     valid(report.to_dict())
 
@@ -657,7 +659,7 @@ def test_a_slow_input_pipeline_is_seen(monkeypatch):
     monkeypatch.setattr(pipeline, "train_batches", slow)
     monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
-    report = benchmarking.Benchmark(resolved(micro_batch_size="2"), settings).run()
+    report = running.run(prepare(resolved(micro_batch_size="2"), settings)).report
     assert report.void is None, report.traceback
     # An update computes two images for 0.02 s, and waits 0.1 s for them where they are not always the same ones.
     assert report.end_to_end.data_share.value == pytest.approx(0.1 / 0.12, rel=0.1)

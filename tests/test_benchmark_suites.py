@@ -9,19 +9,19 @@ import pytest
 from msgspec import structs
 
 from ipucnn import cli
-from ipucnn.benchmarking import suite as suites
+from ipucnn.benchmarking import suite_run
 from ipucnn.benchmarking.records import Row
-from ipucnn.benchmarking.suite import (
-    SuiteRun,
+from ipucnn.benchmarking.suite import find_suite, parse_suite, plan_suite
+from ipucnn.benchmarking.suite_run import (
     figures,
-    find_suite,
-    parse_suite,
-    plan_suite,
+    pending,
     read_suite,
     speedups,
     suite_folder,
-    to_csv,
+    with_kept_rows,
+    write_result,
 )
+from ipucnn.diagnosis.programs import Ran
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.reports.suite import columns, draw_speedups
 
@@ -43,8 +43,8 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def plan(text=SMALL, model=None, typed="", seed=3):
-    return plan_suite(parse_suite(text, "s.yml", "s"), model, shlex.split(typed), seed)
+def plan(text=SMALL, model=None, typed=""):
+    return plan_suite(parse_suite(text, "s.yml", "s"), model, shlex.split(typed))
 
 
 def report(images_per_s=100.0, **changes):
@@ -72,13 +72,12 @@ def answering(monkeypatch, *codes):
         code = codes[len(ran) - 1] if len(ran) <= len(codes) else 0
         if code == "interrupt":
             raise KeyboardInterrupt
-        return (
-            code,
-            json.dumps(report(100.0 * len(ran))),
-            "noise\nerror: it broke\nhint: mend it\n" if code else "",
-        )
+        if code:
+            said = "noise\nerror: it broke\nhint: mend it\n"
+            return Ran(True, "", said, f"ended with exit code {code}", exit_code=code)
+        return Ran(True, json.dumps(report(100.0 * len(ran))))
 
-    monkeypatch.setattr(suites, "run_command", run_command)
+    monkeypatch.setattr(suite_run, "run_command", run_command)
     return ran
 
 
@@ -101,18 +100,18 @@ def test_braces_and_names_make_rows():
         rows[4].options["image-size"] == ["--image-size", "40"] and rows[0].options["image-size"][1] == "32"
     )
     assert all(row.options["optimizer-params"] == ["--optimizer-params", "{}"] for row in rows)
-    assert all(row.options["seed"] == ["--seed", "3"] for row in rows)
+    assert all(row.options["seed"] == ["--seed", "1"] for row in rows)
 
 
 def test_built_in_suites_are_what_they_say():
-    ulhpc = plan_suite(find_suite("ulhpc"), None, [], 1).rows
+    ulhpc = plan_suite(find_suite("ulhpc"), None, []).rows
     assert (
         len(ulhpc) == 84
         and len({row.model for row in ulhpc}) == 21
         and find_suite("ulhpc").epoch_images == 50000
     )
     assert {row.resolve().config.precision for row in ulhpc} == {"32.32"}
-    steps = plan_suite(find_suite("keras-tutorial"), None, [], 1).rows
+    steps = plan_suite(find_suite("keras-tutorial"), None, []).rows
     assert [row.id for row in steps] == ["plain", "ipu", "steps-per-execution", "replication", "pipelining"]
     assert [row.command for row in steps] == ["fit", *["train"] * 4]
     assert steps[4].resolve().config.device_mapping == (0, 1)
@@ -200,12 +199,12 @@ def test_a_suite_goes_on_where_it_was_interrupted(monkeypatch, capsys):
     code, _, err = call(capsys, "--suite", "my.yml", "--dataset-path", "here")
     assert code == 130 and "1 of 5 rows are finished" in err
     again = shlex.split(err.strip().split("go on with ")[-1])
-    first = read_suite(Path("runs/s-suite" if Path("runs/s-suite").exists() else "runs/my-suite")).rows[0]
+    first = read_suite(Path("runs/my-suite")).rows[0]
     ran = answering(monkeypatch)
     with pytest.raises(ConfigurationError, match="holds another suite"):
-        other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"], 3)
-        SuiteRun(other, Path("runs/my-suite"), takes_default=False).take_over()
-    # Where data lie is no other suite, and the seed that was drawn is kept.
+        other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"])
+        with_kept_rows(pending(other), Path("runs/my-suite"))
+    # Where data lie is no other suite.
     code, _, err = call(capsys, *[word.replace("here", "there") for word in again[2:]])
     assert code == 0 and len(ran) == 4 and "1 of 5 rows in runs/my-suite have a result" in err, err
     assert read_suite(Path("runs/my-suite")).rows[0] == first
@@ -269,7 +268,7 @@ def test_an_epoch_below_a_global_batch_has_no_time():
 
 
 def test_speedups_of_another_machine_and_of_ipus():
-    result = SuiteRun(plan(), Path("x"), takes_default=False).result
+    result = pending(plan())
     here = structs.replace(result, rows=rows_of(100.0, 200.0))
     there = structs.replace(
         result, rows=[*rows_of(50.0), structs.replace(rows_of(1, 1)[1], micro_batch_size=9)]
@@ -279,7 +278,9 @@ def test_speedups_of_another_machine_and_of_ipus():
     assert compared.first_s == 96 / 100 and compared.second_s == 96 / 50
     predicted = speedups(here)
     assert [(times, ipus) for _, times, ipus in predicted.pairs] == [(4.0, 2), (2.0, 2)]
-    assert "speed-up" in columns(here, predicted) and len(to_csv(here.rows).splitlines()) == 3
+    assert "speed-up" in columns(here, predicted)
+    write_result(Path(), here)
+    assert len(Path("suite.csv").read_text().splitlines()) == 3
     draw_speedups(predicted, ".svg", Path("a.svg"))
     draw_speedups(predicted, ".svg", Path("b.svg"))
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
@@ -287,7 +288,7 @@ def test_speedups_of_another_machine_and_of_ipus():
 
 def test_versus_of_another_suite_is_refused_before_anything_runs(monkeypatch, capsys):
     ran = answering(monkeypatch)
-    result = SuiteRun(plan(), Path("x"), takes_default=False).result
+    result = pending(plan())
     Path("other.json").write_text(structs.replace(result, rows=rows_of(100.0)).to_json())
     code, _, err = call(capsys, "--suite", "ulhpc", "--versus", "other.json")
     assert code == 3 and "no row of it is one of this suite" in err and not ran

@@ -1,8 +1,11 @@
 """Run folders beside one another: the list, the differences of two, their curves, and the page of one."""
 
 import json
+import os
 import re
 import shutil
+import threading
+import time
 import xml.dom.minidom
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from light_training import train_lightly
 from ipucnn import cli
 from ipucnn.errors import DataError
 from ipucnn.filesystem import locked
+from ipucnn.reports import units
 from ipucnn.reports.runs import _told_apart, print_runs
 from ipucnn.runs import compare
 from ipucnn.runs.compare import first_difference, read_run, runs_of, sort_runs, summary
@@ -44,7 +48,8 @@ def test_the_list_says_what_each_run_is(folder, run, monkeypatch):
     assert (row["model"], row["dataset"], row["state"]) == ("mnist_cnn", "digits", "finished")
     assert row["value"] == max(r["accuracy"] for r in history if r["event"] == "validation")
     assert row["weight_updates"] == row["num_weight_updates"] == last
-    assert row["size_bytes"] == sum(p.stat().st_size for p in (folder / "first").rglob("*") if p.is_file())
+    files = {p.stat().st_ino: p.stat().st_size for p in (folder / "first").rglob("*") if p.is_file()}
+    assert row["size_bytes"] == sum(files.values())
     assert 0 <= row["age_s"] < 3600
     for columns in (80, 160):
         code, out, _ = run("runs", folder, columns=columns)
@@ -66,6 +71,56 @@ def test_states_of_runs(folder, tmp_path):
     handle = locked(path)
     if handle is not None:
         assert summary(read_run(path))["state"] == "running"
+
+
+def test_the_size_of_a_run_counts_each_file_once_and_checkpoints_elsewhere(run, lightly):
+    code, _, err = run(*LINE.split(), "--run-dir", "r", "--checkpoint-dir", "elsewhere", "--json")
+    assert code == 0, err
+    Path("elsewhere/notes.txt").write_text("not of the run")
+    files = {p.stat().st_ino: p for p in [*Path("r").rglob("*"), *Path("elsewhere").glob("*.npz")]}
+    assert len(list(Path("elsewhere").glob("*.npz"))) >= 2
+    row = summary(read_run(Path("r")))
+    assert row["size_bytes"] == sum(p.stat().st_size for p in files.values() if p.is_file())
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Los_Angeles", "UTC"])
+def test_the_age_of_a_run_counts_from_its_start_in_its_own_zone(folder, tmp_path, monkeypatch, zone):
+    path = tmp_path / "r"
+    shutil.copytree(str(folder / "first"), str(path))
+    processes = json.loads((path / "environment.json").read_text())
+    ages = {}
+    for hours, when in ((0, "now"), (8, "8 hours")):
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            begun = time.localtime(time.time() - 3600 * hours - 1)
+            processes[-1]["started"] = time.strftime("%Y-%m-%dT%H:%M:%S%z", begun)
+        time.tzset()
+        (path / "environment.json").write_text(json.dumps(processes))
+        ages[when] = summary(read_run(path))["age_s"]
+    assert 0 <= ages["now"] < 60 and 8 * 3600 <= ages["8 hours"] < 8 * 3600 + 60
+
+
+def test_a_run_can_start_while_it_is_looked_at(folder, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    flock, taken = fcntl.flock, []
+
+    def watched(handle, how):
+        taken.append(how)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    assert read_run(folder / "first").state == "finished"
+    assert taken == [fcntl.LOCK_SH | fcntl.LOCK_NB]
+    # Who looks may be slow to let go.
+    handle = os.open(str(folder / "first"), os.O_RDONLY)
+    flock(handle, taken[0])
+    timer = threading.Timer(0.1, os.close, [handle])
+    timer.start()
+    own = locked(folder / "first")
+    timer.join()
+    assert own is not None
+    os.close(own)
 
 
 def test_orders_put_what_is_not_known_last():
@@ -366,6 +421,7 @@ def test_the_page_of_a_run_needs_nothing_else_and_says_what_the_files_say(folder
     best = max(row["accuracy"] for row in read_run(folder / "first").rows("validation"))
     assert f"{best:.2%}" in text and f"{report['environment']['cpu']}" in text
     assert "weight updates per epoch" in text
+    assert units.duration(report["measured"]["wall_s"]) in text  # as the terminal has it
     assert text.count("<polyline") == 5  # training and validation of loss and accuracy, and the rate
     points = re.search(r'<polyline points="([^"]+)" class="curve training"', text).group(1).split()
     assert len(points) == len(read_run(folder / "first").rows("execution"))

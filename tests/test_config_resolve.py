@@ -294,3 +294,11 @@ def test_deterministic_turns_shuffling_off_and_contradicts_it_only_where_that_is
     with pytest.raises(ConfigurationError, match="--shuffle contradicts deterministic"):
         resolve("train", {"deterministic": True, "shuffle": True}, model="toy_model")
     assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle
+
+
+def test_zero_logs_per_epoch_take_the_place_of_a_presets_execution(tmp_path):
+    """0 is a value: the whole run is one execution."""
+    (tmp_path / "own.yml").write_text("mine: {model-name: lenet, steps-per-execution: 4}\n")
+    path = str(tmp_path / "own.yml")
+    found = resolve("train", {"logs_per_epoch": "0"}, config_name="mine", config_path=path)
+    assert found.config.logs_per_epoch == 0 and found.config.steps_per_execution is None

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("results/*.md")])
-CAPTIONS = ["Start", "How to", "IPU", "Reference", "Method", "More"]
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("results/*.md")])
+CAPTIONS = ["Start", "How to", "IPU", "Reference", "Method", "Contributing"]
 
 
 def prose(page):
@@ -65,7 +65,8 @@ def test_every_page_is_in_the_navigation_once():
     trees = re.findall(r"```{toctree}\n:hidden:\n:caption: ([^\n]*)\n\n(.*?)\n```", text, flags=re.S)
     assert [caption for caption, _ in trees] == CAPTIONS
     listed = [name for _, names in trees for name in names.split()]
-    assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
+    pages = [page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")]
+    assert sorted(listed) == sorted(page for page in pages if page != "index")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
+from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host import session as host_session
@@ -604,6 +605,33 @@ def test_events_come_where_the_program_has_them():
     assert [e.samples for e in finished] == [4, 8, 12, 16]
     assert [e.execution for e in events if isinstance(e, CheckpointDue)] == [1, 3]
     assert [e.execution for e in events if isinstance(e, ValidationDue)] == [2, 3]
+
+
+def test_memory_exhausted_in_a_validation_names_the_option():
+    """Validation passes the number of samples as a tensor; training passes the number of micro-batches."""
+    loss = make_loss("cross_entropy")
+
+    def greedy(logits, labels, count, *weights):
+        if isinstance(count, int):
+            return loss(logits, labels, count, *weights)
+        many = tf.random.stateless_uniform([tf.cast(count, tf.int64) * 2**44], seed=[1, 2])
+        return loss(logits, labels, count, *weights) + tf.reduce_max(many)
+
+    images, labels = data(8, 0)
+    session = HostSession(CPU)
+    optimizer = make_settings("sgd", {"momentum": 0.0}, global_batch_size=2)
+    rates = lambda updates: np.full(np.shape(updates), 0.1)  # noqa: E731
+    program = make_program(2, updates_per_epoch=4, executions_per_validation=1).with_fused(1)
+    session.compile(make_model("none", 1), program, optimizer, greedy, rates)
+    both = tf.data.Dataset.from_tensor_slices((images, labels))
+    for event in session.train(lambda first, n: both.batch(n, drop_remainder=True)):
+        if isinstance(event, ValidationDue):
+            break
+    with pytest.raises(
+        InfeasibleError, match="out of memory in a validation, with batches of 8 images"
+    ) as error:
+        session.evaluate([(images, labels, np.ones(8, np.float32))])
+    assert "--validation-micro-batch-size" in error.value.hint
 
 
 def test_a_loss_that_is_not_finite_stops_the_run():

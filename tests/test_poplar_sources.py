@@ -12,7 +12,7 @@ from poplar_double.refusals import REFUSALS
 from poplar_double.sources import declared, own, parse, rule
 
 ALL_REFUSALS = REFUSALS + INSTRUCTION_REFUSALS
-PAGE = (Path(__file__).parents[1] / "docs" / "poplar-double.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "contributing" / "poplar-double.md").read_text(encoding="utf-8")
 
 
 def test_every_rule_of_the_double_names_its_source():
@@ -82,7 +82,7 @@ def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
 
 
 def test_what_was_looked_up_in_the_public_sources_is_written_down():
-    """Each place that a rule or a refusal names, and no other; docs/poplar-double.md counts them."""
+    """Each place that a rule or a refusal names, and no other; docs/contributing/poplar-double.md counts them."""
     folder = "tensorflow/compiler/plugin/poplar/"
     named = {(s.repository, s.file, s.symbol) for item in declared()[0].values() for s in item.sources}
     named |= {
@@ -105,7 +105,7 @@ def test_what_was_looked_up_in_the_public_sources_is_written_down():
 
 
 def test_which_of_the_driver_s_files_were_read_is_written_down():
-    """Every file with a refusal was read; the others say why not.  docs/poplar-double.md counts them."""
+    """Every file with a refusal was read; the others say why not.  docs/contributing/poplar-double.md counts them."""
     record = json.loads((Path(sources.__file__).parent / "files_read.json").read_text(encoding="utf-8"))
     read, listed = record["read"], record["listed"]
     assert all(name.split("/")[0] in listed and name.endswith(".cc") for name in read)

@@ -36,6 +36,8 @@ from ipucnn.text import counted
         (units.size, 512 * 2**20, "512 MiB"),
         (units.size, 2.5 * 2**10, "2.5 KiB"),
         (units.size, None, ""),
+        (units.duration, 59.94, "59.9 s"),
+        (units.duration, 59.97, "1 min 0 s"),
         (units.duration, 75.2, "1 min 15 s"),
         (units.duration, 3_700, "1 h 1 min"),
         (units.column_milliseconds, 0.00213, "2.13"),

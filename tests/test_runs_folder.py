@@ -220,15 +220,16 @@ def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way
 
 def test_a_suite_writes_through_no_link(here):
     """``rows`` of a folder from others may be any folder."""
-    from ipucnn.benchmarking.suite import Suite, SuiteRun, parse_suite
+    from ipucnn.benchmarking.suite import parse_suite, plan_suite
+    from ipucnn.benchmarking.suite_run import pending, run_rows
 
     folder, precious = here / "suite", here / "precious"
     precious.mkdir()
     folder.mkdir()
     (folder / "rows").symlink_to(precious)
-    suite: Suite = parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s")
+    suite = plan_suite(parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s"), None, [])
     with pytest.raises(DataError, match="rows is a link"):
-        SuiteRun(suite, folder, takes_default=False).run(False, lambda name, row: None)
+        list(run_rows(suite, pending(suite), folder, False))
     assert not list(precious.iterdir())
 
 

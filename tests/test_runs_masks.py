@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
+from ipucnn.reports.evaluate import print_mask_evaluation
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import MaskFiles, PageSpool, overlay, plan_files
@@ -151,6 +153,41 @@ def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path):
         found = masks[page][row, column]
         expected = [0.4 * int(p) + 0.6 * t for p, t in zip(own, tints[found])] if found else own.astype(int)
         assert np.abs(drawn - expected).max() <= 0.5
+
+
+@pytest.mark.parametrize("names", [("membrane", "cell"), ("blue", "red", "green")])
+def test_an_evaluation_lists_classes_in_their_order(names, capsys):
+    """Of two, the second first: it is the one that is looked for."""
+    scores = [0.1 * k for k in range(len(names))]
+    figures = {"dice": scores, "iou": scores, "soft_dice": 0.5}
+    result = {
+        "model": "unet",
+        "device": "cpu",
+        "checkpoint": "last.npz",
+        "weight_updates": 1,
+        "dataset": {"name": "d", "location": "d", "size": 1, "stored": 1},
+        "measured": {
+            **{"accuracy": 1.0, "dice": 0.5, "iou": 0.5, "samples": 1, "wall_s": 1.0, "loss": 0.1},
+            "calibration_error": 0.1,
+        },
+        "classes": [{"name": name} for name in names],
+        "segmentation": {
+            **figures,
+            "baseline": {**figures, "class": names[0], "accuracy": 0.5, "scores": None},
+            "scores": None,
+            "threshold": None,
+            "network_s": 1.0,
+            "tile_sizes": [204],
+            "views": 1,
+            "images": [{"image": "0.png", "dice": scores}],
+        },
+    }
+    print_mask_evaluation(result)
+    out = capsys.readouterr().out
+    expected = ["cell", "membrane"] if len(names) == 2 else list(names)
+    assert re.findall(r"^ *Dice, (\w+)", out, re.MULTILINE) == expected
+    (heading,) = [line for line in out.splitlines() if re.match(" *image .*Dice", line)]
+    assert re.findall(r"Dice, (\w+)", heading) == expected
 
 
 @pytest.mark.slow

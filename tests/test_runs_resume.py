@@ -17,6 +17,9 @@ from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import DataError
 from ipucnn.interrupts import Interrupted
+from ipucnn.reports import units
+from ipucnn.reports.train import report_rows
+from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.session import ExecutionFinished, Progress
 from ipucnn.training.checkpoints import load_checkpoint
@@ -505,6 +508,32 @@ def test_the_run_folder_says_where_its_result_comes_from(cut_run, tmp_path):
     if head.returncode == 0:
         assert processes[0]["git"]["ipucnn"]["revision"] == head.stdout.strip()
     assert len(processes[0]["git"]["ipucnn"]["sources_sha256"]) == 64
+
+
+def test_throughput_of_a_continued_run_is_that_of_its_last_process(cut_run, tmp_path):
+    run, _ = train(tmp_path / "r", resume=True)
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    measured = report["measured"]
+    whole, first = run.program.samples_before, measured["first_weight_update"]
+    assert first == 5 and measured["samples"] == report["trained_samples"] - whole(first)
+    # Times are told of the last process, so the samples have to be, too.
+    report["measured"].update(train_s=1.0, images_per_s=measured["samples"] * 1.0)
+    report["compilation"]["compile_s"] = 1.0
+    rows = dict(report_rows(report, "r", None))
+    assert rows["with compilation"] == f"{units.rate(measured['samples'] / 2)} images/s"
+    # A report of an earlier version does not say how many they are.
+    del report["measured"]["samples"]
+    assert "with compilation" not in dict(report_rows(report, "r", None))
+
+
+def test_executions_after_the_last_log_are_timed_too():
+    timer = Timer()
+    figures = {"epoch": 1.0, "metrics": {}, "learning_rate": 0.1, "samples": 0}
+    for number, (wall_s, is_logged) in enumerate([(1.0, False), (2.0, True), (3.0, False)]):
+        timer.add(
+            ExecutionFinished(number, 1, wall_s=wall_s, images_per_s=8.0, is_logged=is_logged, **figures)
+        )
+    assert (timer.busy_s, timer.images_per_s) == (5.0, 8.0)
 
 
 def test_a_change_of_versions_is_told(cut_run, tmp_path, capsys):

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, InfeasibleError
 from ipucnn.filesystem import write_atomically, write_text
+from ipucnn.runs.start import newest_checkpoint
+from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import (
     META,
     Checkpoint,
@@ -134,6 +136,27 @@ def test_a_pickle_in_the_archive_is_not_executed(tmp_path):
     with pytest.raises(DataError):
         load_checkpoint(path)
     assert not (tmp_path / "executed").exists()
+
+
+def out_of_memory(*args, **kwargs):
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "place, answer", [("available_bytes", lambda: 2000), ("np.frombuffer", out_of_memory)]
+)
+def test_memory_that_does_not_suffice_is_no_damage(tmp_path, monkeypatch, place, answer):
+    """``--resume`` does not take the checkpoint before it, whose run would train again what is trained already."""
+    whole = {**FACTS, "position": {"losses": [], "hits": [], "events_done": 0}}
+    whole["run"] = {"history": "", "best": None, "last_validation": None}
+    for number, size in ((1, 1), (2, 4000)):
+        path = tmp_path / f"checkpoint-{number:08d}.npz"
+        save_checkpoint(path, {"w": np.zeros(size, np.float32)}, {}, {**whole, "weight_updates": number})
+    monkeypatch.setattr(f"{checkpoints.__name__}.{place}", answer)
+    for read in (lambda: load_checkpoint(path), lambda: newest_checkpoint(tmp_path)):
+        with pytest.raises(InfeasibleError, match=r"memory.*\nhint: .*more memory") as error:
+            read()
+        assert "damaged" not in str(error.value)
 
 
 KINDS = ["<f8", ">f4", "<c8", "|b1", "<U3", "|S4", "|V4", "<M8[s]", "<m8[s]", "<i4", "|u1", "|O"]

@@ -4,15 +4,16 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
-from typing import List, Sequence
+from typing import List, Optional, Sequence, Tuple
 
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizers import settings_of_run
-from ipucnn.training.program import make_program
+from ipucnn.training.program import Program, make_program
 
 
 def main() -> None:
@@ -45,63 +46,22 @@ def fit(resolved: Resolved) -> PlainDict:
     """
     config = replace(resolved.config, validation=False, checkpoints=False)
     resolved = replace(resolved, config=config)
-    seed = config.seed or 0
-    setup = run_setup.prepare(resolved, seed)
-    program = make_program(config, setup.source.info.num_train, seed=seed)
-    if program.num_replicas * program.gradient_accumulation_count * program.num_stages > 1:
-        raise ConfigurationError(
-            "fit: Keras has no replicas, accumulation or stages: that is the session's",
-            "use train in its place",
-        )
-    if config.precision != "32.32" or config.num_epochs < 2:
-        raise ConfigurationError(
-            f"fit with --precision {config.precision} and --num-epochs {config.num_epochs}: Keras is measured in 32 "
-            "bits, and the first epoch compiles and does not count",
-            "--precision 32.32 --num-epochs 3",
-        )
+    setup = run_setup.prepare(resolved, config.seed or 0)
+    program = make_program(config, setup.source.info.num_train, seed=setup.seed)
+    _check(config, program)
     from ipucnn.sessions.factory import create_session
 
     session = create_session(config.device, config=config)
-    import numpy as np
-    from tensorflow import keras
-
-    from ipucnn.benchmarking.contenders import keras_model
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.models.counts import count_macs, count_parameters
     from ipucnn.training.losses import make_loss
 
     model = run_setup.build(setup)
-    name = run_setup.loss_name(config, resolved.record.task)
-    rate = float(run_setup.learning_rates(config, program)(np.arange(1))[0])
-    optimizer = settings_of_run(config, program.global_batch_size)
-    copy, _, _ = keras_model(model, optimizer, rate, name, config.label_smoothing, 1)
-    seconds: List[float] = []
-
-    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
-        """Times of epochs."""
-
-        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-            self.before = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-            seconds.append(time.perf_counter() - self.before)
-
+    loss = run_setup.loss_name(config, resolved.record.task)
     with data_errors():
-        batches = run_setup.training_batches(setup, program, 0, program.micro_batch_size, shard=(1, 0))
-        steps = program.weight_updates_per_epoch
-        history = copy.fit(
-            batches,
-            epochs=program.num_epochs,
-            steps_per_epoch=steps,
-            callbacks=[Clock()],
-            shuffle=False,
-            verbose=0,
-        )
-        model.set_weights(copy.get_weights())
-        session.prepare_evaluation(model, make_loss(name, config.label_smoothing))
+        seconds, training_accuracy = _train(model, setup, program, loss)
+        session.prepare_evaluation(model, make_loss(loss, config.label_smoothing))
         metrics = session.evaluate(run_setup.evaluation_batches(setup, 64, session))
-    height, width, channels = setup.input_shape
-    accuracies = [values for key, values in history.history.items() if "accuracy" in key]
     return {
         "program": program.to_dict(),
         "measured": {
@@ -114,7 +74,59 @@ def fit(resolved: Resolved) -> PlainDict:
             "device": asdict(session.device),
         },
         "dataset": {"name": setup.source.info.name},
-        "input_shape": [height, width, channels],
+        "input_shape": list(setup.input_shape),
         "validation": {"accuracy": metrics["accuracy"]},
-        "training_accuracy": accuracies[0][-1] if accuracies else None,
+        "training_accuracy": training_accuracy,
     }
+
+
+def _check(config: RunConfig, program: Program) -> None:
+    """Refuses what Keras' loop does not have."""
+    if program.num_replicas * program.gradient_accumulation_count * program.num_stages > 1:
+        raise ConfigurationError(
+            "fit: Keras has no replicas, accumulation or stages: that is the session's",
+            "use train in its place",
+        )
+    if config.precision != "32.32" or config.num_epochs < 2:
+        raise ConfigurationError(
+            f"fit with --precision {config.precision} and --num-epochs {config.num_epochs}: Keras is measured in 32 "
+            "bits, and the first epoch compiles and does not count",
+            "--precision 32.32 --num-epochs 3",
+        )
+
+
+def _train(
+    model: KerasModel, setup: run_setup.Setup, program: Program, loss: str
+) -> Tuple[List[float], Optional[float]]:
+    """Trains the model by Keras' own fit: seconds of each epoch, and the accuracy in the last."""
+    import numpy as np
+    from tensorflow import keras
+
+    from ipucnn.benchmarking.contenders import keras_model
+
+    config = setup.config
+    rate = float(run_setup.learning_rates(config, program)(np.arange(1))[0])
+    optimizer = settings_of_run(config, program.global_batch_size)
+    copy, _, _ = keras_model(model, optimizer, rate, loss, config.label_smoothing, 1)
+    seconds: List[float] = []
+
+    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+        """Times of epochs."""
+
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            self.before = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            seconds.append(time.perf_counter() - self.before)
+
+    history = copy.fit(
+        run_setup.training_batches(setup, program, 0, program.micro_batch_size, shard=(1, 0)),
+        epochs=program.num_epochs,
+        steps_per_epoch=program.weight_updates_per_epoch,
+        callbacks=[Clock()],
+        shuffle=False,
+        verbose=0,
+    )
+    model.set_weights(copy.get_weights())
+    accuracies = [values for key, values in history.history.items() if "accuracy" in key]
+    return seconds, accuracies[0][-1] if accuracies else None

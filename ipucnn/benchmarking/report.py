@@ -1,33 +1,18 @@
-"""The result of a benchmark: its figures as a value, void if anything went wrong, and the folder it is written to."""
+"""The files of a benchmark: the report that a baseline is read from, and the folder that one is written to."""
 
-import contextlib
 import json
-import re
-import traceback
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import List, Sequence
 
-from ipucnn import interrupts
-from ipucnn.benchmarking import statistics
-from ipucnn.benchmarking.measure import Measurement
-from ipucnn.benchmarking.records import (
-    BenchmarkReport,
-    Comparison,
-    Execution,
-    MatmulPeakFacts,
-    MeasuredFigures,
-    from_plain,
-)
+from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.documents import read_record
-from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
 from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir
 from ipucnn.text import shown_value
-
-_FILES = (CONFIG, PROGRAM, REPORT)
 
 
 def read_report(path: Path) -> BenchmarkReport:
@@ -60,119 +45,6 @@ def read_report(path: Path) -> BenchmarkReport:
     return report
 
 
-def measured_figures(
-    executions: List[Execution],
-    *,
-    seed: int,
-    step_samples: int,
-    flop_per_image: Optional[float],
-    peak: Optional[MatmulPeakFacts],
-    peak_memory_bytes: Optional[int],
-    device_peak_memory_bytes: Optional[int],
-    others_share: Optional[float],
-) -> MeasuredFigures:
-    """``measured`` of a report.
-
-    Args:
-        executions: at least one.
-        seed: of the bootstrap.
-        step_samples: of a weight update, or of one micro-batch on each replica in inference.
-        flop_per_image: of the mode; None where nothing is computed.
-        peak: of ``MatmulPeak.measure``.
-        others_share: of the processors, that other processes took meanwhile.
-    """
-    samples, seconds = [e.samples for e in executions], [e.wall_s for e in executions]
-    speed = statistics.throughput(samples, seconds, seed)
-    flop_per_s = speed.value * flop_per_image if flop_per_image is not None else None
-    return MeasuredFigures(
-        images_per_s=speed,
-        step_s=step_samples / speed.value,
-        step_samples=step_samples,
-        total_samples=sum(samples),
-        total_s=sum(seconds),
-        num_executions=len(executions),
-        execution=statistics.spread(seconds),
-        percentiles=statistics.percentiles(seconds),
-        flop_per_image=flop_per_image,
-        flop_per_s=flop_per_s,
-        matmul_peak=peak,
-        share_of_matmul_peak=flop_per_s / peak.flop_per_s if peak and flop_per_s else None,
-        peak_memory_bytes=peak_memory_bytes,
-        device_peak_memory_bytes=device_peak_memory_bytes,
-        others_share=others_share,
-    )
-
-
-def comparison_figures(
-    own: Measurement, other: Measurement, rival: Tuple[str, str], seed: int, *, by_cpu: bool
-) -> Comparison:
-    """``comparison`` of a report: the session's speed over the rival's, round by round.
-
-    Args:
-        own, other: of the session and the rival, with as many executions.
-        rival: name and description of the other.
-        seed: of the bootstrap.
-        by_cpu: both computed on the processors, so that processor times can be compared too.
-    """
-    both = own.executions, other.executions
-    samples = [e.samples for e in both[0]], [e.samples for e in both[1]]
-    seconds = [e.wall_s for e in both[0]], [e.wall_s for e in both[1]]
-    on_cpu = [e.cpu_s for e in both[0]], [e.cpu_s for e in both[1]]
-    return Comparison(
-        rival=rival[0],
-        description=rival[1],
-        executions=other.executions,
-        steady=other.steady,
-        images_per_s=statistics.throughput(samples[1], seconds[1], seed),
-        ratio=statistics.paired_ratio(samples, seconds, seed),
-        ratio_by_processor_time=statistics.paired_ratio(samples, on_cpu, seed) if by_cpu else None,
-    )
-
-
-def _without_nodes(text: str) -> str:
-    """The line of a TensorFlow message that says what could not be allocated, without names of graph nodes."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    line = next((line for line in lines if re.search("OOM|allocat", line)), lines[0])
-    line = re.sub(r"\{\{[^{}]*\}\}|\[\[.*?\]\]|\[Op:[^\]]*\]", "", line)
-    line = re.sub(r" on /job:\S+ by allocator \S+", "", line)
-    return " ".join(line.split())
-
-
-@contextlib.contextmanager
-def void_on_error(result: BenchmarkReport, exit_codes: List[int]) -> Iterator[None]:
-    """Turns whatever goes wrong from here on into a void report.
-
-    Args:
-        result: the report.
-        exit_codes: gets what the command ends with because of it.
-    """
-    import tensorflow as tf
-
-    try:
-        yield
-    except UserError as error:
-        result.void = error.message
-        exit_codes.append(error.exit_code)
-        # Sessions speak of the checkpoints of a training run, which a benchmark does not write.
-        result.hint = error.hint.split("; checkpoints")[0] if error.hint else None
-    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-        what = _without_nodes(str(getattr(error, "message", error)))
-        result.void = f"out of memory: {what}"
-        exit_codes.append(EXIT_INFEASIBLE)
-        result.hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
-    except Exception as error:
-        # What a library made of an interruption says nothing about the benchmark.
-        interrupts.check()
-        text = str(error.message if isinstance(error, tf.errors.OpError) else error)
-        lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
-        result.void = f"{type(error).__name__}: {lines[0].strip()}"
-        exit_codes.append(EXIT_BUG)
-        result.traceback = traceback.format_exc()
-    if result.void is not None:
-        result.measured = result.comparison = result.regression = None
-        result.data_pipeline = result.end_to_end = None
-
-
 def check_folder(resolved: Resolved) -> Path:
     """The folder the report will go to, checked before anything is measured.
 
@@ -184,18 +56,26 @@ def check_folder(resolved: Resolved) -> Path:
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
     path = expand(config.run_dir, "--run-dir")
-    check_makeable(path, "--run-dir", ELSEWHERE)
-    found = [p.name for p in entries(path, "--run-dir")]
-    foreign = [name for name in found if name not in _FILES]
-    if foreign:
-        raise ConfigurationError(
-            f"{path} is no folder of a benchmark: it holds {foreign[0]}", "choose another --run-dir"
-        )
-    if found and not config.overwrite:
+    if checked_folder(path, (CONFIG, PROGRAM, REPORT), "a folder of a benchmark") and not config.overwrite:
         raise ConfigurationError(
             f"--run-dir {path} already exists", "--overwrite replaces it; or use another --run-dir"
         )
     return path
+
+
+def checked_folder(path: Path, ours: Sequence[str], what: str) -> List[str]:
+    """The names in a folder that may be written to.
+
+    Raises:
+        ConfigurationError: there is something else in it than ``ours``.
+        DataError: it is a file.
+    """
+    check_makeable(path, "--run-dir", ELSEWHERE)
+    found = [p.name for p in entries(path, "--run-dir")]
+    for name in found:
+        if name not in ours and not name.startswith("."):
+            raise ConfigurationError(f"{path} is not {what}: it holds {name}", "choose another --run-dir")
+    return found
 
 
 def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Path:

@@ -17,7 +17,8 @@ from ipucnn.config.signature import with_run_options
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.benchmarking.records import BenchmarkReport
+    from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
+    from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
 
 PANEL = "Measuring"
@@ -213,8 +214,9 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
         request.show(resolved, json_output)
         return
     from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
-    from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.benchmark import prepare
     from ipucnn.benchmarking.report import check_folder, write_folder
+    from ipucnn.benchmarking.run import run
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
@@ -228,13 +230,13 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     with telling_of_indexing():
-        one = Benchmark(resolved, settings, verbose)
+        benchmark = prepare(resolved, settings)
     note(resolved.choice.message)
     public = resolved.public_note()
     if public:
         note(public)
-    if one.baseline is not None and is_too_short(one.baseline):
-        have = counted(len(one.baseline.executions), "execution")
+    if benchmark.baseline is not None and is_too_short(benchmark.baseline):
+        have = counted(len(benchmark.baseline.executions), "execution")
         note(
             f"{settings.baseline} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be "
             "inconclusive"
@@ -247,16 +249,16 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     for warning in device_warnings(resolved.config.device):
         note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
-        report = one.run(progress.update)
+        report, exit_code = run(benchmark, progress.update, verbose)
     path = folder
-    if one.instances.is_writer:
-        path = write_folder(folder, one.resolved.config, report)
+    if benchmark.instances.is_writer:
+        path = write_folder(folder, benchmark.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:
         print_benchmark(report)
     note(f"report in {path}")
-    _end(report, one.exit_code, path)
+    _end(report, exit_code, path)
 
 
 def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
@@ -321,13 +323,61 @@ def benchmark_suite(
     Raises:
         UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
     """
-    from ipucnn import interrupts
     from ipucnn.benchmarking import suite as suites
-    from ipucnn.config.options import RunConfig
-    from ipucnn.errors import EXIT_SIGINT, ConfigurationError, DataError, UserError
-    from ipucnn.filesystem import expand, write_atomically
+    from ipucnn.benchmarking import suite_run
+    from ipucnn.errors import ConfigurationError, DataError
+    from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
     from ipucnn.reports.console import note
+
+    _check_one_process()
+    overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
+    if resume and overwrite:
+        raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
+    written = suites.find_suite(name) if name is not None else suites.wildcard_suite(str(request.model))
+    folder = suite_run.suite_folder(written.name, run_dir, resume=resume, overwrite=overwrite)
+    plan = suites.plan_suite(written, request.model if name is not None else None, typed)
+    if request.print_config:
+        report.print_plan(plan, json_output)
+        return
+    other = suite_run.read_suite(expand(versus, "--versus")) if versus is not None else None
+    if other is not None and not {row.id for row in other.rows} & {row.id for row in plan.rows}:
+        raise DataError(
+            f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
+        )
+    result = suite_run.pending(plan)
+    if resume:
+        result = suite_run.with_kept_rows(result, folder)
+    elif run_dir is None:
+        folder = suite_run.claimed_folder(plan)
+    num_kept = sum(row.status == "done" for row in result.rows)
+    if num_kept:
+        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
+    is_interrupted = False
+    with report.SuiteProgress(num_kept, len(plan.rows)) as progress:
+        try:
+            for so_far, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
+                result = so_far
+                progress.row(row_id, row)
+        except KeyboardInterrupt:
+            is_interrupted = True
+    compared = suite_run.speedups(result, other, versus or "")
+    if json_output:
+        print(result.to_json(), end="")
+    else:
+        report.print_suite(result, compared)
+    note(f"results in {folder}: {suite_run.RESULT}, {suite_run.TABLE}, and a run folder of each row")
+    _draw(compared, folder)
+    words = ["ipucnn", "benchmark", *([request.model] if request.model else [])]
+    words += [*(["--suite", name] if name else []), *typed, *(["--versus", versus] if versus else [])]
+    again = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
+    _end_suite(result, is_interrupted, again)
+
+
+def _check_one_process() -> None:
+    """Refuses a suite under ``poprun`` and on several workers."""
+    from ipucnn.config.options import RunConfig
+    from ipucnn.errors import ConfigurationError
     from ipucnn.sessions.host.workers import require_one
     from ipucnn.sessions.poplar.popdist import find_instances
 
@@ -337,64 +387,43 @@ def benchmark_suite(
             "type it without poprun, or benchmark one network under it",
         )
     require_one("`ipucnn benchmark`", RunConfig(trusted_network=True))
-    overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
-    if resume and overwrite:
-        raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
-    written = suites.find_suite(name) if name is not None else suites.wildcard_suite(str(request.model))
-    folder = suites.suite_folder(written.name, run_dir, resume=resume, overwrite=overwrite)
-    seed = suites.saved_seed(folder) if resume else None
-    plan = suites.plan_suite(written, request.model if name is not None else None, typed, seed)
-    if request.print_config:
-        report.print_plan(plan, json_output)
-        return
-    other = suites.read_suite(expand(versus, "--versus")) if versus is not None else None
-    ids = {row.id for row in plan.rows}
-    if other is not None and not any(row.id in ids for row in other.rows):
-        raise DataError(
-            f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
-        )
-    run = suites.SuiteRun(plan, folder, takes_default=run_dir is None and not resume)
-    num_kept = run.take_over() if resume else 0
-    if num_kept:
-        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {run.folder} have a result and are kept")
-    is_interrupted = False
-    with report.SuiteProgress(num_kept, len(plan.rows)) as progress:
-        try:
-            run.run(verbose, progress.row)
-        except KeyboardInterrupt:
-            is_interrupted = True
-    compared = suites.speedups(run.result, other, versus or "")
-    if json_output:
-        print(run.result.to_json(), end="")
-    else:
-        report.print_suite(run.result, compared)
-    note(f"results in {run.folder}: {suites.RESULT}, {suites.TABLE}, and a run folder of each row")
-    drawn = [row for row, _, _ in compared.pairs if row.flop_per_parameter and row.training_accuracy is None]
-    if len(drawn) > 1:
+
+
+def _draw(compared: Speedups, folder: Path) -> None:
+    """The figure, where there are two points or more."""
+    from ipucnn.benchmarking.suite_run import FIGURE
+    from ipucnn.filesystem import write_atomically
+    from ipucnn.reports.console import note
+    from ipucnn.reports.suite import draw_speedups, points
+
+    if len(points(compared)) > 1:
         for suffix in (".png", ".svg"):
-            draw = partial(report.draw_speedups, compared, suffix)
-            write_atomically(run.folder / f"{suites.FIGURE}{suffix}", draw)
-        note(f"figure in {run.folder / suites.FIGURE}.png and .svg")
-    words = [
-        "ipucnn",
-        "benchmark",
-        *([request.model] if request.model else []),
-        *(["--suite", name] if name else []),
-    ]
-    words += [*typed, *(["--versus", versus] if versus else []), "--run-dir", str(run.folder), "--resume"]
-    again = " ".join(map(shlex.quote, words))
-    failed = [row for row in run.result.rows if row.status == "failed"]
+            write_atomically(folder / f"{FIGURE}{suffix}", partial(draw_speedups, compared, suffix))
+        note(f"figure in {folder / FIGURE}.png and .svg")
+
+
+def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
+    """Raises what the exit code says, once the results are out.
+
+    Raises:
+        UserError: it was interrupted, or a row failed.
+    """
+    from ipucnn import interrupts
+    from ipucnn.errors import EXIT_SIGINT, UserError
+
+    rows = counted(len(result.rows), "row")
     if is_interrupted:
-        num_done = sum(row.status != "pending" for row in run.result.rows)
+        num_done = sum(row.status != "pending" for row in result.rows)
         raise interrupts.Interrupted(
             interrupts.noted() or EXIT_SIGINT,
-            f"interrupted: {num_done} of {counted(len(plan.rows), 'row')} are finished",
+            f"interrupted: {num_done} of {rows} are finished",
             f"go on with {again}",
         )
+    failed = [row for row in result.rows if row.status == "failed"]
     if failed:
-        count = f"{len(failed)} of {counted(len(plan.rows), 'row')} failed"
         error = UserError(
-            f"{count}; the first, {failed[0].id}: {failed[0].error}", f"to try them again: {again}"
+            f"{len(failed)} of {rows} failed; the first, {failed[0].id}: {failed[0].error}",
+            f"to try them again: {again}",
         )
         error.exit_code = max(1, failed[0].exit_code or 1)
         raise error

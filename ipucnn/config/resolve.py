@@ -521,7 +521,9 @@ def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
         for name, other in REPLACES:
             if name == "pipeline_splits" and layer.get(name) == (AUTO,):
                 continue  # the layers are left open, not how many stages there are
-            if name in layer and other not in layer and layer[name] not in (None, False):
+            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.
+            is_given = layer.get(name) is not None and layer[name] is not False
+            if is_given and other not in layer:
                 settings[other], origins[other] = BY_NAME[other].default, DEFAULT
         stages = layer.get("ipus_per_replica")
         if (

@@ -1,7 +1,7 @@
 """The Typer signature of a command, derived from the declaration of the options.
 
 Every option of a run reaches Typer as text and is converted by its own declaration, so that flags and YAML
-are held to the same rules.  ``arguments.RunCommand`` rewrites what was typed into the forms Typer knows.
+are held to the same rules.  ``command_group.RunCommand`` rewrites what was typed into the forms Typer knows.
 """
 
 import functools

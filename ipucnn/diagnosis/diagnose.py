@@ -2,35 +2,13 @@
 
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.diagnosis.decision import (
-    Choice,
-    Finding,
-    choose,
-    command_devices,
-    next_steps,
-    of_host,
-    of_variables,
-)
+from ipucnn.diagnosis import look
+from ipucnn.diagnosis.decision import PROBLEM, Choice, Finding, choose, command_devices, next_steps, problem
 from ipucnn.diagnosis.ipus import Ipus, find_ipus
-from ipucnn.diagnosis.look import (
-    Disk,
-    Gpu,
-    Host,
-    HostCluster,
-    Poprun,
-    Probe,
-    find_cluster,
-    find_datasets,
-    find_gpus,
-    find_poprun,
-    look_at_disk,
-    look_at_host,
-    probe_tensorflow,
-)
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
@@ -49,10 +27,11 @@ class Diagnosis:
     Attributes:
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
-        surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
+        surroundings: Python, packages and the Poplar SDK.
         poprun: what it told this process.
         cluster: the workers that this process is one of.
         gpu_problem: why there are no GPUs.
+        datasets: where each data set lies, None for those that are not there.
         probe: of TensorFlow, None without --deep.
         findings: problems first.
         next_steps: what to type, most useful first.
@@ -60,31 +39,31 @@ class Diagnosis:
 
     choice: Choice
     commands: Tuple[Choice, ...]
-    surroundings: Surroundings = field(repr=False)
+    surroundings: Surroundings
     ipus: Ipus
-    poprun: Poprun
-    cluster: HostCluster
-    gpus: Tuple[Gpu, ...]
+    poprun: look.Poprun
+    cluster: look.HostCluster
+    gpus: Tuple[look.Gpu, ...]
     gpu_problem: Optional[str]
-    host: Host
-    disk: Disk
+    host: look.Host
+    disk: look.Disk
     dataset_path: str
     datasets: Dict[str, Optional[str]]
-    probe: Optional[Probe]
+    probe: Optional[look.Probe]
     findings: Tuple[Finding, ...]
     next_steps: Tuple[str, ...]
 
     @property
     def sdk(self) -> Dict[str, Any]:
         """The Poplar SDK: version, whether it is enabled and from where."""
-        found = self.surroundings
+        found, library = self.surroundings, crop_library()
         return {
             "version": surroundings.sdk_version(found),
             "enabled": bool(found.variables.get("POPLAR_SDK_ENABLED")),
             "path": found.variables.get("POPLAR_SDK_ENABLED") or None,
             "tensorflow": found.has_ipu_package,
             "modules": {name: name in found.modules for name in surroundings.SDK_MODULES},
-            "custom_ops": _custom_ops(),
+            "custom_ops": None if library is None else str(library),
         }
 
     @property
@@ -98,17 +77,15 @@ class Diagnosis:
         from ipucnn import __version__
 
         probe = self.probe
+
+        def of_choice(choice: Choice, *names: str) -> Dict[str, Any]:
+            return {name: getattr(choice, name) for name in (*names, "device", "usable", "reason")}
+
         return {
             "schema_version": SCHEMA_VERSION,
             "ipucnn": __version__,
-            "asked": self.choice.asked,
-            "device": self.choice.device,
-            "usable": self.choice.usable,
-            "reason": self.choice.reason,
-            "commands": [
-                {"command": c.command, "device": c.device, "usable": c.usable, "reason": c.reason}
-                for c in self.commands
-            ],
+            **of_choice(self.choice, "asked"),
+            "commands": [of_choice(choice, "command") for choice in self.commands],
             "python": platform.python_version(),
             "platform": platform.platform(),
             "packages": dict(self.surroundings.versions),
@@ -123,20 +100,13 @@ class Diagnosis:
             "dataset_path": self.dataset_path,
             "datasets": self.datasets,
             "variables": self.variables,
-            "probe": None
-            if probe is None
-            else {**probe.answer, "error": None if probe.error is None else probe.error.message},
+            "probe": probe and {**probe.answer, "error": probe.error and probe.error.message},
             "findings": [asdict(finding) for finding in self.findings],
             "next_steps": list(self.next_steps),
         }
 
 
-def diagnose(
-    asked: str = "auto",
-    *,
-    dataset_path: Path = Path("."),
-    deep: bool = False,
-) -> Diagnosis:
+def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), deep: bool = False) -> Diagnosis:
     """Looks at this machine.
 
     Args:
@@ -144,19 +114,14 @@ def diagnose(
         dataset_path: where data sets are looked for.
         deep: import TensorFlow in another process.
     """
-    found = surroundings.look_around()
-    ipus = find_ipus()
-    gpus, gpu_problem = find_gpus()
-    probe = None
-    if deep and found.versions.get("tensorflow") is not None:
-        probe = probe_tensorflow()
-    host, disk = look_at_host(), look_at_disk(Path("runs"))
-    poprun = find_poprun(found.variables)
+    found, ipus = surroundings.look_around(), find_ipus()
+    gpus, gpu_problem = look.find_gpus()
+    can_probe = deep and found.versions.get("tensorflow") is not None
+    probe = look.probe_tensorflow() if can_probe else None
+    poprun, cluster = look.find_poprun(found.variables), look.find_cluster(os.environ)
     choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
-    cluster = find_cluster(os.environ)
-    if cluster.problem is not None:
-        findings.append(Finding("problem", "cluster", cluster.problem.message, cluster.problem.hint))
-    findings = sorted([*findings, *of_variables(found), *of_host(host, disk)], key=lambda f: f.rank)
+    of_cluster: List[Finding] = [] if cluster.problem is None else [problem("cluster", cluster.problem)]
+    findings = sorted([*findings, *of_cluster], key=lambda finding: finding.level != PROBLEM)
     return Diagnosis(
         choice=choice,
         commands=tuple(command_devices(choice, poprun)),
@@ -166,16 +131,11 @@ def diagnose(
         cluster=cluster,
         gpus=tuple(gpus),
         gpu_problem=gpu_problem,
-        host=host,
-        disk=disk,
+        host=look.look_at_host(),
+        disk=look.look_at_disk(Path("runs")),
         dataset_path=str(dataset_path),
-        datasets=find_datasets(dataset_path),
+        datasets=look.find_datasets(dataset_path),
         probe=probe,
         findings=tuple(findings),
         next_steps=tuple(next_steps(choice, findings, ipus, deep)),
     )
-
-
-def _custom_ops() -> Optional[str]:
-    library = crop_library()
-    return None if library is None else str(library)

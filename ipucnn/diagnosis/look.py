@@ -164,12 +164,6 @@ class Poprun:
     problem: Optional[UserError] = None
 
     @property
-    def num_local_replicas(self) -> Optional[int]:
-        """Replicas of this instance; None without ``poprun``."""
-        total = self.instances.total_replicas
-        return None if total is None else self.instances.local_replicas
-
-    @property
     def line(self) -> str:
         """In words; empty without ``poprun``."""
         if self.problem is not None:
@@ -179,7 +173,7 @@ class Poprun:
             return ""
         writes = "writes" if found.is_writer else "leaves to the first"
         return (
-            f"instance {found.index + 1} of {found.count}, {self.num_local_replicas} of "
+            f"instance {found.index + 1} of {found.count}, {found.local_replicas} of "
             f"{counted(found.total_replicas or 0, 'replica')}, {counted(found.ipus_per_replica or 0, 'IPU')} each; "
             f"{writes} checkpoints and logs"
         )
@@ -192,7 +186,7 @@ class Poprun:
             "num_instances": found.count,
             "instance": found.index,
             "total_replicas": found.total_replicas,
-            "local_replicas": self.num_local_replicas,
+            "local_replicas": None if found.total_replicas is None else found.local_replicas,
             "ipus_per_replica": found.ipus_per_replica,
             "problem": None if self.problem is None else self.problem.message,
         }
@@ -233,10 +227,10 @@ class HostCluster:
         """Plain values, ready for JSON; keys are always there."""
         found = self.workers
         return {
-            "workers": 1 if found is None else found.count,
-            "rank": 0 if found is None else found.index,
-            "addresses": [] if found is None else list(found.addresses),
-            "source": None if found is None else found.source,
+            "workers": found.count if found else 1,
+            "rank": found.index if found else 0,
+            "addresses": list(found.addresses) if found else [],
+            "source": found.source if found else None,
             "problem": None if self.problem is None else self.problem.message,
         }
 

@@ -20,6 +20,7 @@ class Ran:
         output, errors: stdout and stderr; empty if it was not found or did not end.
         problem: None if it ended with 0, else what happened, in a few words.
         signal_name: e.g. "SIGILL" where a signal ended it.
+        exit_code: that it ended with; 0 where a signal did, or it did not run.
     """
 
     found: bool
@@ -27,6 +28,7 @@ class Ran:
     errors: str = ""
     problem: Optional[str] = None
     signal_name: Optional[str] = None
+    exit_code: int = 0
 
 
 def find_program(program: str) -> Optional[str]:
@@ -42,13 +44,18 @@ def find_program(program: str) -> Optional[str]:
 
 
 def run_program(
-    command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
+    command: Sequence[str],
+    timeout_s: Optional[float] = TIMEOUT_S,
+    variables: Optional[Mapping[str, str]] = None,
+    shows_errors: bool = False,
 ) -> Ran:
-    """Runs a program and everything it starts, for at most ``timeout_s``; never raises.
+    """Runs a program and everything it starts, for at most ``timeout_s``; an interruption alone is raised.
 
     Args:
         command: program, then arguments.
+        timeout_s: None for as long as it takes.
         variables: of its environment; None: this process's.
+        shows_errors: its stderr is this process's, and not kept.
     """
     program = command[0] if os.path.isabs(command[0]) else find_program(command[0])
     if program is None:
@@ -58,7 +65,7 @@ def run_program(
             [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=None if shows_errors else subprocess.PIPE,
             env=None if variables is None else dict(variables),
             start_new_session=True,
         )
@@ -72,12 +79,12 @@ def run_program(
     except BaseException:
         _kill(process)
         raise
-    texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+    texts = output.decode("utf-8", "replace"), (errors or b"").decode("utf-8", "replace")
     if process.returncode < 0:
         name = signal_name(-process.returncode)
         return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
     problem = f"ended with exit code {process.returncode}" if process.returncode else None
-    return Ran(True, *texts, problem=problem)
+    return Ran(True, *texts, problem=problem, exit_code=process.returncode)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

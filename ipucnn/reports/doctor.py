@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Iterator, Tuple
 
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table
@@ -23,19 +24,12 @@ def _python(found: Diagnosis) -> Iterator[Tuple[str, str]]:
 
     from ipucnn import __version__
 
-    yield "ipucnn", f"{__version__}, Python {platform.python_version()}"
     versions = found.surroundings.versions
-    absent = "not installed"
-    yield (
-        "TensorFlow",
-        ", ".join(
-            [
-                versions.get("tensorflow") or absent,
-                f"Keras {versions.get('keras') or absent}",
-                f"NumPy {versions.get('numpy') or absent}",
-            ]
-        ),
+    tensorflow, keras, numpy = (
+        versions.get(name) or "not installed" for name in ("tensorflow", "keras", "numpy")
     )
+    yield "ipucnn", f"{__version__}, Python {platform.python_version()}"
+    yield "TensorFlow", f"{tensorflow}, Keras {keras}, NumPy {numpy}"
     if found.probe is not None:
         error = found.probe.error
         yield "", "import: works" if error is None else f"import: {error.message}"
@@ -80,34 +74,26 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
 
 
 def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    if found.gpus:
-        yield (
-            "GPUs",
-            "; ".join(
-                f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in found.gpus
-            ),
-        )
-    else:
-        yield "GPUs", f"none: {found.gpu_problem}"
+    gpus = [f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in found.gpus]
+    yield "GPUs", "; ".join(gpus) or f"none: {found.gpu_problem}"
     host = found.host
-    cores = f"{counted(host.num_cores, 'core')}"
+    cores = counted(host.num_cores, "core")
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"
     if host.memory_bytes:
         yield "memory", f"{units.size(host.memory_bytes)}, {units.size(host.available_bytes)} free"
-    yield "disk for runs", f"{units.size(found.disk.free_bytes)} free in {found.disk.folder}"
+    disk = found.disk
+    free = f"{units.size(disk.free_bytes)} free in" if disk.writable else "runs cannot be written to"
+    yield "disk for runs", f"{free} {disk.folder}"
+    places = found.datasets.items()
     here = [
-        name if place in ("embedded", "generated") else f"{name} ({place})" for name, place in _located(found)
+        name if place in ("embedded", "generated") else f"{name} ({place})" for name, place in places if place
     ]
-    absent = [name for name, place in found.datasets.items() if place is None]
+    absent = [name for name, place in places if place is None]
     yield "data sets", ", ".join(here)
     if absent:
         yield f"not in {found.dataset_path}", ", ".join(absent)
-
-
-def _located(found: Diagnosis) -> List[Tuple[str, str]]:
-    return [(name, place) for name, place in found.datasets.items() if place is not None]
 
 
 _SECTIONS = (_python, _sdk, _ipus, _machine)
@@ -120,53 +106,38 @@ def _where(choice: Choice) -> str:
 
 def print_diagnosis(found: Diagnosis) -> None:
     """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
+    from rich.text import Text
+
     out = console(sys.stdout)
     rows = [row for section in _SECTIONS for row in section(found)]
     out.print(fact_table((printable(name), printable(value)) for name, value in rows))
     _print_commands(out, found)
+    advice = []
     for finding in found.findings:
-        _print_lines(out, f"{finding.level}: ", finding.message, _COLOURS[finding.level])
+        advice.append((Text(finding.level, style=_COLOURS[finding.level]), finding.message))
         if finding.hint:
-            _print_lines(out, "    hint: ", finding.hint, "cyan")
+            advice.append((Text("  hint", style="cyan"), finding.hint))
     said = {finding.hint for finding in found.findings}
     steps = [step for step in found.next_steps if step not in said]
-    if steps:
-        if found.findings:
-            out.print()
-        out.print("next", style="bold")
-        for step in steps:
-            _print_lines(out, "  - ", step, None)
+    advice += [(Text("" if number else "next", style="bold"), step) for number, step in enumerate(steps)]
+    table = plain_table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in advice:
+        table.add_row(name, Text(printable(text)))
+    out.print(table)
 
 
 def _print_commands(out: Console, found: Diagnosis) -> None:
     """A row for each group of commands that runs on the same for the same reason."""
     from rich.text import Text
 
-    groups: List[Tuple[str, str, List[str]]] = []
-    for choice in found.commands:
-        own = (_where(choice), choice.reason)
-        if not groups or groups[-1][:2] != own:
-            groups.append((*own, []))
-        groups[-1][2].append(choice.command)
     table = plain_table()
     table.add_column("command", overflow="fold")
     table.add_column("runs on", no_wrap=True)
     table.add_column("because", overflow="fold")
-    for where, reason, names in groups:
+    for (where, reason), choices in groupby(found.commands, lambda choice: (_where(choice), choice.reason)):
+        names = ", ".join(choice.command for choice in choices)
         style = "bold red" if "not usable" in where else "bold"
-        table.add_row(Text(", ".join(names)), Text(where, style=style), Text(printable(reason)))
+        table.add_row(Text(names), Text(where, style=style), Text(printable(reason)))
     out.print(table)
-
-
-def _print_lines(out: Console, head: str, text: str, style: Optional[str]) -> None:
-    """A text with a hanging indent."""
-    import textwrap
-
-    from rich.text import Text
-
-    indent = " " * (len(head) if head.strip().startswith(("-", "hint")) else 4)
-    wrapped = textwrap.wrap(
-        printable(text), max(20, out.width - len(head)), break_on_hyphens=False, break_long_words=False
-    )
-    for number, line in enumerate(wrapped or [""]):
-        out.print(Text.assemble((head if number == 0 else indent, style or ""), line), soft_wrap=True)

@@ -275,10 +275,15 @@ def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
             rows.append(
                 (f"mean {title}, without {names[0]}", _share(result["measured"][key]), _share(of_trivial))
             )
-        for i in reversed(range(len(names))):
+        for i in _class_order(len(names)):
             rows.append((f"{title}, {names[i]}", _share(found[key][i]), _share(trivial[key][i])))
     rows.append((f"soft Dice, mean of {which}", _share(found["soft_dice"]), ""))
     return rows
+
+
+def _class_order(num_classes: int) -> List[int]:
+    """The classes as they are numbered; of two, the second first, which is the one that is looked for."""
+    return [1, 0] if num_classes == 2 else list(range(num_classes))
 
 
 def _score_rows(found: PlainDict) -> List[Row]:
@@ -335,8 +340,8 @@ def _worst_images(result: PlainDict) -> Group:
     table = plain_table()
     table.add_column("image", overflow="fold")
     if len(names) <= MOST_COLUMNS:
-        for name in reversed(names):
-            table.add_column(f"Dice, {name}", justify="right")
+        for i in _class_order(len(names)):
+            table.add_column(f"Dice, {names[i]}", justify="right")
     else:
         table.add_column("mean Dice", justify="right")
         table.add_column("lowest Dice", overflow="fold")
@@ -347,7 +352,7 @@ def _worst_images(result: PlainDict) -> Group:
     shown = sorted(rows, key=mean_dice)[:WORST_IMAGES]
     for row in shown:
         image = printable(row["image"])
-        cells = [image, *(_share(value) for value in reversed(row["dice"]))]
+        cells = [image, *(_share(row["dice"][i]) for i in _class_order(len(names)))]
         if len(names) > MOST_COLUMNS:
             lowest, name = min((value, name) for value, name in zip(row["dice"], names) if value is not None)
             cells = [image, _share(mean_dice(row)), f"{_share(lowest)}, {name}"]

@@ -340,7 +340,10 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         cards.append(
             ("throughput", f"{units.rate(measured['images_per_s'])} images/s", f"on {device.get('name')}")
         )
-    cards.append(("time", units.duration(run.seconds()), "executions and validations"))
+    if measured:
+        continued = measured.get("first_weight_update", 0)
+        part = f"since weight update {continued:,}" if continued else "from start to end"
+        cards.append(("time", units.duration(measured["wall_s"]), part))
     environment = run.environment
     machine = [
         (name, _value(environment.get(name)))

@@ -10,24 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import COUNT, SHORT_BAR, ProgressBar, console, fact_table, plain_table
+from ipucnn.reports.console import (
+    COUNT,
+    SHORT_BAR,
+    ProgressBar,
+    console,
+    fact_table,
+    plain_table,
+    print_table,
+)
 from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import Row, SuiteResult
-    from ipucnn.benchmarking.suite import Speedups, Suite
+    from ipucnn.benchmarking.suite import Suite
+    from ipucnn.benchmarking.suite_run import Speedups
 
-# Columns that a narrow terminal goes without, in the order in which they are left out.
-_SPARE = (
-    "FLOP per\nparam.",
-    "predicted\nimages/s",
-    "measured\nstep",
-    "times\nKeras",
-    "size",
-    "repl.",
-    "stages",
-    "GA",
-)
 _RATE = "measured\nimages/s"
 # Marker and colour (Okabe and Ito's, for all kinds of sight) by micro-batch size, the smallest first.
 _MARKS = (("o", "#0072b2"), ("s", "#d55e00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#56b4e9"))
@@ -112,21 +110,13 @@ def print_suite(result: SuiteResult, compared: Speedups) -> None:
 
     out = console(sys.stdout)
     cells = columns(result, compared)
-    for spare in _SPARE:
-        widths = [
-            max(len(line) for cell in (title, *own) for line in cell.split("\n"))
-            for title, own in cells.items()
-        ]
-        if sum(widths) + 2 * len(widths) <= out.width:
-            break
-        cells.pop(spare, None)
     title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
     table = plain_table(title=title, padding=(0, 1, 0, 0))
     for index, name in enumerate(cells):
-        table.add_column(Text(name), justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
+        table.add_column(name, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for row in zip(*cells.values()):
         table.add_row(*map(Text, row))
-    out.print(table)
+    print_table(out, table)
     out.print(fact_table((name, printable(value)) for name, value in facts(result, compared)))
 
 
@@ -181,6 +171,13 @@ def print_plan(suite: Suite, as_json: bool) -> None:
     console(sys.stdout).print(table)
 
 
+def points(compared: Speedups) -> List[Tuple[Row, float, Optional[int]]]:
+    """The pairs that the figure shows: of networks whose arithmetic is known, without those of a ladder of steps."""
+    return [
+        pair for pair in compared.pairs if pair[0].flop_per_parameter and pair[0].training_accuracy is None
+    ]
+
+
 def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     """Speed-up against arithmetic intensity, forward and training side by side.
 
@@ -194,10 +191,10 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     matplotlib = import_matplotlib()
     from matplotlib.figure import Figure
 
-    points = [pair for pair in compared.pairs if pair[0].flop_per_parameter]
-    panels = [(name, [p for p in points if p[0].mode == name]) for name in ("inference", "training")]
+    pairs = points(compared)
+    panels = [(name, [p for p in pairs if p[0].mode == name]) for name in ("inference", "training")]
     panels = [panel for panel in panels if panel[1]]
-    batches = sorted({row.micro_batch_size or 0 for row, _, _ in points})
+    batches = sorted({row.micro_batch_size or 0 for row, _, _ in pairs})
     # Ids in SVG are random without a salt; the same figure is the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "ipucnn", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7.6 * len(panels), 7.2), dpi=110)
@@ -219,7 +216,7 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
         ]
         figure.legend(handles=handles, loc="lower center", ncol=len(handles), frameon=False)
         title = f"How many times as fast: {compared.second}, compared with what is measured here"
-        hollow = " (hollow: more than one IPU)" if any((ipus or 1) > 1 for _, _, ipus in points) else ""
+        hollow = " (hollow: more than one IPU)" if any((ipus or 1) > 1 for _, _, ipus in pairs) else ""
         figure.suptitle((title + hollow).replace("$", r"\$"), fontsize=12, wrap=True)
         figure.tight_layout(rect=(0, 0.035, 1, 0.98))
         metadata = {"Date": None} if suffix == ".svg" else None

@@ -381,8 +381,10 @@ def report_rows(
                     f"{received} for each worker and weight update",
                 )
             )
-        total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
-        rows.append(("with compilation", f"{units.rate(total)} images/s"))
+        samples = samples_measured(report)
+        if samples is not None:
+            total = samples / max(measured["train_s"] + compiled["compile_s"], 1e-9)
+            rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):
             rows.append(
                 (
@@ -411,6 +413,14 @@ def report_rows(
     )
     rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
+
+
+def samples_measured(report: PlainDict) -> Optional[int]:
+    """Samples that the process trained whose times a report has; None in a report of a version that did not say."""
+    measured = report["measured"]
+    if "samples" in measured or measured.get("first_weight_update", 0):
+        return measured.get("samples")
+    return int(report["trained_samples"])
 
 
 def _region(data: PlainDict) -> str:

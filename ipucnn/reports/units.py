@@ -57,7 +57,7 @@ def column_milliseconds(value: float) -> str:
 
 def duration(value: float) -> str:
     """75.2 -> ``1 min 15 s``; below a minute with one decimal."""
-    if value < 60:
+    if round(value, 1) < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     if minutes < 60:

@@ -4,12 +4,12 @@ Everything is read from the files of the folders, which may be those of others, 
 Nothing here imports TensorFlow.
 """
 
-import calendar
 import json
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -21,11 +21,10 @@ from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
     entries,
     exists,
-    file_size,
     is_file,
     is_folder,
     is_link,
-    locked,
+    is_locked,
     read_text,
     shown,
 )
@@ -162,7 +161,7 @@ def read_run(path: Path) -> RunRecord:
         timings=[row for row in map(_object, _lines(path / TIMINGS)) if row],
         report=folder.read_report(),
         processes=[p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else [],
-        is_locked=_is_locked(path),
+        is_locked=bool(is_locked(path)),
         # What stands behind the last line break is no line yet.
         unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
     )
@@ -184,16 +183,6 @@ def _object(line: str) -> PlainDict:
     except (NotJson, BadDocument):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        handle = locked(path)
-    except (BlockingIOError, FileNotFoundError):
-        return True
-    if handle is not None:
-        os.close(handle)
-    return False
 
 
 def find_runs(folder: Path) -> List[Path]:
@@ -254,7 +243,7 @@ def summary(run: RunRecord) -> PlainDict:
         "weight_updates": _updates_done(run),
         "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
         "time_s": run.seconds(),
-        "size_bytes": _size(run.path),
+        "size_bytes": RunFolder(run.path, run.config.checkpoint_dir).size_bytes,
         "started": started if is_text(started) else None,
         "age_s": None if began is None else max(0.0, time.time() - began),
     }
@@ -275,24 +264,11 @@ def _updates_done(run: RunRecord) -> int:
 
 
 def _seconds_of(started: object) -> Optional[float]:
-    """A time as ``environment.json`` has it, in seconds since 1970; None for anything else."""
+    """A time as ``environment.json`` has it, with its zone, in seconds since 1970; None for anything else."""
     try:
-        return float(calendar.timegm(time.strptime(str(started)[:19], "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
+        return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
         return None
-
-
-def _size(folder: Path) -> int:
-    """Bytes of all files in a folder; links are not followed."""
-    total = 0
-    for path in entries(folder):
-        if is_link(path):
-            continue
-        if is_folder(path):
-            total += _size(path)
-        elif is_file(path):
-            total += file_size(path)
-    return total
 
 
 def sort_runs(rows: List[PlainDict], by: str) -> List[PlainDict]:

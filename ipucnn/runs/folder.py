@@ -109,7 +109,7 @@ _REPORT_FIELDS: json_fields.Fields = {
         "throughput and times",
         json_fields.all_of(
             {"images_per_s": is_number, "flop_per_s": is_number, "train_s": is_number, "wall_s": is_number},
-            {"first_weight_update": is_count},
+            {"first_weight_update": is_count, "samples": is_count},
         ),
     ),
     "trained_samples": ("a number", is_count),
@@ -380,8 +380,8 @@ class RunFolder:
 
     @property
     def size_bytes(self) -> int:
-        """What the run takes on its disk, checkpoints elsewhere included."""
-        return used_bytes(self.path, self.checkpoints)
+        """What the run takes on its disk, its checkpoints elsewhere included."""
+        return used_bytes(self.path, (p for p in entries(self.checkpoints) if is_checkpoint_name(p.name)))
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""

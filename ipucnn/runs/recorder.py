@@ -153,18 +153,30 @@ class Timer:
 
     Attributes:
         started: when the work began, ``time.perf_counter()``.
-        busy_s: time in weight updates, without compiling.
     """
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
-        self.busy_s = 0.0
-        self._samples = 0.0
+        self._logged_s = self._logged_samples = 0.0
+        # The last execution, if it was not logged: its figures are of all since the last one that was.
+        self._open: Optional[ExecutionFinished] = None
 
     def add(self, execution: ExecutionFinished) -> None:
         """Counts an execution."""
-        self.busy_s += execution.wall_s
-        self._samples += execution.images_per_s * execution.wall_s
+        self._open = execution
+        if execution.is_logged:
+            self._logged_s, self._logged_samples = self.busy_s, self._samples
+            self._open = None
+
+    @property
+    def busy_s(self) -> float:
+        """Time in weight updates, without compiling."""
+        return self._logged_s + (self._open.wall_s if self._open is not None else 0.0)
+
+    @property
+    def _samples(self) -> float:
+        timed = self._open
+        return self._logged_samples + (timed.images_per_s * timed.wall_s if timed is not None else 0.0)
 
     @property
     def images_per_s(self) -> float:
@@ -338,10 +350,10 @@ class Recorder:
             self._interrupt()
 
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
+        self._timer.add(event)
         if not event.is_logged:
             self._session.state.events_done += 1
             return
-        self._timer.add(event)
         scale = {} if event.loss_scaling is None else {"loss_scaling": event.loss_scaling}
         self._record(
             {
@@ -616,6 +628,7 @@ class Recorder:
         """
         training, session, timer, info = self._training, self._session, self._timer, self._training.info
         images_per_s = timer.images_per_s
+        trained = training.program.samples_before(session.state.weight_updates)
         forward_flops = 2 * training.compilation.macs_per_sample
         return {
             "model": self._config.model_name,
@@ -643,6 +656,7 @@ class Recorder:
                 "peak_memory_bytes": peak_memory_bytes(),
                 "sharing": None if session.sharing is None else asdict(session.sharing),
                 "first_weight_update": training.first_weight_update,
+                "samples": trained - training.program.samples_before(training.first_weight_update),
             },
             "ended_early": self._reason if self._is_early else None,
             "target": self._target(),
@@ -650,7 +664,7 @@ class Recorder:
             "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
-            "trained_samples": training.program.samples_before(session.state.weight_updates),
+            "trained_samples": trained,
             "validation": self._state.last_validation,
             "best_validation": self._state.best,
             "processes": [

@@ -25,6 +25,7 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     is_link,
+    is_locked,
     locked,
     make_folder,
     reason_of,
@@ -94,7 +95,7 @@ def default_run_dir(model: str, dataset: str) -> Path:
     """
     free = 1
     for path in _taken(model, dataset):
-        if is_unfinished(path) and not _is_in_use(path):
+        if is_unfinished(path) and is_locked(path) is False:
             return path
         free += 1
     return _numbered(model, dataset, free)
@@ -145,18 +146,6 @@ def _is_still(path: Path, handle: Optional[int]) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError:
         return False
-
-
-def _is_in_use(path: Path) -> bool:
-    """Whether another process has a folder's lock, or nobody can know."""
-    try:
-        handle = locked(path)
-    except (BlockingIOError, FileNotFoundError):
-        return True
-    if handle is None:
-        return True
-    os.close(handle)
-    return False
 
 
 def check_new(path: Path, overwrite: bool) -> None:

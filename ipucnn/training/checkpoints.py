@@ -24,13 +24,16 @@ from ipucnn import json_fields
 from ipucnn.aliases import KerasVariable, PlainValue
 from ipucnn.config import bounds
 from ipucnn.documents import load_record
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, InfeasibleError
 from ipucnn.filesystem import open_regular, shown
 from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
+from ipucnn.machine import available_bytes
+from ipucnn.text import size_text
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
 _AGAIN = "train again; checkpoints of this kind were written before the checksum covered the run's position"
+_MORE_MEMORY = "end other programs, raise the limit (ulimit -v), or use a machine with more memory"
 META_BYTES = 2**28
 """How long the JSON text may be: the lines of ``metrics.jsonl`` are in it."""
 _WEIGHT_TYPES = ("<f4", "<f2")
@@ -183,16 +186,18 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Raises:
-        DataError: absent, not a checkpoint, damaged, larger than half of the memory, or with facts or arrays that
-            no checkpoint has, naming them.
+        DataError: absent, not a checkpoint, damaged, or with facts or arrays that no checkpoint has, naming them.
+        InfeasibleError: memory does not suffice.
     """
-    # Here, not on top: `ipucnn --help` comes past this module.
-    from ipucnn.datasets.limits import check_memory
-
     name = f"checkpoint {shown(path)}"
     arrays: Dict[str, Any] = {}
     with _reading(path) as (file, size):
-        check_memory(size, name, "use a machine with more memory")
+        allowed = available_bytes() // 2
+        if size > allowed:
+            raise InfeasibleError(
+                f"{name} needs {size_text(size)} of memory, and half of what is free is {size_text(allowed)}",
+                _MORE_MEMORY,
+            )
         members = _members(file, size)
         header = _header_of(members, file, name)
         for member, num_bytes in members:
@@ -225,6 +230,7 @@ def read_meta(path: Path) -> Dict[str, Any]:
 
     Raises:
         DataError: absent, not a checkpoint, or with facts that no checkpoint has.
+        InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
     with _reading(path) as (file, size):
@@ -244,14 +250,19 @@ def _reading(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
     """The opened file and its length.
 
     Raises:
-        DataError: it cannot be read, or what the block found in it is no checkpoint.
+        DataError: it cannot be read, or the block found that it is no checkpoint.
+        InfeasibleError: memory does not suffice to read it, which says nothing about the file.
     """
     with open_regular(path, "checkpoint", hint=_HINT) as file:
         size = file.seek(0, 2)
         file.seek(0)
         try:
             yield file, size
-        except (_DamagedError, UnicodeDecodeError, struct.error, OverflowError, MemoryError) as error:
+        except MemoryError:
+            raise InfeasibleError(
+                f"memory does not suffice to read checkpoint {shown(path)}", _MORE_MEMORY
+            ) from None
+        except (_DamagedError, UnicodeDecodeError, struct.error, OverflowError) as error:
             raise DataError(f"{shown(path)} is damaged or no checkpoint", _HINT) from error
 
 

@@ -2,7 +2,7 @@
 
 ``installed()`` puts it where the SDK's modules would be and takes all of it away again.  It refuses what the SDK
 refuses, keeps a log of what was configured, and trains with stock Keras underneath.  What it cannot show is in
-docs/hardware-checklist.md.
+docs/contributing/hardware-checklist.md.
 """
 
 import contextlib

@@ -64,7 +64,7 @@ class Known:
 
 @dataclass(frozen=True)
 class SubsetFacts:
-    """What a subset is, for the report; the attributes are the keys of the JSON (docs/datasets.md)."""
+    """What a subset is, for the report; the attributes are the keys of the JSON (docs/verify-dataset.md)."""
 
     name: str
     samples: int
@@ -107,7 +107,7 @@ class Verification:
         return len(self.findings) - self.num_errors
 
     def to_dict(self) -> PlainDict:
-        """Plain data for JSON; docs/datasets.md describes the keys."""
+        """Plain data for JSON; docs/verify-dataset.md describes the keys."""
         return {
             "schema_version": SCHEMA_VERSION,
             "dataset": self.dataset,

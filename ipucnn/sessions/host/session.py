@@ -13,7 +13,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -299,7 +299,7 @@ class HostSession(Session):
 
     def _choose_lanes(self, program: Program) -> int:
         """How many of the chunks of a program are computed side by side."""
-        chunks = program.num_micro_batches // max(program.fused_micro_batches, 1)
+        chunks = program.num_micro_batches // program.fused_micro_batches
         in_memory = self._at_once
         if self.device.memory_bytes:
             micro_batch_bytes = self._bytes_per_sample * program.micro_batch_size
@@ -474,19 +474,22 @@ class HostSession(Session):
         first = self.state.weight_updates
         rates = self._schedule(np.arange(first, first + num_weight_updates))
         started = time.perf_counter()
-        try:
-            with tf.device(self.place), _exceptions(first, first + num_weight_updates):
-                found = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
-                losses, hits = (values.numpy().tolist() for values in found)
-        except tf.errors.ResourceExhaustedError:
-            fused = self.program.fused_micro_batches
-            raise InfeasibleError(
-                f"out of memory with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
-                "use --fused-micro-batches 1"
-                if fused > 1
-                else "use a smaller --micro-batch-size or --image-size",
-            ) from None
+        with tf.device(self.place), _exceptions(
+            first, first + num_weight_updates
+        ), self._memory_of_training():
+            found = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
+            losses, hits = (values.numpy().tolist() for values in found)
         return TrainedPart(losses, hits, time.perf_counter() - started)
+
+    def _memory_of_training(self) -> ContextManager[None]:
+        assert self.program is not None
+        fused = self.program.fused_micro_batches
+        return _memory_errors(
+            f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
+            "use --fused-micro-batches 1"
+            if fused > 1
+            else "use a smaller --micro-batch-size or --image-size",
+        )
 
     def _has_batch_norm(self) -> bool:
         """Whether the loop found layers with moving statistics."""
@@ -496,7 +499,7 @@ class HostSession(Session):
         """A forward pass over the batches, in the loop that trains."""
         assert self._loop is not None and self._weights is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
-        with tf.device(self.place), _exceptions():
+        with tf.device(self.place), _exceptions(), self._memory_of_training():
             self._weights.settle()
             self._loop.collect(iterator, tf.constant(num_updates))
             self._weights.settle()
@@ -539,17 +542,25 @@ class HostSession(Session):
         """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it.
 
         Of a worker's batches each of its devices computes one at a time, or as many as there are cores for.
+
+        Raises:
+            InfeasibleError: a batch does not fit into memory.
         """
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
-        with tf.device(self.place), _exceptions():
+        batches = iter(dataset)
+        first = next(batches, None)
+        size = 0 if first is None else len(first[0])
+        memory = _memory_errors(
+            f"in a validation, with batches of {counted(size, 'image')}",
+            "use a smaller --validation-micro-batch-size",
+        )
+        with tf.device(self.place), _exceptions(), memory:
             self._settle()
-            batches = iter(dataset)
-            first = next(batches, None)
             own = self._at_once
             if first is not None:
-                own, batches = self._batches_at_once(len(first[0])), itertools.chain([first], batches)
+                own, batches = self._batches_at_once(size), itertools.chain([first], batches)
             at_once = min(self._cluster.exchange("batches at once", own))
             together = len(self.places) * at_once
             while True:
@@ -666,6 +677,15 @@ def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iter
             f"--fp-exceptions: {EXCEPTION}{found.group(1)}{when}: its result is too large, or no number",
             "lower --loss-scaling or the learning rate, or drop --fp-exceptions; checkpoints written before are kept",
         ) from None
+
+
+@contextlib.contextmanager
+def _memory_errors(what: str, hint: str) -> Iterator[None]:
+    """Says what does not fit into memory, and which option is at fault."""
+    try:
+        yield
+    except (MemoryError, tf.errors.ResourceExhaustedError):
+        raise InfeasibleError(f"out of memory {what}", hint) from None
 
 
 def _count_operations(graph: TfGraph) -> int:

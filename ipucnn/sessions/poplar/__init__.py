@@ -7,5 +7,5 @@ reads its compiler's progress and configures the system; ``config.py`` is one ta
 ``evaluation.py``.  ``errors.py`` translates what the SDK raises, and ``popdist.py`` knows its instances.
 
 ``tests/poplar_double`` stands in for the SDK, made from recorded facts of its API.  What no double can show is in
-docs/hardware-checklist.md.
+docs/contributing/hardware-checklist.md.
 """

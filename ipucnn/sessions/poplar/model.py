@@ -38,10 +38,11 @@ TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
 
 
 class SeededDropout(keras.layers.Layer):
-    """The masks of ``ipucnn.models.layers.Dropout``, with the micro-batch's seeds as a second input.
+    """Dropout whose masks are a function of the run's seed, the layer's name and the micro-batch's number.
 
-    Inside ``fit`` nobody says which micro-batch is under way, so that comes with the data.  The host draws the same
-    masks: the layer's name and the micro-batch's number are the seed.
+    ``fit`` does not say which micro-batch is under way, so the micro-batch's seeds are a second input.  The seeds are
+    those of ``ipucnn.models.layers.Dropout``; the masks are not the host's, as poprand takes a seed as its own
+    generator's key (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
 
     Args:
         rate: probability of zeroing.
@@ -246,8 +247,7 @@ class Shape:
         purpose: TRAINING, PREDICTION, or STATISTICS (a training forward pass that returns batch norm's
             statistics).
         precision: "16.16", "16.32" or "32.32".
-        stateless_dropout: masks are a function of seed and micro-batch; they are not the host's, as poprand takes the
-            seed as its own generator's key (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
+        stateless_dropout: dropout is a :class:`SeededDropout`.
         preprocess: on the IPU, by a :class:`Preprocess` layer; None: on the host.
     """
 

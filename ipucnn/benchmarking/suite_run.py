@@ -1,0 +1,368 @@
+"""A planned suite in its folder: each row in a process of its own, what the rows came to, and their speed-ups."""
+
+import csv
+import io
+import itertools
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Optional, Sequence, Tuple
+
+from msgspec import structs
+
+from ipucnn import documents
+from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult, from_plain
+from ipucnn.benchmarking.report import checked_folder
+from ipucnn.benchmarking.suite import PlannedRow, Suite, parse_options
+from ipucnn.diagnosis.programs import Ran, run_program
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
+from ipucnn.runs.compare import RunRecord, read_run
+from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.text import shown_value
+
+RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
+FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
+# What the names of default folders end with; those of single benchmarks end in -benchmark.
+_SUFFIX = "suite"
+# Where data lie changes no figure.
+_NOT_WORK = ("dataset-path", "download")
+_PRINTED_CHARACTERS = 4096
+
+
+# -- the folder -------------------------------------------------------------------------------------------------
+
+
+def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: bool) -> Path:
+    """The folder of a suite, checked before anything is measured.
+
+    Raises:
+        ConfigurationError: it is taken and neither continued nor replaced, holds something else, or there is
+            nothing to go on with.
+        DataError: it is a file.
+    """
+    if run_dir is not None:
+        path = expand(run_dir, "--run-dir")
+    elif not resume:
+        return default_run_dir(name, _SUFFIX)
+    else:
+        latest = latest_run_dir(name, _SUFFIX)
+        if latest is None:
+            raise ConfigurationError(
+                f"--resume: there is no {default_run_dir(name, _SUFFIX)} to go on with",
+                "leave --resume out to begin, or name the suite's folder with --run-dir",
+            )
+        path = latest
+    found = checked_folder(path, FILES, "the folder of a suite")
+    if resume and RESULT not in found:
+        raise ConfigurationError(
+            f"--resume: {path} holds no suite to go on with", "leave --resume out to begin one there"
+        )
+    if found and not (resume or overwrite):
+        raise ConfigurationError(
+            f"--run-dir {path} already exists",
+            "--resume goes on with its rows, --overwrite replaces them; or use another --run-dir",
+        )
+    return path
+
+
+def this_machine() -> MachineFacts:
+    """The facts about this machine that figures depend on and that are known without TensorFlow."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        tensorflow: Optional[str] = version("tensorflow")
+    except PackageNotFoundError:
+        tensorflow = None
+    python = ".".join(map(str, sys.version_info[:3]))
+    return MachineFacts(cpu_name(), num_cores(), host_memory_bytes(), python, tensorflow)
+
+
+def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
+    """A ``suite.json``, or the one in a folder.
+
+    Raises:
+        DataError: not there, damaged, or of another kind or version.
+    """
+    path = path / RESULT if is_folder(path, option) else path
+    hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
+    result = from_plain(documents.read_record(path, option, hint), SuiteResult, f"{option} {path}", hint)
+    if len({row.id for row in result.rows}) < len(result.rows):
+        raise DataError(f"{option} {path} is damaged: two rows of one id", "make it again")
+    return result
+
+
+def write_result(folder: Path, result: SuiteResult) -> None:
+    """Writes what there is of a suite."""
+    write_text(folder / RESULT, result.to_json())
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row.__struct_fields__)
+    for row in result.rows:
+        values = [getattr(row, key) for key in Row.__struct_fields__]
+        writer.writerow(["; ".join(v) if isinstance(v, list) else "" if v is None else v for v in values])
+    write_text(folder / TABLE, text.getvalue())
+
+
+# -- running ----------------------------------------------------------------------------------------------------
+
+
+def pending(suite: Suite) -> SuiteResult:
+    """The result of a suite before any row has run."""
+    return SuiteResult(
+        suite=suite.name,
+        title=suite.title,
+        about=suite.about,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        machine=this_machine(),
+        epoch_images=suite.epoch_images,
+        rows=[
+            Row(
+                id=row.id,
+                name=row.name or row.model,
+                model=row.model,
+                command=" ".join(map(shlex.quote, row.words)),
+                mode="training" if row.trains else "inference",
+                notes=list(row.notes),
+            )
+            for row in suite.rows
+        ],
+    )
+
+
+def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
+    """A pending result with the rows of the folder that have a result.
+
+    Raises:
+        ConfigurationError: they are of other command lines, or of another machine.
+    """
+    former = read_suite(folder, "--run-dir")
+    asked, saved = (list(map(_work, each.rows)) for each in (result, former))
+    for one, other in itertools.zip_longest(asked, saved):
+        if one != other:
+            raise ConfigurationError(
+                f"{folder} holds another suite: '{shown_value(other)}' there, '{shown_value(one)}' asked for",
+                "give the options that it was begun with, or use another --run-dir",
+            )
+    done = {row.id: row for row in former.rows if row.status == "done"}
+    here, before = result.machine.to_dict(), former.machine.to_dict()
+    for key in here:
+        if here[key] != before[key] and done:
+            raise ConfigurationError(
+                f"{folder} was measured with {key} {shown_value(before[key])}, this is {here[key]}",
+                "use another --run-dir, and compare the two with --versus",
+            )
+    rows = [done.get(row.id, row) for row in result.rows]
+    return structs.replace(result, started=former.started, rows=rows)
+
+
+def _work(row: Row) -> str:
+    """A row's command line without what changes no figure."""
+    command, model, *words = shlex.split(row.command)
+    options = parse_options(words, "--run-dir")
+    kept = [" ".join(own) for key, own in options.items() if key not in _NOT_WORK]
+    return " ".join([command, model, *kept])
+
+
+def claimed_folder(suite: Suite) -> Path:
+    """A default folder that no other process has."""
+    claim = claim_default(suite.name, _SUFFIX)
+    claim.unlock()
+    return claim.path
+
+
+def run_rows(
+    suite: Suite, result: SuiteResult, folder: Path, verbose: bool
+) -> Iterator[Tuple[SuiteResult, str, Optional[Row]]]:
+    """Runs the rows that have no result yet; what fails is written down, and the next row begins.
+
+    Args:
+        suite: planned.
+        result: what there is of it.
+        folder: to write to.
+        verbose: a row's stderr is shown and not kept.
+
+    Yields:
+        The result, and a row's id: before it runs with None, and after it with what it came to.
+    """
+    rows = folder / ROWS
+    if is_link(rows):
+        raise DataError(
+            f"{rows} is a link, and a suite writes to its own folder alone", f"remove it: rm {rows}"
+        )
+    make_folder(rows, "", ELSEWHERE)
+    for index, planned in enumerate(suite.rows):
+        row = result.rows[index]
+        if row.status == "done":
+            continue
+        write_result(folder, result)
+        yield result, row.id, None
+        began = time.perf_counter()
+        row = _finished(row, planned, rows / row.id, suite.epoch_images, verbose)
+        row = structs.replace(row, wall_s=time.perf_counter() - began)
+        result = structs.replace(result, rows=[*result.rows[:index], row, *result.rows[index + 1 :]])
+        write_result(folder, result)
+        yield result, row.id, row
+
+
+# As ``ipucnn`` starts, and never from the current folder.  If this process dies, Linux sends SIGTERM, the 15 (prctl(2),
+# PR_SET_PDEATHSIG, the 1).
+_PROGRAM = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import ctypes; "
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
+    "place = sys.argv.pop(1); place in sys.path or sys.path.append(place); sys.argv[0] = 'ipucnn'; "
+    "from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli; "
+    "from ipucnn.benchmarking import keras_fit; keras_fit.main() if sys.argv[1] == 'fit' else cli.main()"
+)
+
+
+def run_command(words: Sequence[str], verbose: bool) -> Ran:
+    """Runs a command line of a suite in a process of its own.
+
+    A fresh process costs the seconds that importing TensorFlow takes, and buys that each figure, peak memory too, is
+    the one that the command alone would give.
+    """
+    place = str(Path(__file__).resolve().parents[2])
+    return run_program([sys.executable, "-c", _PROGRAM, place, *words], timeout_s=None, shows_errors=verbose)
+
+
+def _finished(row: Row, planned: PlannedRow, folder: Path, epoch_images: Optional[int], verbose: bool) -> Row:
+    """A row that has run, whatever came of it."""
+    ran = run_command([*planned.words, "--run-dir", str(folder), "--overwrite", "--json"], verbose)
+    if ran.problem is not None:
+        code = ran.exit_code or 1
+        return structs.replace(row, status="failed", exit_code=code, error=_why(ran))
+    try:
+        report = json.loads(ran.output)
+    except ValueError:
+        return structs.replace(row, status="failed", exit_code=1, error="it printed no result")
+    trained = report.get("training_accuracy")
+    if planned.command == "train":
+        trained = _last_epoch(read_run(folder), "accuracy")
+    return figures(row, report, epoch_images, trained)
+
+
+def _why(ran: Ran) -> str:
+    """Why a row failed: its error, else what became of its process."""
+    lines = [line.strip() for line in ran.errors[-_PRINTED_CHARACTERS:].splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1][len("error: ") :]
+    memory = " (the system may have been out of memory)" if ran.signal_name == "SIGKILL" else ""
+    last = f"; it last said: {lines[-1][:200]}" if lines else ""
+    return f"its process {ran.problem}{memory}{last}"
+
+
+def _last_epoch(run: RunRecord, figure: str) -> Optional[float]:
+    """The mean of a figure over the executions of the last epoch."""
+    first = run.weight_updates - int(run.program.get("weight_updates_per_epoch") or 0)
+    rows = [row for row in run.rows("execution") if row["weight_updates"] > first]
+    values = [row[figure] for row in rows if figure in row]
+    return sum(values) / len(values) if values else None
+
+
+# -- what it came to --------------------------------------------------------------------------------------------
+
+
+def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: Optional[float]) -> Row:
+    """A row with what its report says.
+
+    Args:
+        row: that has run.
+        report: what ``--json`` printed, of ``benchmark`` or ``train``.
+        epoch_images: training images of the epoch whose time is wanted.
+        trained: accuracy on training images at the end.
+    """
+    program, measured, compiled = report["program"], report["measured"], report.get("compilation") or {}
+    is_benchmark = "executions" in report
+    speed = measured["images_per_s"] if is_benchmark else {"value": measured["images_per_s"]}
+    images_per_s, batch = speed["value"] or None, program["micro_batch_size"]
+    if is_benchmark:
+        step_s = measured["step_s"]
+    else:
+        # As Keras' progress bar counts: of a training run a step is a micro-batch, whichever replica takes it.
+        step_s = batch / images_per_s if images_per_s else None
+    height, width = (report.get("input_shape") or [None, None])[:2]
+    predicted = (report.get("predicted") or [{}])[0]
+    parameters, macs = (compiled.get(key) for key in ("num_trainable_parameters", "macs_per_sample"))
+    # The whole batches alone: of an epoch without any there is no time.
+    whole = (epoch_images or 0) // program["global_batch_size"] * program["global_batch_size"]
+    is_timed = bool(whole and images_per_s and row.mode == "training")
+    return structs.replace(
+        row,
+        status="done",
+        exit_code=0,
+        device=(report.get("device") or compiled["device"])["name"],
+        data=report["data" if is_benchmark else "dataset"]["name"],
+        image_height=height,
+        image_width=width,
+        micro_batch_size=batch,
+        gradient_accumulation_count=program["gradient_accumulation_count"],
+        num_replicas=program["num_replicas"],
+        num_stages=program["num_stages"],
+        images_per_s=images_per_s,
+        images_per_s_lower=speed.get("lower"),
+        images_per_s_upper=speed.get("upper"),
+        step_s=step_s,
+        compile_s=compiled.get("compile_s"),
+        num_trainable_parameters=parameters,
+        macs_per_image=macs,
+        flop_per_parameter=2.0 * macs * batch / parameters if parameters and macs else None,
+        peak_memory_bytes=measured.get("peak_memory_bytes"),
+        ratio_to_keras=((report.get("comparison") or {}).get("ratio") or {}).get("value"),
+        training_accuracy=trained,
+        accuracy=(report.get("validation") or {}).get("accuracy"),
+        epoch_s=whole / images_per_s if is_timed else None,
+        predicted_images_per_s=predicted.get("images_per_s"),
+        predicted_num_ipus=predicted.get("num_ipus"),
+        notes=[*row.notes, *report.get("notes", ())],
+    )
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """How many times as fast others are than the rows of a suite.
+
+    Attributes:
+        pairs: (row, speed-up, IPUs that a prediction is for; None of what was measured).
+        second: what is compared with the suite, in words.
+        first_s, second_s: epoch times of the training rows that both have; None where there are none.
+    """
+
+    pairs: Tuple[Tuple[Row, float, Optional[int]], ...]
+    second: str
+    first_s: Optional[float]
+    second_s: Optional[float]
+
+
+def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: str = "") -> Speedups:
+    """The speed-ups of ``versus`` over the result, of rows of one id, network and batch; without it those that are
+    predicted of IPUs."""
+    done = [row for row in result.rows if row.status == "done" and row.images_per_s]
+    if versus is None:
+        second = "IPUs, predicted"
+        rates = [(row.predicted_images_per_s, row.predicted_num_ipus) for row in done]
+    else:
+        second = f"{versus.machine.cpu or 'another machine'} ({source})"
+        others = {_identity(row): row.images_per_s for row in versus.rows}
+        rates = [(others.get(_identity(row)), None) for row in done]
+    pairs = tuple(
+        (row, rate / row.images_per_s, ipus)
+        for row, (rate, ipus) in zip(done, rates)
+        if rate and row.images_per_s
+    )
+    timed = [(row.epoch_s, times) for row, times, _ in pairs if row.epoch_s]
+    if not timed:
+        return Speedups(pairs, second, None, None)
+    return Speedups(pairs, second, sum(s for s, _ in timed), sum(s / times for s, times in timed))
+
+
+def _identity(row: Row) -> Tuple[PlainValue, ...]:
+    """What two rows have in common whose speeds are compared."""
+    batch = row.micro_batch_size, row.num_replicas, row.num_stages
+    return row.id, row.model, row.mode, *batch, row.image_height, row.image_width

@@ -1,0 +1,242 @@
+"""The contenders of a benchmark: the session, the input pipeline, and what they are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import List, Optional, Tuple
+
+from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.benchmarking.benchmark import Benchmark
+from ipucnn.benchmarking.contenders import (
+    KerasInference,
+    KerasTraining,
+    SessionInference,
+    SessionTraining,
+    compile_session,
+    keras_model,
+)
+from ipucnn.benchmarking.input_pipeline import PipelinePart, images_only, part_names
+from ipucnn.benchmarking.measure import Contender
+from ipucnn.benchmarking.settings import DATA, DEVICE_GENERATED, END_TO_END
+from ipucnn.datasets import pipeline
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.exported import ExportedNetwork
+from ipucnn.sessions.session import CompilationReport, Session
+from ipucnn.training.program import Program
+
+# Micro-batches per replica from which inference may fuse, where executions are not prescribed.
+_OPEN_STEPS = 64
+# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
+_IPU_UPDATES = 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed.
+
+    Attributes:
+        program: as it was compiled.
+        compilation: of the network, None where the input pipeline is measured alone.
+        contenders: the session, or the whole input pipeline, first.
+        rival: (name, description) of the second contender, None where there is nothing to compare with.
+    """
+
+    program: Program
+    compilation: Optional[CompilationReport]
+    contenders: Tuple[Contender, ...]
+    rival: Optional[Tuple[str, str]] = None
+
+
+def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
+    """Compiles what a benchmark measures.
+
+    Args:
+        benchmark: with the splits of its program filled in.
+        session: for the device.
+        model: the built network.
+    """
+    settings = benchmark.settings
+    if settings.scope == DATA:
+        # The whole pipeline comes first: progress, and how long to measure, go by the first contender.
+        parts = _pipeline_parts(benchmark, benchmark.program.micro_batch_size)
+        return Work(benchmark.program, None, tuple(reversed(parts)))
+    compile_ = _compile_training if settings.training else _compile_inference
+    work = compile_(benchmark, session, model)
+    benchmark = replace(benchmark, program=work.program)
+    contenders, rival = list(work.contenders), None
+    if settings.compare_with is not None:
+        if benchmark.exported is None:
+            other, description = keras_contender(benchmark, model)
+        else:
+            other, description = _exported_contender(benchmark, benchmark.exported, model)
+        contenders.append(other)
+        rival = (other.name, description)
+    if settings.scope == END_TO_END:
+        contenders += [
+            _on_constant_batch(benchmark, session),
+            _pipeline_parts(benchmark, _element(benchmark))[-1],
+        ]
+    return replace(work, contenders=tuple(contenders), rival=rival)
+
+
+def dataset(benchmark: Benchmark, samples_per_element: int, input_range: Optional[str] = None) -> TfDataset:
+    """Infinite training batches; without order or augmentation in inference.
+
+    Args:
+        input_range: of the images; None: what the session takes.
+    """
+    batches = _pipeline(benchmark, samples_per_element, input_range=input_range)
+    return pipeline.constant_batch(batches) if benchmark.kind == DEVICE_GENERATED else batches
+
+
+def _pipeline(
+    benchmark: Benchmark, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
+) -> TfDataset:
+    """The input pipeline up to one of its parts; of several instances this one's part of the batches."""
+    config, setup, training = benchmark.config, benchmark.setup, benchmark.settings.training
+    return pipeline.train_batches(
+        setup.source,
+        batch_size=samples_per_element,
+        samples_per_epoch=max(1, setup.source.info.num_train),
+        input_shape=setup.input_shape,
+        input_range=input_range or setup.input_range,
+        augment=config.augment and training,
+        seed=benchmark.seed,
+        shuffle=config.shuffle and training,
+        num_parallel=config.pipeline_num_parallel,
+        output_shape=setup.output_shape,
+        until=until,
+        shard=(benchmark.instances.count, benchmark.instances.index),
+    )
+
+
+def _buffered(benchmark: Benchmark, samples_per_element: int) -> int:
+    """Elements that the input pipeline has ready or under way at most."""
+    num_parallel = benchmark.config.pipeline_num_parallel
+    return pipeline.buffered_elements(samples_per_element, benchmark.setup.input_shape, num_parallel)
+
+
+def _pipeline_parts(benchmark: Benchmark, samples_per_element: int) -> List[PipelinePart]:
+    """The input pipeline up to each of its parts."""
+    make = partial(_pipeline, benchmark, samples_per_element)
+    buffered = _buffered(benchmark, samples_per_element)
+    names = part_names(benchmark.config.augment and benchmark.settings.training)
+    return [PipelinePart(name, make, buffered) for name in names]
+
+
+def _element(benchmark: Benchmark) -> int:
+    """Samples that are computed as one."""
+    return benchmark.program.fused_micro_batches * benchmark.program.micro_batch_size
+
+
+def _lead(benchmark: Benchmark) -> int:
+    """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
+    settings = benchmark.settings
+    is_alone = settings.scope != END_TO_END and settings.compare_with is None
+    if is_alone or benchmark.kind == DEVICE_GENERATED:
+        return 0
+    return _buffered(benchmark, _element(benchmark))
+
+
+def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
+    from ipucnn.training.losses import make_loss
+
+    compilation = compile_session(
+        session,
+        model,
+        benchmark.program,
+        benchmark.optimizer,
+        make_loss(benchmark.loss_name, benchmark.config.label_smoothing),
+        benchmark.learning_rate,
+        lambda first_update, samples_per_element: dataset(benchmark, samples_per_element),
+    )
+    assert session.program is not None
+    compiled = replace(benchmark, program=session.program)
+    fixed = None if benchmark.steps is None else session.program.weight_updates_per_execution
+    if fixed is None and session.device.kind == "ipu":
+        fixed = _IPU_UPDATES
+    batches = dataset(compiled, _element(compiled))
+    return Work(
+        session.program, compilation, (SessionTraining(session, batches, fixed, lead=_lead(compiled)),)
+    )
+
+
+def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
+    p = benchmark.program.with_fused(fused_in_inference(benchmark, session, model))
+    benchmark = replace(benchmark, program=p)
+    element = _element(benchmark)
+    compilation = session.compile_prediction(model, (element, *benchmark.setup.input_shape))
+    contender = SessionInference(
+        session,
+        images_only(dataset(benchmark, element)),
+        p.micro_batch_size,
+        p.fused_micro_batches,
+        None if benchmark.steps is None else benchmark.steps * p.num_replicas,
+        lead=_lead(benchmark),
+        num_instances=benchmark.instances.count,
+    )
+    return Work(p, replace(compilation, fused_micro_batches=p.fused_micro_batches), (contender,))
+
+
+def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
+    """Micro-batches that inference computes as one: as asked for, else as many as suit the memory."""
+    from ipucnn.sessions.host.session import activation_bytes_per_sample, choose_fused
+
+    if benchmark.fused is not None:
+        return benchmark.fused
+    p = benchmark.program
+    micro_batches = p.num_replicas // benchmark.instances.count * (benchmark.steps or _OPEN_STEPS)
+    memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
+    return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
+
+
+def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:
+    """The session's work on a constant batch, without input pipeline."""
+    batch, p = pipeline.constant_batch(_pipeline(benchmark, _element(benchmark))), benchmark.program
+    contender: Contender
+    if benchmark.settings.training:
+        contender = SessionTraining(session, batch)
+    else:
+        contender = SessionInference(session, images_only(batch), p.micro_batch_size, p.fused_micro_batches)
+    contender.name = "constant batch"
+    return contender
+
+
+def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender, str]:
+    """Plain Keras at the same work, and what that is, in words."""
+    p, config = benchmark.program, benchmark.config
+    compiled, accumulated, description = keras_model(
+        model,
+        benchmark.optimizer,
+        benchmark.learning_rate,
+        benchmark.loss_name,
+        config.label_smoothing,
+        p.num_micro_batches,
+    )
+    batches = dataset(benchmark, p.micro_batch_size, _whole_range(benchmark))
+    if benchmark.settings.training:
+        micro_batches = p.num_micro_batches if accumulated > 1 else 1
+        return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
+    description = f"Keras {description.split()[1]} predict"
+    return KerasInference(compiled, images_only(batches), p.micro_batch_size), description
+
+
+def _whole_range(benchmark: Benchmark) -> str:
+    """The images' range as the network takes it: nobody else leaves preprocessing to the device."""
+    return run_setup.input_range(benchmark.config, benchmark.resolved.record)
+
+
+def _exported_contender(
+    benchmark: Benchmark, exported: ExportedNetwork, model: KerasModel
+) -> Tuple[Contender, str]:
+    """The same work by an exported file in its own runtime, and what that is, in words."""
+    p, session = benchmark.program, exported.session()
+    session.prepare_evaluation(model, None)
+    input_range = "raw" if exported.takes_pixels else _whole_range(benchmark)
+    images = images_only(dataset(benchmark, _element(benchmark), input_range))
+    contender = SessionInference(
+        session, images, p.micro_batch_size, p.fused_micro_batches, lead=_lead(benchmark)
+    )
+    contender.name = exported.form
+    return contender, f"{session.runtime} on {exported.path}"
