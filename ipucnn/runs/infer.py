@@ -476,7 +476,7 @@ def _recommended(trained: TrainedSetup, name: str, say: Callable[[str], None]) -
     """The threshold that the run keeps for this checkpoint, which is said; 0.5 without."""
     kept = {} if trained.folder is None else trained.folder.thresholds()
     threshold = kept.get(str(trained.summary["weight_updates"]))
-    if threshold is None:
+    if threshold in (None, HALF):
         return HALF
     say(
         f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "

@@ -34,7 +34,7 @@ from ipucnn.datasets.sources import imagefolder
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Measured, measure
 from ipucnn.datasets.verification.survey import Survey
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, file_size, is_file, is_folder, kind_of
 from ipucnn.machine import num_cores
 from ipucnn.text import counted, printable
@@ -453,9 +453,9 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
     survey.expect({subset: len(found) for subset, found in pairs.items()})
     classes = _mask_classes(survey, folder, [mask for found in pairs.values() for _, mask in found])
     survey.class_names = tuple(map(printable, classes.names))
-    with contextlib.suppress(UserError):  # a mask that cannot be read is a finding of its own
-        _, first_mask = next(pair for found in pairs.values() for pair in found)
-        survey.class_colours = imagemasks.class_colours(classes, first_mask, survey.max_pixels)
+    for _, first_mask in [pair for found in pairs.values() for pair in found][:1]:
+        with contextlib.suppress(DataError):  # a mask that cannot be read is a finding of its own
+            survey.class_colours = imagemasks.class_colours(classes, first_mask, survey.max_pixels)
     other: Optional[int] = None
     for subset, found in pairs.items():
         names = [_below(image, folder) for image, _ in found]
