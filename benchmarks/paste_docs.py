@@ -34,7 +34,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS = re.compile(
     r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_run|bench/|runs/[ab]\b|own\.json)"
-    r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b|--hosts"
+    r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b"
 )
 # What a benchmark says of how quiet the machine is: another one, or the same while others work, prints other lines.
 QUIET = re.compile(r"session: warm-up|\s(95 % interval|warm-up|percentiles|others took)\s")

@@ -116,7 +116,7 @@ class Run:
             ConfigurationError: an exported file has none.
         """
         self._refuse_exported("history")
-        path = expand(self._path, "RUN")
+        path = expand(self._path)
         return read_run(path if is_folder(path) else absolute(path).parent.parent).history
 
     @property
@@ -328,7 +328,7 @@ def export(
         half=half,
         raw_uint8=raw_uint8,
         probabilities=probabilities,
-        output=None if output is None else expand(str(output), "--output"),
+        output=None if output is None else expand(str(output)),
         overwrite=overwrite,
     )
     return export_run(request)
@@ -346,7 +346,7 @@ def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
     Raises:
         DataError: the folder is no run.
     """
-    return read_run(expand(str(run), "RUN")).history
+    return read_run(expand(str(run))).history
 
 
 @_guarded

@@ -14,12 +14,9 @@ from ipucnn.aliases import ClickError
 from ipucnn.command_table import COMMANDS, REMOVED, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
-    EXIT_INFEASIBLE,
     EXIT_OK,
     EXIT_SIGINT,
     ConfigurationError,
-    DataError,
-    InfeasibleError,
     UserError,
     text_of,
 )
@@ -163,6 +160,7 @@ def run(args: List[str]) -> int:
 
 
 def _run(args: List[str]) -> int:
+    verbose = "-v" in args or "--verbose" in args
     try:
         code = _dispatch(args)
     except KeyboardInterrupt as interruption:
@@ -171,7 +169,7 @@ def _run(args: List[str]) -> int:
         signalled = interrupts.noted()
         if signalled is not None and not isinstance(error, interrupts.Interrupted):
             return _interrupted(signalled)
-        _print_error(error, verbose="-v" in args or "--verbose" in args)
+        _print_error(error, verbose)
         return error.exit_code
     except Exception as error:
         signalled = interrupts.noted()
@@ -180,9 +178,12 @@ def _run(args: List[str]) -> int:
         if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
             _silence_stdout()
             return _report_stdout(error)
-        if isinstance(error, MemoryError):
-            _print_error(_out_of_memory(), verbose=False)
-            return EXIT_INFEASIBLE
+        from ipucnn.filesystem import user_error_of
+
+        told = user_error_of(error)
+        if told is not None:
+            _print_error(told, verbose)
+            return told.exit_code
         import traceback
 
         traceback.print_exc()
@@ -190,12 +191,6 @@ def _run(args: List[str]) -> int:
         return EXIT_BUG
     signalled = interrupts.noted()
     return code if signalled is None else _interrupted(signalled)
-
-
-def _out_of_memory() -> UserError:
-    return InfeasibleError(
-        "out of memory", "use a smaller --micro-batch-size or --image-size, or raise the limit (ulimit -v)"
-    )
 
 
 def _interrupted(code: int) -> int:
@@ -216,10 +211,9 @@ def _flush_stdout() -> Optional[OSError]:
 
 
 def _report_stdout(problem: OSError) -> int:
-    from ipucnn.filesystem import reason_of, write_hint
+    from ipucnn.filesystem import error_of
 
-    hint = write_hint(problem, "send the output elsewhere")
-    error = DataError(f"standard output cannot be written: {reason_of(problem)}", hint)
+    error = error_of(problem, "standard output", "cannot be written")
     _print_error(error, verbose=False)
     return error.exit_code
 

@@ -38,6 +38,8 @@ REMOVED = {
     "profile": "the PopVision Graph Analyser shows a profile of Poplar; docs/ipu.md says how to make one",
     "plan-splits --measured": "drop it: the PopVision Graph Analyser shows the memory of each IPU",
     "benchmark --rows": "name networks in its place: ipucnn benchmark 'resnet*' --suite ulhpc",
+    "train --hosts": "name the workers in TF_CONFIG; docs/cluster.md has an example",
+    "train --rank": "name the workers in TF_CONFIG; docs/cluster.md has an example",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
 }
 

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import named, read_text
+from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -129,9 +129,7 @@ class _EventChecks:
         elif name in ("SequenceStartEvent", "MappingStartEvent"):
             self._begin(event, line)
             if len(self._open) >= MAX_DEPTH:
-                raise BadDocument(
-                    f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
-                )
+                raise _too_deep(line)
             self._open.append(_Open(SEQUENCE if name[0] == "S" else MAPPING, event.anchor))
         elif name in ("SequenceEndEvent", "MappingEndEvent"):
             ended = self._open.pop()
@@ -309,6 +307,8 @@ def _unreadable(text: str, error: Exception) -> BadDocument:
     """What LibYAML says of a text, with the place."""
     problem = shown_value(getattr(error, "problem", None) or str(error).split("\n")[0])
     mark = getattr(error, "problem_mark", None)
+    if "nesting depth" in problem:  # LibYAML's own limit, since 0.2.6, met while it looks ahead
+        return _too_deep(None if mark is None else mark.line + 1)
     if mark is None:
         return BadDocument(f"{UNREADABLE}: {problem}", "check the indentation and quotes")
     lines = text.split("\n")
@@ -353,8 +353,10 @@ def _num_values(value: PlainValue) -> int:
     return count
 
 
-def _too_deep() -> BadDocument:
-    return BadDocument(f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter")
+def _too_deep(line: Optional[int] = None) -> BadDocument:
+    return BadDocument(
+        f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
+    )
 
 
 def _json_int(digits: str) -> int:
@@ -403,18 +405,17 @@ def read_record_if_whole(path: Path) -> Any:
         return None
 
 
-def read_record(path: Path, what: str, hint: str) -> Any:
+def read_record(path: Path, hint: str) -> Any:
     """The value in a JSON file that ipucnn wrote, such as a report, which may be larger than what people write.
 
     Args:
-        what: the option that names it, for messages; may be empty.
         hint: what to give instead.
 
     Raises:
         DataError: it is not a file, too large, or not JSON.
     """
-    text = read_text(path, MAX_RECORD_BYTES, what, DataError, hint)
-    name = named(path, what)
+    text = read_text(path, MAX_RECORD_BYTES, hint=hint)
+    name = shown(path)
     with naming(name, DataError):
         try:
             return load_record(text)

@@ -1,8 +1,7 @@
 """The one place that asks the file system about paths a user gave, reads what lies there, and writes.
 
-Every question can be answered with an OSError (no permission, a loop of links, a name that is too long), and
-pathlib adds RuntimeError (``~nouser``) and ValueError (a NUL).  Here each becomes a :class:`UserError` that
-names the path, and the folders and files on the way are looked at, never executed.
+What the file system answers becomes a :class:`DataError` that names the path; :func:`error_of` says what to do about
+it, for these functions and for whatever else ends a command with an OSError (``ipucnn.cli``, ``ipucnn.api``).
 
 Files that a run keeps in its own folder are written with :func:`write_atomically`, which replaces whatever has
 the name: a link that somebody planted there is not followed.  What a user asks for by an option goes through
@@ -20,44 +19,43 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import (
-    IO,
-    BinaryIO,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    Union,
-)
+from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
 from ipucnn.text import SHOWN_CHARACTERS, printable
-
-_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 NAME_BYTES = 255
 """The longest file name of Linux' file systems (``NAME_MAX`` of limits.h), in bytes."""
 PATH_BYTES = 4095
 """The longest path the kernel takes (``PATH_MAX`` of limits.h, less the NUL at its end), in bytes."""
-FIFO_WAIT_S = 10.0
-"""How long a FIFO may wait for the program that reads it: one typed after this in the same line of a shell."""
 
-MOST_LINKS = 40
-"""How many links the kernel follows in one path."""
+_SPACE = "free some space, or give a path on another disk"
+_PERMISSION = "change its permissions or those of the folders above it, or give another path"
+_ABSENT = "check the path; a folder is made with: mkdir -p"
+_HINTS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+    errno.ENOENT: _ABSENT,
+    errno.ENOTDIR: _ABSENT,
+    errno.ELOOP: "its links lead round in a circle: give a path that ends somewhere",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ENXIO: "start the program that reads from it first, or give the name of a file",
+    errno.EMFILE: "raise the number of open files: ulimit -n 4096",
+    errno.EAGAIN: "end other programs, and run it again",
+    errno.ENOMEM: "end other programs, and run it again",
+}
+_ELSEWHERE = "give another path"
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_STREAM = re.compile(r"/dev/(stdin|stdout|stderr|fd/(\d+))|/proc/(self|thread-self|\d+)/fd/(\d+)")
+_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d{1,9})")
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 _READ_AT_ONCE_BYTES = 2**20
-# Without O_NONBLOCK, opening would wait for the writer of a FIFO that took the place of a file meanwhile.
-_READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"))
+# Without O_NONBLOCK, opening would wait for the other end of a FIFO that took the place of a file meanwhile.
+_SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Kind(Enum):
@@ -80,36 +78,35 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def write_hint(error: OSError, elsewhere: str = "choose another folder") -> str:
-    """What to do where something could not be written.
+def error_of(
+    problem: Exception, path: Union[str, bytes, "os.PathLike[str]", None] = None, failed: str = ""
+) -> DataError:
+    """What to tell of an error of the file system.
 
     Args:
-        error: what the system said.
-        elsewhere: how another place is chosen.
+        problem: what the system said.
+        path: that it is about; None: what ``problem`` names.
+        failed: what could not be done to the path, such as "cannot be written".
     """
-    if error.errno in _SPACE:
-        return f"free some space, or {elsewhere}"
-    if error.errno in _PERMISSION:
-        return f"make it writable, or {elsewhere}"
-    if error.errno in _ABSENT:
-        return f"make the folder it is in, or {elsewhere}"
-    if error.errno == errno.ENAMETOOLONG:
-        return "choose a shorter name"
-    return elsewhere
+    named = path if path is not None else getattr(problem, "filename", None)
+    reason, hint = reason_of(problem), _HINTS.get(getattr(problem, "errno", None) or 0, _ELSEWHERE)
+    if not isinstance(named, (str, bytes, os.PathLike)):
+        return DataError(reason, f"{hint}; temporary files go to the folder that TMPDIR names")
+    return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
-def read_hint(error: Exception) -> str:
-    """What to do where something could not be looked at or read."""
-    number = getattr(error, "errno", None)
-    if number in _PERMISSION:
-        return "make it and the folders above it readable, or give another path"
-    if number == errno.ELOOP:
-        return "its links lead round in a circle: give a path that ends somewhere"
-    if number == errno.ENAMETOOLONG:
-        return "give a shorter path"
-    if number in _ABSENT:
-        return "check the path"
-    return "give another path"
+def user_error_of(error: BaseException) -> Optional[UserError]:
+    """What to tell of an error with which a command ends because the system refused something or memory ran out.
+
+    Returns:
+        None for any other error.
+    """
+    if isinstance(error, MemoryError):
+        return InfeasibleError(
+            "out of memory",
+            "use a smaller --micro-batch-size or --image-size, or raise the limit (ulimit -v)",
+        )
+    return error_of(error) if isinstance(error, OSError) and error.errno is not None else None
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
@@ -121,63 +118,47 @@ def shown(path: Union[str, "os.PathLike[str]"]) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
-def named(path: Union[str, "os.PathLike[str]"], what: str) -> str:
-    """A path as messages begin with it, behind the option or role that it is for, if there is one."""
-    return f"{what} {shown(path)}" if what else shown(path)
-
-
 @contextlib.contextmanager
-def asking(
-    path: Union[str, "os.PathLike[str]"], what: str = "", error: Type[UserError] = DataError
-) -> Iterator[None]:
-    """Turns what the file system answers inside the block into an error about ``path``.
-
-    Args:
-        path: what the questions are about.
-        what: an option or a role, for example ``--save`` or ``run folder``, to stand before the path.
-        error: what is raised; its class decides about the exit code.
-    """
+def asking(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[None]:
+    """Turns what the file system answers inside the block into an error about ``path``; see :func:`error_of`."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as problem:
-        if isinstance(problem, (BrokenPipeError, RecursionError, UnicodeDecodeError)):
-            raise
-        name = named(path, what)
-        raise error(f"{name}: {reason_of(problem)}", read_hint(problem)) from problem
+    except (BrokenPipeError, UnicodeDecodeError):
+        raise
+    except (OSError, ValueError) as problem:  # ValueError: no path can have such a name
+        raise error_of(problem, path, failed) from problem
 
 
 # -- looking --------------------------------------------------------------------------------------------------
 
 
-def expand(text: str, what: str = "", error: Type[UserError] = ConfigurationError) -> Path:
+def expand(text: str) -> Path:
     """The path that a user typed, ``~`` and ``~user`` expanded.
 
     Raises:
-        ConfigurationError (or ``error``): it is empty, no path can be it, or there is no such user.
+        ConfigurationError: it is empty, no path can be it, or there is no such user.
     """
-    name = named(text, what)
-    if "\0" in text:
-        raise error(f"{name}: a path cannot contain a NUL character", "remove it")
+    problem = None
+    try:
+        encoded = os.fsencode(text)
+        if "\0" in text:
+            problem = "a path cannot contain a NUL character"
+        elif len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
+            problem = f"the name is too long (a name has at most {NAME_BYTES} bytes, a path {PATH_BYTES})"
+    except UnicodeEncodeError:
+        problem = "it has characters that no file name here can have"
+    if problem is not None:
+        raise ConfigurationError(f"{shown(text)}: {problem}", "give another path")
     if not text:
-        raise error(f"{what or 'a path'} is empty", "give a path")
-    encoded = os.fsencode(text) if _is_encodable(text) else None
-    if encoded is None:
-        raise error(f"{name}: it has characters that no file name here can have", "give another path")
-    if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
-        raise error(
-            f"{name}: the name is too long (a name has at most {NAME_BYTES} bytes, a path {PATH_BYTES})",
-            "give a shorter path",
-        )
+        raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     try:
         return Path(text).expanduser()
     except (RuntimeError, KeyError):
-        user = text.split("/", 1)[0]
-        literally = f"write ./{shown(text)} if the name is meant"
-        if user == "~":
-            raise error(
-                f"{name}: nobody knows where your home folder is", "set HOME, or give the whole path"
-            ) from None
-        raise error(f"{name}: there is no user {printable(user[1:])!r} here", literally) from None
+        user = printable(text.split("/", 1)[0])
+        raise ConfigurationError(
+            f"{shown(text)}: the home folder of {user} is not known",
+            f"set HOME, give the whole path, or write ./{shown(text)} if the name is meant",
+        ) from None
 
 
 def cache_folder(name: str) -> Path:
@@ -212,21 +193,13 @@ def private_cache_folder(name: str) -> Optional[Path]:
     return path if is_private and os.access(path, os.W_OK) else None
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def kind_of(path: Path, what: str = "", error: Type[UserError] = DataError) -> Kind:
+def kind_of(path: Path) -> Kind:
     """What a path leads to.
 
     Raises:
-        DataError (or ``error``): the file system does not say: no permission, links in a circle, too long a name.
+        DataError: the file system does not say: no permission, links in a circle, too long a name.
     """
-    with asking(path, what, error):
+    with asking(path):
         try:
             mode = os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -244,24 +217,24 @@ def _kind_of_mode(mode: int) -> Kind:
     return Kind.SOCKET if stat.S_ISSOCK(mode) else Kind.DEVICE
 
 
-def exists(path: Path, what: str = "", error: Type[UserError] = DataError) -> bool:
+def exists(path: Path) -> bool:
     """Whether a path leads to anything; raises as :func:`kind_of` does."""
-    return kind_of(path, what, error) is not Kind.ABSENT
+    return kind_of(path) is not Kind.ABSENT
 
 
-def is_file(path: Path, what: str = "") -> bool:
+def is_file(path: Path) -> bool:
     """Whether a path leads to a regular file; raises as :func:`kind_of` does."""
-    return kind_of(path, what) is Kind.FILE
+    return kind_of(path) is Kind.FILE
 
 
-def is_folder(path: Path, what: str = "") -> bool:
+def is_folder(path: Path) -> bool:
     """Whether a path leads to a folder; raises as :func:`kind_of` does."""
-    return kind_of(path, what) is Kind.FOLDER
+    return kind_of(path) is Kind.FOLDER
 
 
-def file_size(path: Path, what: str = "", error: Type[UserError] = DataError) -> int:
+def file_size(path: Path) -> int:
     """The bytes of what a path leads to; raises as :func:`kind_of` does, and where there is nothing."""
-    with asking(path, what, error):
+    with asking(path):
         return os.stat(path).st_size
 
 
@@ -278,55 +251,50 @@ def free_bytes(folder: Path) -> int:
 
 def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
     """What the files in a folder and below it take, and other files; one that has several names counts once."""
-    found: Dict[Tuple[int, int], int] = {}
+    sizes: Dict[Tuple[int, int], int] = {}
     inside = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
     for path in [*inside, *others]:
         with contextlib.suppress(OSError):
             about = os.lstat(path)
-            found[about.st_dev, about.st_ino] = about.st_size
-    return sum(found.values())
+            sizes[about.st_dev, about.st_ino] = about.st_size
+    return sum(sizes.values())
 
 
-def entries(folder: Path, what: str = "", error: Type[UserError] = DataError) -> List[Path]:
-    """What lies in a folder, sorted by name; nothing if the folder is absent.
-
-    Raises:
-        DataError (or ``error``): it cannot be read.
-    """
-    with asking(folder, what, error):
+def entries(folder: Path) -> List[Path]:
+    """What lies in a folder, sorted by name; nothing if the folder is absent.  Raises as :func:`kind_of` does."""
+    with asking(folder):
         try:
             return sorted(folder / name for name in os.listdir(folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
 
-def real(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path:
+def real(path: Path) -> Path:
     """The absolute path with every link followed as far as it leads."""
-    with asking(path, what, error):
-        return Path(os.path.realpath(absolute(path, what, error)))
+    with asking(path):
+        return Path(os.path.realpath(absolute(path)))
 
 
-def absolute(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path:
+def absolute(path: Path) -> Path:
     """The absolute path, links as they are.
 
     Raises:
-        DataError (or ``error``): the working directory was deleted.
+        DataError: the working directory was deleted.
     """
     if path.is_absolute():
         return path
     try:
         return Path(os.getcwd()) / path
-    except OSError as problem:
-        name = named(path, what)
-        raise error(
-            f"{name}: the folder this was started in is not there any more: {reason_of(problem)}",
-            "change to a folder that is there, or give an absolute path",
+    except OSError:
+        raise DataError(
+            f"{shown(path)}: the folder this was started in was deleted",
+            "change to another folder, or give an absolute path",
         ) from None
 
 
-def is_link(path: Path, what: str = "", error: Type[UserError] = DataError) -> bool:
+def is_link(path: Path) -> bool:
     """Whether a path is itself a symbolic link, wherever that leads."""
-    with asking(path, what, error):
+    with asking(path):
         try:
             return stat.S_ISLNK(os.lstat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -335,86 +303,62 @@ def is_link(path: Path, what: str = "", error: Type[UserError] = DataError) -> b
 
 def is_writable(path: Path) -> bool:
     """Whether this user may write to a file, or make files in a folder."""
-    wanted = os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK
-    return os.access(path, wanted)
+    return os.access(path, os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK)
 
 
 # -- reading --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def open_regular(
-    path: Path,
-    what: str = "",
-    error: Type[UserError] = DataError,
-    hint: Optional[str] = None,
-) -> Iterator[BinaryIO]:
+def open_regular(path: Path, hint: Optional[str] = None) -> Iterator[BinaryIO]:
     """A regular file, opened for reading in binary; an OSError of the block is an error about the file.
 
     A FIFO or a device is refused rather than waited for: it may never end.
 
     Args:
         path: as expanded.
-        what: an option or a role to stand before the path.
-        error: what is raised.
-        hint: what to do about an error, where there is more to say than "check the path".
+        hint: what to do about a file that is absent or none, where there is more to say than "check the path".
 
     Raises:
-        DataError (or ``error``): absent, not a regular file, or not readable.
+        DataError: absent, not a regular file, or not readable.
     """
-    handle, _ = open_handle(path, what, error, hint)
+    handle, _ = open_handle(path, hint)
     with os.fdopen(handle, "rb") as file:
         try:
             yield file
-        except OSError as problem:
-            # Some files of /proc are regular, and can be neither measured nor read.
-            name = named(path, what)
-            raise error(f"{name}: {reason_of(problem)}", hint or read_hint(problem)) from problem
+        except OSError as problem:  # some files of /proc are regular, and can be neither measured nor read
+            raise error_of(problem, path) from problem
 
 
-def open_handle(
-    path: Union[str, Path],
-    what: str = "",
-    error: Type[UserError] = DataError,
-    hint: Optional[str] = None,
-) -> Tuple[int, int]:
+def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int, int]:
     """The descriptor of a regular file, opened for reading, which the caller closes, and the file's bytes; as
-    :func:`open_regular` otherwise.
-
-    Nothing is prepared for messages that are not written: every photograph of every epoch comes by here.
-    """
-    try:
-        # Asked before it is opened: to open a device does something to some of them.
-        mode = os.stat(path).st_mode
-        if stat.S_ISREG(mode):
-            handle = os.open(path, _READING)
-            status = os.fstat(handle)
-            mode = status.st_mode
+    :func:`open_regular` otherwise."""
+    with asking(path):
+        try:
+            # Asked before it is opened: to open a device does something to some of them.
+            mode = os.stat(path).st_mode
             if stat.S_ISREG(mode):
-                return handle, status.st_size
-            os.close(handle)
-    except (FileNotFoundError, NotADirectoryError):
-        mode = 0
-    except (OSError, ValueError):
-        with asking(path, what, error):
-            raise
-    name = named(path, what)
-    if not mode:
-        raise error(f"{name}: there is no such file", hint or "check the path")
-    raise error(f"{name} is {_kind_of_mode(mode).value}, not a file", hint or "give the path of a file")
+                handle = os.open(path, os.O_RDONLY | _SAFELY)
+                status = os.fstat(handle)
+                mode = status.st_mode
+                if stat.S_ISREG(mode):
+                    return handle, status.st_size
+                os.close(handle)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DataError(f"{shown(path)}: there is no such file", hint or "check the path") from None
+    raise DataError(
+        f"{shown(path)} is {_kind_of_mode(mode).value}, not a file", hint or "give the path of a file"
+    )
 
 
-def read_bytes(
-    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
-) -> bytes:
+def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
     """The content of a regular file of at most so many bytes.
 
     Raises:
-        DataError (or ``error``): absent, not a regular file, too large, or not readable.
+        DataError: absent, not a regular file, too large, or not readable.
     """
-    name = named(path, what)
     chunks: List[bytes] = []
-    with open_regular(path, what, error, hint) as file, asking(path, what, error):
+    with open_regular(path, hint) as file:
         # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
         left = at_most + 1 if os.fstat(file.fileno()).st_size <= at_most else 0
         while left:
@@ -424,32 +368,26 @@ def read_bytes(
             chunks.append(chunk)
             left -= len(chunk)
     if not left:
-        raise error(f"{name} is larger than {at_most:,} bytes", hint or "give another file")
+        raise DataError(f"{shown(path)} is larger than {at_most:,} bytes", hint or "give another file")
     return b"".join(chunks)
 
 
-def _flag(name: str) -> int:
-    """A flag of ``os.open``; none on systems that lack it."""
-    return int(getattr(os, name, 0))
-
-
-def read_text(
-    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
-) -> str:
+def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
     """The text of a regular file in UTF-8; raises as :func:`read_bytes` does, and for bytes that are no UTF-8."""
-    data = read_bytes(path, at_most, what, error, hint)
+    data = read_bytes(path, at_most, hint)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        name = named(path, what)
         line = data.count(b"\n", 0, problem.start) + 1
-        raise error(
-            f"{name}, line {line}: byte 0x{data[problem.start]:02x} is not UTF-8 text",
+        raise DataError(
+            f"{shown(path)}, line {line}: byte 0x{data[problem.start]:02x} is not UTF-8 text",
             hint or "save the file as UTF-8",
         ) from None
 
 
 # -- writing --------------------------------------------------------------------------------------------------
+
+_WRITTEN = "cannot be written"
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -465,7 +403,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(temporary)
         # For writing alone: the file that is replaced may have been one that its owner may not read.
-        handle = os.open(temporary, os.O_WRONLY | _flag("O_CLOEXEC"))
+        handle = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
         finally:
@@ -473,7 +411,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+        raise error_of(error, path, _WRITTEN) from None
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -505,7 +443,7 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
         _sync_folder(path.parent)
         remove_folder(before)
     except OSError as error:
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+        raise error_of(error, path, _WRITTEN) from None
     finally:
         with contextlib.suppress(DataError):
             remove_folder(temporary)
@@ -535,71 +473,45 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         DataError: it cannot be written; it is a link or no regular file, which no run puts there.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    hint = f"remove it: rm {shown(path)}"
     try:
-        handle = os.open(path, flags | _flag("O_NOFOLLOW") | _flag("O_NONBLOCK") | _flag("O_CLOEXEC"), 0o666)
-        with os.fdopen(handle, "ab") as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _SAFELY
+        with os.fdopen(os.open(path, flags, 0o666), "ab") as file:
             kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
-            if kind is Kind.FILE:
-                file.write(text.encode("utf-8"))
+            if kind is not Kind.FILE:
+                raise DataError(f"{shown(path)} is {kind.value}, not a file", hint)
+            file.write(text.encode("utf-8"))
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise DataError(
-                f"{shown(path)} is a link, and a run writes into its own folder alone",
-                f"remove it: rm {shown(path)}",
-            ) from None
-        if error.errno == errno.ENXIO:
-            raise DataError(f"{shown(path)} is not a file", f"remove it: rm {shown(path)}") from None
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
-    if kind is not Kind.FILE:
-        raise DataError(f"{shown(path)} is {kind.value}, not a file", f"remove it: rm {shown(path)}")
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise DataError(f"{shown(path)} is a link or a FIFO, not a file", hint) from None
+        raise error_of(error, path, _WRITTEN) from None
 
 
-def make_folder(path: Path, what: str = "", elsewhere: str = "choose another folder") -> None:
+def make_folder(path: Path) -> None:
     """Makes a folder and those above it, where they are not there.
-
-    Args:
-        what: an option or a role, to stand before the path.
-        elsewhere: how another place is chosen, for the hint.
 
     Raises:
         DataError: the file system refuses, or a file has the name.
     """
-    name = named(path, what)
-    try:
+    with asking(path, "cannot be made"):
         os.makedirs(path, exist_ok=True)
-    except (OSError, ValueError) as error:
-        hint = write_hint(error, elsewhere) if isinstance(error, OSError) else elsewhere
-        raise DataError(f"{name} cannot be made: {reason_of(error)}", hint) from None
 
 
-def check_makeable(
-    path: Path, what: str = "", elsewhere: str = "choose another folder", error: Type[UserError] = DataError
-) -> None:
+def check_makeable(path: Path) -> None:
     """Refuses, before anything is computed, what is no folder, or a folder that :func:`make_folder` could not make.
 
-    Args:
-        path: as expanded.
-        what: an option or a role, to stand before the path.
-        elsewhere: how another place is chosen, for the hint.
-
     Raises:
-        DataError (or ``error``): something else has its name or that of a folder above it, or nothing can be
-            written there.
+        DataError: something else has its name or that of a folder above it, or nothing can be written there.
     """
-    name = named(path, what)
-    path = absolute(path, what, error)
     for place in (path, *path.parents):
-        kind = kind_of(place, what, error)
-        subject = name if place == path else f"{name}: {shown(place)}"
-        if kind is Kind.ABSENT and is_link(place, what, error):
-            raise error(f"{subject} is a link that leads nowhere", elsewhere)
-        if kind not in (Kind.ABSENT, Kind.FOLDER):
-            raise error(f"{subject} is {kind.value}", elsewhere)
-        if kind is Kind.FOLDER:
-            if not is_writable(place):
-                raise error(f"{subject} is not writable", f"make it writable, or {elsewhere}")
+        kind = kind_of(place)
+        if kind is Kind.FOLDER and is_writable(place):
             return
+        if kind is Kind.FOLDER:
+            raise DataError(f"{shown(place)} is not writable", _PERMISSION)
+        if kind is not Kind.ABSENT or is_link(place):
+            what = "a link that leads nowhere" if kind is Kind.ABSENT else kind.value
+            raise DataError(f"{shown(place)} is {what}, not a folder", "choose another folder")
 
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
@@ -642,42 +554,31 @@ def _lock(path: Path, shared: bool) -> Optional[int]:
         BlockingIOError: another process has the lock.
         FileNotFoundError: there is no such folder.
     """
-    try:
-        import fcntl
+    import fcntl
 
+    try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         raise
-    except (ImportError, OSError):
+    except OSError:
         return None
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(handle)
-        raise
-    except OSError:
-        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise
         return None
     return handle
 
 
 def make_new_file(folder: Path, name: str) -> Path:
-    """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after it.
-
-    Raises:
-        DataError: the file system refuses.
-    """
+    """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after."""
     for number in itertools.count(1):
         path = folder / (name if number == 1 else f"{name}.{number}")
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _flag("O_CLOEXEC"), 0o666))
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise DataError(
-                f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)
-            ) from None
-        return path
+        with asking(path, _WRITTEN), contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            return path
     raise AssertionError("itertools.count ended")
 
 
@@ -687,102 +588,76 @@ def remove_file(path: Path) -> None:
     Raises:
         DataError: the file system refuses, or it is a folder.
     """
-    try:
+    with asking(path, "cannot be removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DataError(
-            f"{shown(path)} cannot be removed: {reason_of(error)}", write_hint(error, "remove it yourself")
-        ) from None
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder and all that is in it, or a link and not what it leads to; nothing if there is none.
-
-    Raises:
-        DataError: the file system refuses.
-    """
+    """Removes a folder and all that is in it; a link or a file as :func:`remove_file` does."""
     if kind_of(path) is not Kind.FOLDER or is_link(path):
         remove_file(path)
         return
-    try:
+    with asking(path, "cannot be removed"):
         shutil.rmtree(str(path))
-    except OSError as error:
-        raise DataError(
-            f"{shown(path)} cannot be removed: {reason_of(error)}", write_hint(error, "remove it yourself")
-        ) from None
+
+
+# -- what users ask for ---------------------------------------------------------------------------------------
 
 
 def is_written_to(path: Path) -> bool:
-    """Whether an output is written to as it is: a device, a FIFO, or a stream of this process.
+    """Whether an output is written to as it is: a device, a FIFO, or a stream of this process (``/dev/stdout``).
 
     Such a name has no ending that tells a format.
     """
     return _stream_of(path) is not None or kind_of(path) in (Kind.FIFO, Kind.DEVICE)
 
 
-def check_output(path: Path, option: str, error: Type[UserError] = DataError) -> None:
+def check_output(path: Path) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
-    Args:
-        path: as expanded.
-        option: that names it.
-
     Raises:
-        DataError (or ``error``): a folder, a socket, a disk, a file that is not writable, or a name in a folder that
-            is absent or not writable.
+        DataError: a folder, a socket, a disk, a file that is not writable, or a name in a folder that is absent or
+            not writable.
     """
-    name = f"{option} {shown(path)}"
     stream = _stream_of(path)
     if stream is not None:
-        if not _is_open_for_writing(stream):
-            raise error(f"{name}: nothing can be written to it", "give the name of a file, or /dev/stdout")
+        with asking(path):
+            os.fstat(stream)
         return
-    kind = kind_of(path, option, error)
-    if kind in (Kind.FOLDER, Kind.SOCKET) or _is_disk(path):
-        raise error(f"{name} is {'a disk' if kind is Kind.DEVICE else kind.value}", "give the name of a file")
-    if kind is not Kind.ABSENT and not is_writable(path):
-        raise error(f"{name} is not writable", "make it writable, or give another name")
-    if kind in (Kind.FIFO, Kind.DEVICE):
-        return
-    folder = real(path, option, error).parent if is_link(path, option, error) else path.parent
-    parent = kind_of(folder, option, error)
-    if parent is Kind.ABSENT:
-        raise error(f"{name}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
-    if parent is not Kind.FOLDER:
-        raise error(f"{name}: {shown(folder)} is {parent.value}", "give another name")
-    if not is_writable(folder):
-        raise error(
-            f"{name}: the folder {shown(folder)} is not writable",
-            "make it writable, or give a name in another folder",
-        )
+    kind = kind_of(path)
+    if kind in (Kind.FOLDER, Kind.SOCKET) or (kind is Kind.DEVICE and stat.S_ISBLK(os.stat(path).st_mode)):
+        raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
+    folder = real(path).parent if is_link(path) else path.parent
+    for place in [path] * (kind is not Kind.ABSENT) + [folder] * (kind in (Kind.ABSENT, Kind.FILE)):
+        parent = kind_of(place)
+        if parent is Kind.ABSENT:
+            raise DataError(f"{shown(path)}: there is no folder {shown(place)}", f"mkdir -p {shown(place)}")
+        if place is folder and parent is not Kind.FOLDER:
+            raise DataError(f"{shown(path)}: {shown(place)} is {parent.value}", "give another name")
+        if not is_writable(place):
+            raise DataError(f"{shown(place)} is not writable", _PERMISSION)
 
 
-def check_different(
-    outputs: Sequence[Tuple[str, Optional[Path]]], error: Type[UserError] = DataError
-) -> None:
+def check_different(outputs: Sequence[Tuple[str, Optional[Path]]]) -> None:
     """Refuses two outputs that are one file, by whatever names and links.
 
     Args:
         outputs: (option, path as expanded, or None if it is not given).
 
     Raises:
-        DataError (or ``error``): the second would replace the first.
+        ConfigurationError: the second would replace the first.
     """
     taken: Dict[Path, str] = {}
     for option, path in outputs:
         if path is None or is_written_to(path):
             continue  # to what is written to one after the other nothing is lost
-        target = real(path, option, error)
+        target = real(path)
         if target in taken:
-            raise error(f"{taken[target]} and {option} are both {shown(path)}", "give two names")
+            raise ConfigurationError(f"{taken[target]} and {option} are both {shown(path)}", "give two names")
         taken[target] = option
 
 
-def check_not_read(
-    path: Path, option: str, inputs: Iterable[Tuple[str, Path]], error: Type[UserError] = DataError
-) -> None:
+def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) -> None:
     """Refuses an output that would replace what is read, by whatever names and links.
 
     Args:
@@ -791,14 +666,16 @@ def check_not_read(
         inputs: (what it is, path) of what is read.
 
     Raises:
-        DataError (or ``error``): it is one of them.
+        ConfigurationError: it is one of them.
     """
     if is_written_to(path):
         return
-    target = real(path, option, error)
+    target = real(path)
     for what, given in inputs:
-        if target == real(given, what, error):
-            raise error(f"{option} {shown(path)} is {what}, and would be replaced", "choose another name")
+        if target == real(given):
+            raise ConfigurationError(
+                f"{option} {shown(path)} is {what}, and would be replaced", "choose another name"
+            )
 
 
 def write_output(path: Path, write: Callable[[Path], None]) -> None:
@@ -815,133 +692,48 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    if not is_written_to(path):
-        _replace_output(path, write)
-        return
-    # Not on top of the file: they are needed here alone, and their import takes longer than all else here.
-    import shutil
-    import tempfile
+    if is_written_to(path):
+        import tempfile
 
-    with _plain_output(path) as target, contextlib.ExitStack() as kept:
-        with in_temporary_folder():
-            temporary = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="ipucnn-"))) / "output"
+        with tempfile.TemporaryDirectory(prefix="ipucnn-") as folder:
+            temporary = Path(folder) / "output"
             write(temporary)
-            source = kept.enter_context(open(temporary, "rb"))
-        shutil.copyfileobj(source, target)
+            with asking(path, _WRITTEN), contextlib.suppress(BrokenPipeError), open(
+                temporary, "rb"
+            ) as source, _open_as_it_is(path) as target:
+                shutil.copyfileobj(source, target)
+        return
+    target_path = real(path)
+    former = os.stat(target_path).st_mode & 0o777 if is_file(target_path) else None
 
+    def write_same_mode(temporary: Path) -> None:
+        write(temporary)
+        if former is not None:
+            os.chmod(temporary, former)
 
-@contextlib.contextmanager
-def in_temporary_folder() -> Iterator[None]:
-    """Names the temporary folder in what goes wrong inside, and not the file that results are written to.
-
-    Raises:
-        DataError: for any OSError inside.
-    """
-    import tempfile
-
-    try:
-        yield
-    except OSError as error:
-        try:
-            where = tempfile.gettempdir()
-        except OSError:
-            where = "a temporary folder"  # there is none; the reason lists where Python looked
-        raise DataError(
-            f"results cannot be kept in {where}: {reason_of(error)}",
-            write_hint(error, "set TMPDIR to another folder"),
-        ) from error
+    write_atomically(target_path, write_same_mode)
 
 
 def write_output_text(path: Path, text: Union[str, bytes]) -> None:
     """:func:`write_output` of a text in UTF-8, or of bytes."""
     data = text.encode("utf-8") if isinstance(text, str) else text
-    if not is_written_to(path):
-        _replace_output(path, lambda temporary: _write_bytes(temporary, data))
-        return
-    with _plain_output(path) as target:
-        target.write(data)
-
-
-def _replace_output(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes a regular file at the end of a path's links, with the owner and permissions it had."""
-    kind = kind_of(path)
-    if kind in (Kind.FOLDER, Kind.SOCKET):
-        raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
-    target = real(path)
-    former: Optional[os.stat_result] = None
-    with contextlib.suppress(OSError):
-        former = os.stat(target)
-
-    def write_same_mode(temporary: Path) -> None:
-        write(temporary)
-        if former is None:
-            return
-        with contextlib.suppress(OSError):  # only root may give files away
-            os.chown(temporary, former.st_uid, former.st_gid)
-        # Not the bits that let a program run as its owner: no program writes its own.
-        os.chmod(temporary, former.st_mode & 0o777)
-
-    write_atomically(target, write_same_mode)
-
-
-@contextlib.contextmanager
-def _plain_output(path: Path) -> Iterator[IO[bytes]]:
-    """What a path leads to, opened for writing as it is."""
-    if _is_disk(path):
-        raise DataError(f"{shown(path)} is a disk", "give the name of a file")
-    try:
-        with _open_plainly(path) as target:
-            yield target
-    except BrokenPipeError:
-        pass  # whoever reads it has read enough
-    except OSError as error:
-        hint = write_hint(error, "give the name of a file")
-        if error.errno == errno.ENXIO:
-            hint = f"start the program that reads from it first, within {FIFO_WAIT_S:.0f} s, or give the name of a file"
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", hint) from None
-
-
-def _is_disk(path: Path) -> bool:
-    """Whether a path leads to a block device; what is on a disk would be lost, and nobody can mean that."""
-    try:
-        return stat.S_ISBLK(os.stat(path).st_mode)
-    except OSError:
-        return False
+    write_output(path, lambda temporary: _write_bytes(temporary, data))
 
 
 def _stream_of(path: Path) -> Optional[int]:
-    """The number of the open file that a path such as ``/dev/stdout``, or a link to it, means; or None.
+    """The number of the open file that a path such as ``/dev/stdout`` means; or None.
 
     Where stdout goes to a file, following the name's links would find that file, and renaming another over it
     would take it away from whatever else this process and its shell write there.
     """
-    place = os.fspath(path)
-    for _ in range(MOST_LINKS):
-        match = _STREAM.fullmatch(os.path.normpath(place))
-        if match is not None and match.group(3) in (None, "self", "thread-self", str(os.getpid())):
-            return (
-                _STANDARD[match.group(1)]
-                if match.group(1) in _STANDARD
-                else int(match.group(2) or match.group(4))
-            )
-        try:
-            place = os.path.join(os.path.dirname(place), os.readlink(place))
-        except (OSError, ValueError):
-            return None
-    return None
+    match = _STREAM.fullmatch(os.fspath(path))
+    if match is None:
+        return None
+    return _STANDARD[match.group(1)] if match.group(1) else int(match.group(2))
 
 
-def _is_open_for_writing(number: int) -> bool:
-    try:
-        import fcntl
-
-        return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    except (ImportError, OSError, OverflowError):
-        return False
-
-
-def _open_plainly(path: Path) -> IO[bytes]:
-    """What is there, opened for writing as it is; a FIFO waits a while for its reader."""
+def _open_as_it_is(path: Path) -> BinaryIO:
+    """A stream of this process, a device or a FIFO, opened for writing; a FIFO that nothing reads from is an error."""
     stream = _stream_of(path)
     if stream is not None:
         for text in (sys.stdout, sys.stderr):
@@ -950,21 +742,9 @@ def _open_plainly(path: Path) -> IO[bytes]:
             ):  # what cannot be written is told where it is written
                 text.flush()
         return os.fdopen(os.dup(stream), "wb")
-    flags = os.O_WRONLY | _flag("O_NOCTTY") | _flag("O_CLOEXEC")
-    until = time.monotonic() + FIFO_WAIT_S
-    while kind_of(path) is Kind.FIFO:
-        try:
-            # Without O_NONBLOCK this would wait for a reader for ever.
-            handle = os.open(path, flags | os.O_NONBLOCK)
-            os.set_blocking(handle, True)
-            return os.fdopen(handle, "wb")
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            if time.monotonic() > until:
-                raise OSError(errno.ENXIO, "nothing reads from this FIFO") from None
-            time.sleep(0.05)
-    return os.fdopen(os.open(path, flags), "wb")
+    handle = os.open(path, os.O_WRONLY | _SAFELY)
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "wb")
 
 
 def _temporary_name(name: str) -> str:
@@ -976,16 +756,12 @@ def _temporary_name(name: str) -> str:
 
 def _sync_folder(folder: Path) -> None:
     """Makes a rename survive a power cut; where folders cannot be synced there is nothing to do."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def temporary_of(name: str) -> Optional[str]:

@@ -182,9 +182,9 @@ def find_function(name: str, option: str, example: str) -> PythonFunction:
         raise ConfigurationError(
             f"{option} {shown_value(name)} names a Python file without the function in it", hint
         )
-    path, function = expand(match.group(1), option), match.group(2)
+    path, function = expand(match.group(1)), match.group(2)
     hint = f"give FILE.py:FUNCTION, for example my_file.py:{example}"
-    data = read_bytes(path, MAX_BYTES, option, ConfigurationError, hint)
+    data = read_bytes(path, MAX_BYTES, hint=hint)
     names = _top_level(_parsed(data, path, option))
     if function not in names:
         defined = [own for own, is_function in names.items() if is_function]
@@ -194,7 +194,7 @@ def find_function(name: str, option: str, example: str) -> PythonFunction:
             did_you_mean(function, defined) or f"{there}; define it: def {example}(...)",
         )
     return PythonFunction(
-        name, absolute(path, option), function, data.decode("utf-8-sig"), hashlib.sha256(data).hexdigest()
+        name, absolute(path), function, data.decode("utf-8-sig"), hashlib.sha256(data).hexdigest()
     )
 
 
@@ -212,8 +212,8 @@ def _parsed(data: bytes, path: Path, option: str) -> ast.Module:
 
 def _functions_if_any(path: str, option: str) -> List[str]:
     try:
-        file = expand(path, option)
-        names = _top_level(_parsed(read_bytes(file, MAX_BYTES, option, ConfigurationError), file, option))
+        file = expand(path)
+        names = _top_level(_parsed(read_bytes(file, MAX_BYTES), file, option))
     except UserError:
         return []
     return [name for name, is_function in names.items() if is_function and not name.startswith("_")]

@@ -163,11 +163,11 @@ BUDGET = {
     "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),
-    "reports": (3950, 3010),
+    "reports": (3850, 2980),
     "runs": (6350, 4710),
-    "sessions": (5520, 4280),
+    "sessions": (5545, 4295),
     "training": (1680, 1260),
-    "modules at the top": (2680, 2070),
+    "modules at the top": (2540, 1980),
 }
 
 

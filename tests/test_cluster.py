@@ -85,13 +85,11 @@ def test_one_worker_where_nobody_says_anything():
     assert find_workers(RunConfig(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
 
 
-def test_tf_config_slurm_and_options_name_the_same_workers():
+def test_tf_config_and_slurm_name_the_same_workers():
     addresses = ("127.0.0.1:20017", "127.0.0.1:20018", "127.0.0.2:20017", "127.0.0.2:20018")
-    options = RunConfig(hosts=addresses, rank=2)
-    by_options = find_workers(options, {})
     by_tf_config = find_workers(RunConfig(), tf_config(list(addresses), 2))
     by_slurm = find_workers(RunConfig(), slurm())
-    for found in (by_options, by_tf_config, by_slurm):
+    for found in (by_tf_config, by_slurm):
         assert (found.addresses, found.index, found.count) == (addresses, 2, 4)
         assert not found.is_writer and not found.is_distributed and found.num_shares == 1
     chief = find_workers(RunConfig(), tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
@@ -111,11 +109,7 @@ def test_tf_config_slurm_and_options_name_the_same_workers():
         (tf_config(["10.0.0.1", "10.0.0.2:1"]), {}, "no address"),
         (tf_config(["10.0.0.1:1", "8.8.8.8:1"]), {}, "public address"),
         (tf_config(["10.0.0.1:1", "10.0.0.2:99999"]), {}, "no address"),
-        (
-            tf_config(["10.0.0.1:1", "10.0.0.2:1"]),
-            {"hosts": ("10.0.0.1:1", "10.0.0.2:1"), "rank": 0},
-            "both name",
-        ),
+        ({**tf_config(["10.0.0.1:1", "10.0.0.2:1"]), **slurm()}, {}, "both name"),
         (slurm(SLURM_STEP_NODELIST="a[1-2"), {}, "Slurm's variables"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x3)"), {}, "Slurm's variables"),
         (slurm(SLURM_PROCID="x"), {}, "Slurm's variables"),
@@ -127,9 +121,6 @@ def test_tf_config_slurm_and_options_name_the_same_workers():
         (slurm(SLURM_STEP_NUM_TASKS=999_999_999), {}, "1,024 workers are the most"),
         (tf_config([f"10.0.{n // 250}.{n % 250}:1" for n in range(1025)]), {}, "1,024 are the most"),
         (slurm(SLURM_DISTRIBUTION="cyclic"), {}, "order 'cyclic'"),
-        ({}, {"rank": 1}, "without --hosts"),
-        ({}, {"hosts": ("10.0.0.1:1", "10.0.0.2:1")}, "not which of them"),
-        ({}, {"hosts": ("10.0.0.1:1", "10.0.0.2:1"), "rank": 2}, "--rank 2"),
     ],
 )
 def test_what_makes_no_sense_is_refused(environment, options, named):
@@ -832,12 +823,13 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
         "run",
     ]
     flags[flags.index("--num-epochs") + 1] = "4000"
-    hosts = ",".join(addresses(2))
+    hosts = addresses(2)
     workers = []
     for rank in range(2):
-        words = [sys.executable, "-c", without_locks, "train", *flags, "--hosts", hosts, "--rank", str(rank)]
+        words = [sys.executable, "-c", without_locks, "train", *flags]
         out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=env, stdout=out, stderr=out))
+        own = {**env, **tf_config(hosts, rank)}
+        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=own, stdout=out, stderr=out))
     last = tmp_path / "run" / "checkpoints" / "last.npz"
     try:
         while not last.exists():
@@ -1010,8 +1002,8 @@ def test_the_folds_of_a_cross_validation_are_trained_by_all_workers(tmp_path, ca
 @pytest.mark.parametrize("more", [[], ["--kfold", "2"]])
 def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, capfd, more):
     monkeypatch.chdir(tmp_path)
-    named = ",".join(addresses(2))
-    words = ["train", *FLAGS, *more, "--run-dir", "run", "--hosts", named, "--rank", "0"]
+    monkeypatch.setenv("TF_CONFIG", tf_config(addresses(2))["TF_CONFIG"])
+    words = ["train", *FLAGS, *more, "--run-dir", "run"]
     assert cli.run([*words, "--start-timeout", "1"]) == 7
     said = capfd.readouterr().err
     assert "error: worker 1 of 2 did not connect" in said and "Traceback" not in said

@@ -258,8 +258,6 @@ def test_what_only_the_host_acts_on_is_declared_once():
 
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
     workers = {
-        "hosts",
-        "rank",
         "max_workers",
         "reduction",
         "start_timeout",

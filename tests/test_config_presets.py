@@ -8,7 +8,7 @@ from ipucnn.config import presets
 from ipucnn.config.options import find_spec
 from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 
 # Written for this test in the layout of public CNN application files: anchor holders without a model, merges,
 # two `<<` in one mapping, unquoted precision, numbers YAML 1.1 reads as text.
@@ -129,7 +129,7 @@ def test_unknown_preset_has_a_suggestion(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         presets.load_preset(None, str(path))
     assert "resnet_fast" in caught.value.hint
-    with pytest.raises(ConfigurationError, match="no such file"):
+    with pytest.raises(DataError, match="no such file"):
         presets.load_preset("a", str(tmp_path / "absent.yml"))
     with pytest.raises(ConfigurationError, match="no built-in preset"):
         presets.load_preset("cifar_resnet9", None)
@@ -144,7 +144,7 @@ def test_a_saved_config_is_a_preset_of_its_own(tmp_path):
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "config.yml"
     path.write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         presets.load_preset("a", str(path))
 
 

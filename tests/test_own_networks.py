@@ -152,7 +152,7 @@ def test_a_file_is_looked_at_and_not_run(text, name, said, run):
     if text is not None:
         Path("net.py").write_bytes(text if isinstance(text, bytes) else text.encode())
     code, out, err = run("train", name, "--print-config")
-    assert code == 2 and not out and said in err, err
+    assert code == (3 if text is None else 2) and not out and said in err, err
     assert err.count("error:") == 1 == err.count("hint:")
     assert "tensorflow" not in err
 
@@ -770,7 +770,7 @@ def test_own_data_are_verified(run):
     code, out, err = run("verify-dataset", "data.py:load", "--json")
     assert code == 3 and "leakage" in out, err  # what is evaluated was trained on
     code, _, err = run("verify-dataset", "absent.py:load")
-    assert code == 2 and "there is no such file" in err
+    assert code == 3 and "there is no such file" in err
 
 
 # --- entry points

@@ -23,7 +23,8 @@ from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.settings import uniform
 from ipucnn.reports import units
 from ipucnn.reports.console import plain_table, print_table
-from ipucnn.reports.plan import command_line, print_plan
+from ipucnn.reports.plan import print_plan
+from ipucnn.reports.plan_text import command_line
 from ipucnn.training.program import Program
 
 SMALL = "cifar_resnet8"
@@ -685,7 +686,7 @@ def test_stages_of_one_ipu_are_called_recomputation_segments(tmp_path, capsys, m
     assert f"<h1>{where}" in Path("plan.html").read_text(encoding="utf-8")
     assert cli.run([*line.split(), "off"]) == 0
     assert capsys.readouterr().out.startswith("lenet: 2 stages on 4 IPUs in 4 replicas, ")
-    assert "<h1>lenet in 2 stages on " in Path("plan.html").read_text(encoding="utf-8")
+    assert "<h1>lenet: 2 stages on 4 IPUs in 4 replicas, " in Path("plan.html").read_text(encoding="utf-8")
 
 
 def test_what_help_says_is_taken_is_taken(capsys, monkeypatch):

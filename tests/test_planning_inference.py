@@ -1,8 +1,6 @@
 """Plans of forward passes alone, and of replicas that share batch norm statistics."""
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +26,6 @@ from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"
 SYSTEM = get_system("pod16")
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "ipu" / "published_throughput.json"
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -220,27 +216,3 @@ def test_a_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys
     assert {row.ipus_per_replica for row in found.pareto} == {1}
     assert {row.num_replicas for row in found.pareto} <= {2, 4}
     assert found.settings.dbn_replica_group_size == 2
-
-
-@pytest.mark.skipif(
-    not PUBLISHED.is_file(), reason="no ../shared/ipu/published_throughput.json beside the repository"
-)
-def test_published_rows_of_inference_are_predicted_through_the_command_line(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    rows_of = importlib.import_module("inference_rows")
-    programs = importlib.import_module("published_rows")
-    try:
-        rows = [row for row in rows_of.inference_rows(PUBLISHED) if row["micro_batch"] is not None]
-        assert len(rows) >= 13
-        ratios = []
-        for row in rows:
-            found = rows_of.predicted(rows_of.command(row))
-            ratios.append(found["predicted_images_per_s"] / row["value"])
-            # What the fit's own program says of the row, without the command line.
-            program = programs.throughput_program(row)
-            own = predict(program.graph, (), program.settings, program.system)
-            assert found["predicted_images_per_s"] == pytest.approx(own.images_per_s, rel=1e-12)
-        mean, worst = rows_of.errors(ratios)
-        assert mean < 1.08 and worst < 1.2
-    finally:
-        sys.modules.pop("inference_rows", None)

@@ -43,12 +43,6 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
         assert machine.calls("fit") and machine.calls("predict")
         assert machine.config["ipus"] == 2
     assert report["compilation"]["device"]["kind"] == "ipu"
-    assert set(report["compilation"]["stages_s"]) == {
-        "Hlo Optimizations",
-        "Pre-Planning Operations",
-        "Graph Construction",
-        "Graph Compilation",
-    }
     assert not report["compilation"]["cached"]
     assert "Compiling module" not in err and "[" not in err.split("run folder")[0]
     with installed(num_ipus=1):  # one IPU is enough for a look at what two trained
@@ -124,7 +118,7 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
         machine.programs.clear()
     report = json.loads(out)
     assert report["compiled_only"] and report["executable_cache"] == str(tmp_path / "cache")
-    assert report["compilation"]["stages_s"]["Graph Compilation"] > 0 and not report["compilation"]["cached"]
+    assert report["compilation"]["compile_s"] > 0 and not report["compilation"]["cached"]
     assert not (tmp_path / "run").exists()
     compiled = sorted(path.name for path in (tmp_path / "cache").iterdir())
     assert len(compiled) == len(kinds)
@@ -163,7 +157,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(c
                 assert machine.log == []
             assert (code, out) == (3, ""), err
             assert err.count("error: ") == err.count("hint: ") == 1 and "Traceback" not in err, err
-            assert f"executable cache {cache} cannot be made: " in err and "--executable-cache" in err
+            assert f"{cache} cannot be made: " in err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -171,8 +165,8 @@ def test_a_cache_of_the_shell_that_cannot_be_written(capfd, tmp_path, monkeypatc
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path='/proc/a b'")
     with installed():
         code, _, err = run(capfd, "train", "toy_model", "--run-dir", tmp_path / "run", *SMALL)
-    assert code == 3 and "executable cache /proc/a b cannot be made" in err
-    assert "name another folder in TF_POPLAR_FLAGS" in err and list(tmp_path.iterdir()) == []
+    assert code == 3 and "/proc/a b cannot be made" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
@@ -422,7 +416,9 @@ def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd,
         ),
     ],
 )
-def test_a_system_without_remote_memory(capfd, tmp_path, flags, words):
+@pytest.mark.parametrize("found", ["by gc-info", "in compiling", "in loading"])
+def test_a_system_without_remote_memory(capfd, tmp_path, flags, words, found):
+    """By default IPUs are attached when the program is executed; what the driver then says no public source has."""
     flags = [
         "--global-batch-size",
         "none",
@@ -434,15 +430,22 @@ def test_a_system_without_remote_memory(capfd, tmp_path, flags, words):
     ]
     flags += ["--optimizer", "sgd", "--lr-schedule", "const", "--learning-rate", 0.01]
     off = [] if words.startswith("--no") else ["--no-optimizer-state-offloading"]
+    off += ["--no-on-demand"] if found == "in compiling" else []
     command = ["train", "lenet", "--dataset", "digits", *SMALL, *flags, *off, "--run-dir", tmp_path / "run"]
-    with installed(remote_memory=False):
+    with installed(remote_memory=False, gc_info=found == "by gc-info"):
         code, _, err = run(capfd, *command)
     hint = err.split("hint:")[1]
+    if found == "in loading":
+        assert code == 6 and "could not load the program" in err and "remote buffers supported: 0" in hint
+        assert words in hint and "Traceback" not in err
+        return
     assert code == 2 and "no remote memory" in err and words in hint, err
     assert re.search(r": the fullest IPU is then predicted to hold \d+ MiB of its 89\d MiB$", hint.strip()), (
         hint
     )
     assert "Traceback" not in err and not (tmp_path / "run").exists()
+    if found == "in compiling":
+        return
     fixed = [*command, words] if words.startswith("--no") else [c for c in command if c != words]
     with installed(remote_memory=False):
         assert run(capfd, *fixed)[0] == 0

@@ -283,7 +283,7 @@ OTHERS = [
     raised("CancelledError", "Unable to open Poplar device"),
     raised("InternalError", "The number of iterations of the pipeline must be a multiple of 8, but it is 3"),
     raised("InternalError", "cuDNN launch failure: input shape ([8,64,56,56])"),
-    raised("InternalError", "[Poplar][Load engine] poplar_error: something unheard of"),
+    raised("InternalError", "[Poplar][Execute engine] poplar_error: something unheard of"),
     raised("InvalidArgumentError", "Incompatible shapes: [8,10] vs. [8,11]"),
     # The CPU's XLA.
     raised(
@@ -369,9 +369,9 @@ def test_what_a_process_wrote_before_it_aborted():
     assert translate_output("Illegal instruction (core dumped)") is None
 
 
-def test_case_names_are_unique():
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names)
+def test_each_pattern_is_there_once():
+    patterns = [case.pattern for case in CASES]
+    assert len(set(patterns)) == len(patterns)
 
 
 # Recorded cases that stay tracebacks: only a fault in ipucnn's own calls brings them about.

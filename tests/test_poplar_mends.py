@@ -15,7 +15,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.poplar import errors, session
+from ipucnn.sessions.poplar import errors, model, session
 from ipucnn.sessions.poplar.session import PoplarSession
 
 SGD = ("sgd", {"momentum": 0.9}, {})
@@ -45,14 +45,14 @@ def test_fewer_results_than_images(monkeypatch, tmp_path, how):
 
 def test_no_remote_memory(monkeypatch):
     def train():
-        with installed(remote_memory=False):
+        with installed(remote_memory=False, gc_info=False):
             program = make_program(4, 2, 1, updates_per_epoch=1)
-            made = create_session("auto", config=RunConfig())
+            made = create_session("auto", config=RunConfig(on_demand=False))
             run(made, make_model("group"), program, SGD, *make_data(8, 1))
 
     with pytest.raises(ConfigurationError, match="no remote memory"):
         train()
-    monkeypatch.setattr(errors, "CASES", [c for c in errors.CASES if "remote memory" not in c.name])
+    monkeypatch.setattr(errors, "CASES", [c for c in errors.CASES if "remote memory" not in c.pattern])
     with pytest.raises(tf.errors.FailedPreconditionError):
         train()
 
@@ -89,3 +89,18 @@ def test_the_unbiased_variance_of_a_group_is_a_replicas(monkeypatch):
         "batch", program, monkeypatch, engine, "_unbias_as_a_replica", lambda *arguments: None
     )
     assert far < 1e-6 and without > 1e-3
+
+
+def test_moments_that_a_layer_takes_itself_are_not_those_of_a_group(monkeypatch):
+    def own_moments(self, inputs):
+        x = tf.cast(inputs, tf.float32)
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        y = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
+        return tf.cast(y, inputs.dtype), mean[None], variance[None]
+
+    program = make_program(2, 2, 2, updates_per_epoch=1, precision="16.16", dbn_replica_group_size=2)
+    options = dict(num_replicas=2, precision="16.16", dbn_replica_group_size=2)
+    monkeypatch.setattr(model.BatchStatistics, "call", own_moments)
+    with installed(), pytest.raises(NotImplementedError, match="over the samples of replicas"):
+        made = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
+        run(made, make_model("batch"), program, SGD, *make_data(8, 1))

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import shlex
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,56 +23,11 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar import validation
-from ipucnn.sessions.poplar.device import captured_stdout, parse_progress
+from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.poplar.training import Stream, training_batches
-
-STAGES = FACTS["progress"]["stages"]
-
-
-def bar(percent, stage, seconds):
-    minutes, rest = divmod(seconds, 60)
-    hashes = ("#" * (percent // 2)).ljust(50)
-    return f"\x1b[2K[{hashes}] {percent}% {stage} [Elapsed: 00:{int(minutes):02d}:{rest:04.1f}]"
-
-
-def test_progress_of_a_program_that_compiles():
-    text = "noise\nCompiling module cluster_1__.42:\n"
-    for percent, stage, seconds in ((1, 0, 0.5), (3, 1, 2.0), (20, 2, 5.0), (30, 2, 9.5), (70, 3, 20.0)):
-        text += bar(percent, STAGES[stage], seconds) + "\r"
-    text += bar(100, STAGES[4], 80.5) + "\nnoise\n"
-    (module,) = parse_progress(text)
-    assert module.name == "cluster_1__.42" and module.finished and module.total_s == 80.5
-    assert module.stages_s == pytest.approx(
-        {
-            "Hlo Optimizations": 2.0,
-            "Pre-Planning Operations": 3.0,
-            "Graph Construction": 15.0,
-            "Graph Compilation": 60.5,
-        }
-    )
-
-
-def test_progress_of_a_program_that_does_not_fit_stays_where_it_was():
-    text = "Compiling module a:\n" + bar(2, STAGES[1], 1.0) + "\r" + bar(60, STAGES[3], 7.0) + "\n"
-    text += "Compiling module b:\n"
-    first, second = parse_progress(text)
-    assert not first.finished and first.total_s == 7.0 and not second.finished
-    assert first.stages_s == {"Pre-Planning Operations": 7.0, "Graph Compilation": 0.0}
-    assert parse_progress("a program from the cache prints nothing") == []
-
-
-@given(st.lists(st.floats(0.1, 50), min_size=4, max_size=4))
-def test_the_stages_add_up_to_the_whole(seconds):
-    times = np.round(np.cumsum(seconds), 1)
-    text = "Compiling module m:\n"
-    for i, begin in enumerate([0.0, *times[:3]]):
-        text += bar(10 * i, STAGES[i], begin) + "\r"
-    text += bar(100, STAGES[4], times[3]) + "\n"
-    (module,) = parse_progress(text)
-    assert sum(module.stages_s.values()) == pytest.approx(times[3])
 
 
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
@@ -116,17 +73,23 @@ def test_the_cache_is_what_the_driver_reads(name):
     config = dataclasses.replace(RunConfig(), executable_cache="/cache/" + name + "x")
     mine = "--executable_cache_path=" + os.path.abspath("/cache/" + name + "x")
     text = poplar_flags(config, "--tensor_map_file_path='/a b' ")
-    theirs = ["--tensor_map_file_path=/a b", "--show_progress_bar=true", mine]
+    theirs = ["--tensor_map_file_path=/a b", "--show_progress_bar=false", mine]
     assert read_by_the_driver(text) == theirs == shlex.split(text)
     assert list(parse_flags(text)) == [word[2:].partition("=")[0] for word in theirs]
 
 
-def test_what_is_printed_while_ipus_run_does_not_reach_stdout(capfd):
-    with captured_stdout() as found:
+def test_what_is_printed_while_ipus_run_goes_to_stderr(capfd):
+    with stdout_on_stderr():
         os.write(1, b"from C++\n")
     print("result")
-    assert b"".join(found) == b"from C++\n"
-    assert capfd.readouterr().out == "result\n"
+    found = capfd.readouterr()
+    assert (found.out, found.err) == ("result\n", "from C++\n")
+
+
+def test_the_drivers_progress_bar_is_shown_on_a_terminal_alone(monkeypatch):
+    for is_terminal, flag in ((True, "true"), (False, "false")):
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda answer=is_terminal: answer))
+        assert poplar_flags(RunConfig(), "") == f"--show_progress_bar={flag}"
 
 
 def dataset(program, weights=None):

@@ -350,6 +350,16 @@ def test_statistics_of_16_bits_are_recomputed():
         np.testing.assert_allclose(found[0][name], host[0][name], rtol=0.03, atol=0.03, err_msg=name)
 
 
+def test_statistics_of_16_bits_are_those_of_the_replicas_that_share_them():
+    program = make_program(
+        2, 2, 2, updates_per_epoch=3, precision="16.16", loss_scaling=8.0, dbn_replica_group_size=2
+    )
+    host, poplar, machine = both("batch", program, precision="16.16")
+    assert host[3] == poplar[3] == 3 and machine.calls("predict")
+    for name in [name for name in host[0] if "moving_variance" in name]:
+        assert np.mean(poplar[0][name] / host[0][name]) == pytest.approx(1, abs=1e-3), name
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_evaluation_runs_several_batches_at_once(stages):
     """Logits of batches of any size are the network's own; executions are compiled once."""

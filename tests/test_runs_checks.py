@@ -71,8 +71,6 @@ CASES = [
     ("threads", "2", {}, "on IPUs", None),
     ("devices", "2", {}, "on IPUs", None),
     ("deterministic_operations", "true", {}, "on IPUs", None),
-    ("hosts", ["127.0.0.1:5000", "127.0.0.1:5001"], {}, "on IPUs", None),
-    ("rank", "1", {}, "on IPUs", None),
     ("max_workers", "2", {}, "on IPUs", None),
     ("reduction", "ring", {}, "for one worker", None),
     ("start_timeout", "5", {}, "for one worker", None),

@@ -28,7 +28,6 @@ WHOLE = {
         "macs_per_sample": 46400,
         "num_graph_operations": 384,
         "fused_micro_batches": 1,
-        "stages_s": {},
         "cached": False,
         "compile_s": 1.1,
     },

@@ -452,7 +452,7 @@ def not_imported(monkeypatch):
 
 
 def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
-    libraries = sum(environment._mapped_bytes(path) for path in environment._libraries())
+    libraries = environment._library_bytes()
     assert libraries > 500 * 2**20
     least = libraries + environment.LEAST_ADDRESS_SPACE_BYTES
     monkeypatch.setattr(environment, "_memory_there_is", lambda: [("x", environment.LEAST_MEMORY_BYTES)])
@@ -477,11 +477,3 @@ def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
     with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
         environment.check_memory()
-
-
-def test_what_is_no_library_takes_no_memory(tmp_path):
-    (tmp_path / "a.so").write_bytes(b"\x7fELF\x02\x01" + b"\xff" * 200)
-    (tmp_path / "b.so").write_text("text")
-    assert environment._mapped_bytes(tmp_path / "a.so") == 0
-    assert environment._mapped_bytes(tmp_path / "b.so") == 0
-    assert environment._mapped_bytes(tmp_path / "absent.so") == 0

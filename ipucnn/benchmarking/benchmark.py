@@ -102,7 +102,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     check_settings(settings, instances.count)
     exported = None
     if settings.compare_with not in (None, KERAS):
-        exported = read_exported(expand(str(settings.compare_with), "--compare-with"), settings.trust)
+        exported = read_exported(expand(str(settings.compare_with)), settings.trust)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)

@@ -289,9 +289,9 @@ class _Found:
 
 def _found_in(path: Path, what: str) -> Tuple[_Found, str]:
     """What a run folder or report says, and the file's name."""
-    report_path = path / REPORT if is_folder(path, what) else path
+    report_path = path / REPORT if is_folder(path) else path
     name = f"{what} {shown(report_path)}"
-    data = read_record(report_path, what, _MEASUREMENT_HINT)
+    data = read_record(report_path, _MEASUREMENT_HINT)
     if not isinstance(data, dict):
         raise DataError(f"{name} is no report", _MEASUREMENT_HINT)
     found = _of_benchmark(data, name) if "kind" in data else _of_run(data, report_path, name)
@@ -351,7 +351,7 @@ def _of_run(data: Dict[str, PlainValue], path: Path, name: str) -> _Found:
         raise DataError(f"{name} is no report of a run", _MEASUREMENT_HINT) from None
     config = folder.read_config()
     folder = RunFolder(path.parent, config.checkpoint_dir)
-    kept = [own for own in checkpoints if is_file(folder.checkpoints / own, name)]
+    kept = [own for own in checkpoints if is_file(folder.checkpoints / own)]
     if not kept:
         raise DataError(
             f"{name}: the run kept no checkpoint, which knows the size of its images",

@@ -11,7 +11,7 @@ from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
-from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir
+from ipucnn.runs.start import claim_default, default_run_dir
 from ipucnn.text import shown_value
 
 
@@ -22,8 +22,8 @@ def read_report(path: Path) -> BenchmarkReport:
         ConfigurationError: it measured no network's speed.
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-    path = path / REPORT if is_folder(path, "--baseline") else path
-    data = read_record(path, "--baseline", "give the report.json of a benchmark")
+    path = path / REPORT if is_folder(path) else path
+    data = read_record(path, "give the report.json of a benchmark")
     if isinstance(data, dict) and (data.get("void") or data.get("measured", True) is None):
         raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
     hint = "give the report.json that `ipucnn benchmark` wrote"
@@ -55,7 +55,7 @@ def check_folder(resolved: Resolved) -> Path:
     config = resolved.config
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
-    path = expand(config.run_dir, "--run-dir")
+    path = expand(config.run_dir)
     if checked_folder(path, (CONFIG, PROGRAM, REPORT), "a folder of a benchmark") and not config.overwrite:
         raise ConfigurationError(
             f"--run-dir {path} already exists", "--overwrite replaces it; or use another --run-dir"
@@ -70,8 +70,8 @@ def checked_folder(path: Path, ours: Sequence[str], what: str) -> List[str]:
         ConfigurationError: there is something else in it than ``ours``.
         DataError: it is a file.
     """
-    check_makeable(path, "--run-dir", ELSEWHERE)
-    found = [p.name for p in entries(path, "--run-dir")]
+    check_makeable(path)
+    found = [p.name for p in entries(path)]
     for name in found:
         if name not in ours and not name.startswith("."):
             raise ConfigurationError(f"{path} is not {what}: it holds {name}", "choose another --run-dir")
@@ -87,7 +87,7 @@ def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Pa
     claim = claim_default(config.model_name, "benchmark") if config.run_dir is None else None
     if claim is not None:
         folder = claim.path  # what check_folder named may be another benchmark's by now
-    make_folder(folder, "", ELSEWHERE)
+    make_folder(folder)
     write_text(folder / CONFIG, config.to_yaml())
     write_text(folder / PROGRAM, json.dumps(report.program, indent=2) + "\n")
     write_text(folder / REPORT, report.to_json())

@@ -120,7 +120,7 @@ def make_settings(
             f"--max-time {max_time_s:g} is less than --min-time {min_time_s:g}",
             f"use --max-time {min_time_s:g}",
         )
-    of_file = compare_with is not None and is_exported(expand(compare_with, "--compare-with"))
+    of_file = compare_with is not None and is_exported(expand(compare_with))
     if of_file and work == TRAINING:
         raise ConfigurationError(
             f"{shown_value(compare_with)} is an exported network, which is not trained",
@@ -143,7 +143,7 @@ def make_settings(
         from ipucnn.hardware import SYSTEMS
         from ipucnn.planning.calibration import calibrated_system, read_profile
 
-        profile = read_profile(expand(system_profile, "--system-profile"))
+        profile = read_profile(expand(system_profile))
         calibrated_system(profile, SYSTEMS[system or profile.system])
     if max_regression is not None and baseline is None:
         raise ConfigurationError(
@@ -163,7 +163,7 @@ def make_settings(
         compare_with=compare_with.lower() if compare_with and not of_file else compare_with,
         system=system,
         profile=profile,
-        baseline=expand(baseline, "--baseline") if baseline is not None else None,
+        baseline=expand(baseline) if baseline is not None else None,
         max_regression=share,
         trust=trust,
     )

@@ -182,15 +182,15 @@ def find_suite(name: str) -> Suite:
     if name in built_in:
         path = FOLDER / f"{name}.yml"
         return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
-    path = expand(name, "--suite")
-    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path, "--suite", ConfigurationError):
+    path = expand(name)
+    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path):
         raise ConfigurationError(
             f"--suite {shown(name)}: there is no such suite",
             did_you_mean(name, built_in)
             or f"the built-in ones are {' and '.join(built_in)}; or give a file, FILE.yml",
         )
     hint = "give the path of a YAML file with rows"
-    text = read_text(path, documents.MAX_BYTES, "--suite", ConfigurationError, hint)
+    text = read_text(path, documents.MAX_BYTES, hint=hint)
     return parse_suite(text, shown(path), path.stem)
 
 

@@ -23,7 +23,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.runs.compare import RunRecord, read_run
-from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.start import claim_default, default_run_dir, latest_run_dir
 from ipucnn.text import shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
@@ -47,7 +47,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         DataError: it is a file.
     """
     if run_dir is not None:
-        path = expand(run_dir, "--run-dir")
+        path = expand(run_dir)
     elif not resume:
         return default_run_dir(name, _SUFFIX)
     else:
@@ -89,9 +89,9 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     Raises:
         DataError: not there, damaged, or of another kind or version.
     """
-    path = path / RESULT if is_folder(path, option) else path
+    path = path / RESULT if is_folder(path) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-    result = from_plain(documents.read_record(path, option, hint), SuiteResult, f"{option} {path}", hint)
+    result = from_plain(documents.read_record(path, hint), SuiteResult, f"{option} {path}", hint)
     if len({row.id for row in result.rows}) < len(result.rows):
         raise DataError(f"{option} {path} is damaged: two rows of one id", "make it again")
     return result
@@ -195,7 +195,7 @@ def run_rows(
         raise DataError(
             f"{rows} is a link, and a suite writes to its own folder alone", f"remove it: rm {rows}"
         )
-    make_folder(rows, "", ELSEWHERE)
+    make_folder(rows)
     for index, planned in enumerate(suite.rows):
         row = result.rows[index]
         if row.status == "done":

@@ -198,7 +198,7 @@ def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
             f"--compare-with {measuring['compare_with']}: MODEL is an exported file, which is what is compared",
             "drop it, or give the network's name as MODEL",
         )
-    exported = read_exported(expand(model, "MODEL"), bool(measuring["trust"]))
+    exported = read_exported(expand(model), bool(measuring["trust"]))
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
     command += " --trust" if measuring["trust"] else ""
@@ -340,7 +340,7 @@ def benchmark_suite(
     if request.print_config:
         report.print_plan(plan, json_output)
         return
-    other = suite_run.read_suite(expand(versus, "--versus")) if versus is not None else None
+    other = suite_run.read_suite(expand(versus)) if versus is not None else None
     if other is not None and not {row.id for row in other.rows} & {row.id for row in plan.rows}:
         raise DataError(
             f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"

@@ -65,8 +65,8 @@ def build_records(
     from ipucnn.machine import num_cores
     from ipucnn.reports.console import ItemProgress
 
-    source, target = expand(folder, "FOLDER"), expand(out, "OUT")
-    if not is_folder(source, "FOLDER"):
+    source, target = expand(folder), expand(out)
+    if not is_folder(source):
         raise ConfigurationError(
             f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"
         )

@@ -35,7 +35,7 @@ def doctor(flags: Mapping[str, PlainValue], json_output: bool, deep: bool = DEEP
         note("importing TensorFlow in another process")
     found = diagnose(
         given.get("device", RunConfig.device),
-        dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path), "--dataset-path"),
+        dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path)),
         deep=deep,
     )
     if json_output:

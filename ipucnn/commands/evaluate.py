@@ -65,14 +65,14 @@ def evaluate(
     from ipucnn.runs.trained import Named
     from ipucnn.sessions.host.workers import group_of_environment
 
-    page_of = expand(run, "RUN")
+    page_of = expand(run)
     if report and not is_file(page_of / CONFIG):
         raise ConfigurationError(
             f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
         )
-    plot_to = own_output(None if plot is None else expand(plot, "--plot"))
-    predictions_to = own_output(None if predictions is None else expand(predictions, "--predictions"))
-    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
+    plot_to = own_output(None if plot is None else expand(plot))
+    predictions_to = own_output(None if predictions is None else expand(predictions))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet))
     if plot_to is not None:
         from ipucnn.reports.evaluate import check_can_plot
 

@@ -82,7 +82,7 @@ def export(
         half=half,
         raw_uint8=raw_uint8,
         probabilities=probabilities,
-        output=None if output is None else expand(output, "--output"),
+        output=None if output is None else expand(output),
         overwrite=overwrite,
     )
     with waiting(LOADING) as bar:

@@ -89,8 +89,8 @@ def infer(
     from ipucnn.filesystem import expand, write_output
     from ipucnn.runs.trained import Named, open_trained, task_of
 
-    output_to = own_output(None if output is None else expand(output, "--output"))
-    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
+    output_to = own_output(None if output is None else expand(output))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet))
     named = Named("infer", run, flags, which=checkpoint, weights=weights, trust=trust)
     task = task_of(named)
     if task is None:

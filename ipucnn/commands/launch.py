@@ -62,7 +62,7 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
 
     They share the work of each weight update. The result has the same bytes as one worker with the same number of
     threads, if both runs begin with the same --max-workers. The GPUs of this machine are divided among the workers. If
-    each machine has a worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first
+    each machine has a worker of its own, use srun or TF_CONFIG; docs/cluster.md has examples. What the first
     worker prints appears as it is; what the others print appears behind their number. If one of them fails, all end.
     """
     count = 2 if workers is None else workers
@@ -74,11 +74,6 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
             if command and command[0] in command_table.COMMANDS
             else f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers "
             f"{count}",
-        )
-    if {"--hosts", "--rank"} & {word.partition("=")[0] for word in command}:
-        raise ConfigurationError(
-            "--hosts and --rank say who the workers are, and so does `ipucnn launch`",
-            "drop them, or start each worker by itself, with `ipucnn train`",
         )
     code = _Workers(command, count, _share_gpus(command, count)).run()
     if code:

@@ -133,7 +133,7 @@ def plan_splits(
     It finds splits that fit into the predicted memory, and proves that no others are faster. --splits judges splits of
     your own instead. Nothing is measured, and no IPU is needed.
     """
-    profile_path = None if system_profile is None else expand(system_profile, "--system-profile")
+    profile_path = None if system_profile is None else expand(system_profile)
     of_plans: Dict[str, object] = {
         "--save": save,
         "--html": html,
@@ -156,9 +156,9 @@ def plan_splits(
     from ipucnn.runs.setup import input_shape_for, network_options
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    save_to = None if save is None else expand(save, "--save")
-    html_to = None if html is None else expand(html, "--html")
-    graph_to = None if save_graph is None else expand(save_graph, "--save-graph")
+    save_to = None if save is None else expand(save)
+    html_to = None if html is None else expand(html)
+    graph_to = None if save_graph is None else expand(save_graph)
     outputs = (("--save", save_to), ("--html", html_to), ("--save-graph", graph_to))
     _check_outputs(resolved, outputs, compare or [])
     profile = None
@@ -169,7 +169,7 @@ def plan_splits(
         for option, path in outputs:
             if path is not None:
                 read = [("the file of --system-profile", profile_path)]
-                check_not_read(path, option, read, ConfigurationError)
+                check_not_read(path, option, read)
     if optimisations:
         _refuse(of_plans, "--optimisations")
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
@@ -257,12 +257,10 @@ def _calibrate(
     from ipucnn.sessions.host.environment import import_tensorflow
 
     wanted = None if system is None else get_system(system)
-    paths = [expand(name, "--calibrate") for name in names]
+    paths = [expand(name) for name in names]
     if profile_to is not None:
-        check_output(profile_to, "--system-profile")
-        check_not_read(
-            profile_to, "--system-profile", [("measured", path) for path in paths], ConfigurationError
-        )
+        check_output(profile_to)
+        check_not_read(profile_to, "--system-profile", [("measured", path) for path in paths])
     measurements = [
         plan_measurement(read_plan(path, "--calibrate"), shown(path), import_tensorflow)
         if path.suffix.lower() in (".yml", ".yaml")
@@ -312,13 +310,13 @@ def _check_outputs(
     """
     from ipucnn.planning.splits import RULES
 
-    read = [("the file of --compare", expand(name, "--compare")) for name in compare if name not in RULES]
+    read = [("the file of --compare", expand(name)) for name in compare if name not in RULES]
     if resolved.config_path is not None:
         read.append(("the file of --config-path", Path(resolved.config_path)))
     if resolved.record.file is not None:
         read.append(("the file of MODEL", resolved.record.file))
     for option, path in outputs:
         if path is not None:
-            check_output(path, option)
-            check_not_read(path, option, read, ConfigurationError)
-    check_different(outputs, ConfigurationError)
+            check_output(path)
+            check_not_read(path, option, read)
+    check_different(outputs)

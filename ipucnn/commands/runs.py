@@ -43,7 +43,7 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
     if by not in SORTS:
         raise ConfigurationError(f"--sort {shown_value(by)}: must be one of {', '.join(SORTS)}", "--sort age")
     rows, damaged = [], 0
-    for path in find_runs(expand(folder, "FOLDER")):
+    for path in find_runs(expand(folder)):
         try:
             record = read_run(path)
             rows.append(summary(record))
@@ -73,7 +73,7 @@ def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> No
     from ipucnn.reports.runs import print_diff
     from ipucnn.runs.compare import diff_runs, read_run
 
-    found = diff_runs(read_run(expand(first, "RUN1")), read_run(expand(second, "RUN2")))
+    found = diff_runs(read_run(expand(first)), read_run(expand(second)))
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -99,8 +99,8 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
     from ipucnn.runs.images.outputs import check_outputs, format_of
 
     check_can_plot()
-    path = expand("curves.png" if output is None else output, "--output")
-    paths = [run for folder in folders for run in runs_of(expand(folder, "RUN"))]
+    path = expand("curves.png" if output is None else output)
+    paths = [run for folder in folders for run in runs_of(expand(folder))]
     inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
     check_outputs([("--output", path, PICTURES)], inputs)
     records = [read_run(run) for run in paths]

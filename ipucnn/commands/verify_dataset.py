@@ -52,11 +52,11 @@ def verify_dataset(
         raise ConfigurationError(
             f"the data set is given twice: {name} and --dataset {given['dataset']}", "drop one of them"
         )
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    sheet_to = None if contact_sheet is None else expand(contact_sheet)
     if sheet_to is not None:
-        check_output(sheet_to, "--contact-sheet")
+        check_output(sheet_to)
     if name is None and "dataset" not in given and "dataset_path" in given:
-        check_is_there(expand(given["dataset_path"], "--dataset-path"))
+        check_is_there(expand(given["dataset_path"]))
     download = given.get("download", RunConfig.download)
     choice = choose(
         given.get("dataset") if name is None else name,

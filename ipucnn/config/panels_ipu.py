@@ -293,25 +293,6 @@ class Workers:
 
     PANEL: ClassVar[str] = "Workers"
 
-    hosts: Tuple[str, ...] = option(
-        (),
-        "Addresses of all workers, HOST:PORT,HOST:PORT; the same list on each of them. It is not needed with `ipucnn "
-        "launch`, srun or TF_CONFIG.",
-        metavar="HOST:PORT...",
-        in_yaml=False,
-        commands=TRAIN,
-        ipu_effect=False,
-    )
-    rank: Optional[int] = option(
-        None,
-        "Which of --hosts this worker is, counted from 0. Worker 0 writes the run folder.",
-        minimum=0,
-        maximum=bounds.MAX_CLUSTER - 1,
-        in_yaml=False,
-        commands=TRAIN,
-        ipu_effect=False,
-        default_text="none",
-    )
     max_workers: int = option(
         1,
         "Compute so few micro-batches as one that this many workers, or any divisor of it, can share a weight update. "

@@ -85,9 +85,7 @@ def read_file(path: Path, option: str = "--config-path") -> PresetFile:
     Raises:
         ConfigurationError: if it is not there, not a file of text, too large, or not YAML.
     """
-    text = read_text(
-        path, documents.MAX_BYTES, option, ConfigurationError, "give the path of a YAML file of presets"
-    )
+    text = read_text(path, documents.MAX_BYTES, hint="give the path of a YAML file of presets")
     return PresetFile(text, shown(path))
 
 
@@ -171,7 +169,7 @@ def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
             f"--config {shown_value(name)}: no built-in preset of this name",
             f"{close + ' ' if close else ''}For a configuration in a file of yours add --config-path FILE",
         )
-    file = read_file(expand(path, "--config-path"))
+    file = read_file(expand(path))
     if name is None:
         if file.is_flat:
             return file.as_preset(path)

@@ -380,7 +380,7 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
         return None, {}
     if read_plan is None:
         raise TypeError("this command has --plan, and does not say how it is read")
-    plan = read_plan(expand(path, "--plan"), "--plan")
+    plan = read_plan(expand(path), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     return plan, {**values, "model_name": plan.model}
@@ -442,8 +442,6 @@ RESUMABLE = (
     "wandb",
     "wandb_run_name",
     "wandb_tags",
-    "hosts",
-    "rank",
     "devices",
     "max_workers",  # what it decides, how many micro-batches are fused, is in the program
     "start_timeout",
@@ -603,7 +601,7 @@ def _choose_dataset(
         return None
     from ipucnn.datasets import registry
 
-    path = expand(_first("dataset_path", *layers), "--dataset-path")
+    path = expand(_first("dataset_path", *layers))
     synthetic = _first("synthetic_data", *layers)
     if synthetic is not None:
         return registry.choose_synthetic(_first("dataset", *layers), record.task, synthetic)
@@ -660,7 +658,10 @@ def check_paths(config: RunConfig) -> None:
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.metavar.startswith(_PATHS):
-            expand(path, spec.flag)
+            try:
+                expand(path)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{spec.flag} {error.message}", error.hint) from None
 
 
 def check(config: RunConfig) -> None:

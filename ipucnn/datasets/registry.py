@@ -277,11 +277,7 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
 
 def _may_be_elsewhere(name: str) -> bool:
     """Whether a name is that of a TFDS set, or of a folder, of which noise needs nothing to be here."""
-    return (
-        name.lower().startswith(TFDS_PREFIX)
-        or "/" in name
-        or is_folder(expand(name, "--dataset"), "--dataset")
-    )
+    return name.lower().startswith(TFDS_PREFIX) or "/" in name or is_folder(expand(name))
 
 
 # A folder that --dataset names, by task.
@@ -335,7 +331,7 @@ def choose_dataset(
         ConfigurationError: the name is unknown, or the set is for another task.
         DataError: the set was named but its files are not there.
     """
-    path = expand(str(path), "--dataset-path")
+    path = expand(str(path))
     if name is None:
         return _choose_default(path, home, task, download)
     if name.lower().startswith(TFDS_PREFIX):
@@ -347,8 +343,8 @@ def choose_dataset(
         function = find_function(name, "--dataset", "load")
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
-        folder = expand(name, "--dataset")
-        if is_folder(folder, "--dataset"):
+        folder = expand(name)
+        if is_folder(folder):
             if isbi2012.has_files(folder):
                 _check_task(f"folder {folder}", "segmentation", task)
                 return Choice("isbi2012", folder, f"data set isbi2012 from {folder}", task)
@@ -590,7 +586,7 @@ def check_is_there(folder: Path) -> None:
     Raises:
         DataError: it does.
     """
-    kind, hint = kind_of(folder, "--dataset-path"), "pass --dataset-path with the folder of the data"
+    kind, hint = kind_of(folder), "pass --dataset-path with the folder of the data"
     if kind is Kind.ABSENT:
         raise DataError(f"data folder {folder} does not exist", hint)
     if kind is not Kind.FOLDER:

@@ -109,7 +109,7 @@ def open_keras_file(path: Path) -> Iterator[KerasFile]:
 
 def _hdf5_of(path: Path) -> Any:
     """What h5py opens: the path, or the HDF5 file inside a zip."""
-    with open_regular(path, "weight file", hint=HINT) as handle:
+    with open_regular(path, hint=HINT) as handle:
         start = handle.read(8)
     if start == _HDF5:
         return str(path)
@@ -137,7 +137,7 @@ def read_configuration(path: Path, hint: str) -> Any:
     Raises:
         DataError: absent, damaged, larger than any network's, or not a zip of Keras 3.
     """
-    with open_regular(path, "network", hint=hint) as handle:
+    with open_regular(path, hint=hint) as handle:
         is_zip = handle.read(4) == _ZIP
     if not is_zip:
         raise DataError(f"{shown(path)} is no .keras file: it is not a zip", hint)

@@ -310,8 +310,8 @@ def _name_it(name: str) -> str:
 def _path_of(name: str) -> Optional[Path]:
     """The path that a name stands for, if it is one."""
     try:
-        path = expand(name, "MODEL")
-        return path if is_network_file(name) or is_python_name(name) or exists(path, "MODEL") else None
+        path = expand(name)
+        return path if is_network_file(name) or is_python_name(name) or exists(path) else None
     except UserError:  # no path can be that
         return None
 

@@ -264,7 +264,7 @@ def read_profile(path: Path) -> SystemProfile:
         DataError: absent, damaged, or of another kind or version.
     """
     what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
-    data: Dict[str, Any] = read_record(path, what, hint)
+    data: Dict[str, Any] = read_record(path, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)
     problem = wrong_field(data, _FIELDS, needed=[name for name in _FIELDS if name != "band_factor"])

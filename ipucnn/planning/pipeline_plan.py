@@ -433,7 +433,7 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
         DataError: not there, not readable, or not a plan.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
-    text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
+    text = read_text(path, documents.MAX_BYTES, hint=hint)
     return PipelinePlan.from_yaml(text, shown(path))
 
 

@@ -306,14 +306,14 @@ def _best_judged(
 
 def _check_comparisons(comparisons: Sequence[str]) -> None:
     for name in comparisons:
-        if name not in RULES and not exists(expand(name, "--compare"), "--compare", ConfigurationError):
+        if name not in RULES and not exists(expand(name)):
             raise ConfigurationError(
                 f"--compare {shown(name)}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
             )
         elif name not in RULES:
             # What is no plan and no file of presets is refused before the network is built.
-            _read_comparison(expand(name, "--compare"))
+            _read_comparison(expand(name))
 
 
 def _comparisons(
@@ -330,7 +330,7 @@ def _comparisons(
             if count > 1:
                 found[name] = RULES[name](graph, count)
         else:
-            found.update(_from_file(expand(name, "--compare"), graph, note))
+            found.update(_from_file(expand(name), graph, note))
     return found
 
 
@@ -370,7 +370,7 @@ def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
     """
     from ipucnn.config.presets import PresetFile
 
-    text = read_text(path, MAX_BYTES, "--compare", ConfigurationError, _COMPARISON_HINT)
+    text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
     if "\nschema_version:" in text:
         return PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
     return PresetFile(text, shown(path))

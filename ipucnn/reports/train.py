@@ -495,11 +495,9 @@ def print_compiled(report: PlainDict) -> None:
     from rich.text import Text
 
     out, compiled = console(sys.stdout), report["compilation"]
-    stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
-    what = ", ".join(stages) or "all programs were there already"
     for line in (
-        f"compiled {report['model']} for {compiled['device']['name']} in "
-        f"{units.duration(compiled['compile_s'])}: {what}",
+        f"compiled {report['model']} for {compiled['device']['name']} in {units.duration(compiled['compile_s'])}"
+        + (": all programs were there already" if compiled["cached"] else ""),
         f"programs in {report['executable_cache']}",
         "train with them: the same command without --compile-only",
     ):
@@ -507,14 +505,11 @@ def print_compiled(report: PlainDict) -> None:
 
 
 def _compile_time(compiled: PlainDict) -> str:
-    """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
+    """On the host, what was traced; on IPUs, the first execution, and whether a cache spared compiling."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
-    elif compiled["cached"]:
-        size = "the first execution; its program was compiled before"
     else:
-        stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
-        size = "the first execution; " + ", ".join(stages)
+        size = "the first execution" + ("; its program was compiled before" if compiled["cached"] else "")
     return f"{units.duration(compiled['compile_s'])} ({size})"
 
 

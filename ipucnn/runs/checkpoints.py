@@ -140,7 +140,7 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
 
 def keras_checkpoints(folder: Path) -> List[Path]:
     """The weight files of Keras in a folder without checkpoints of a run, by the epochs in their names."""
-    paths = entries(folder, "checkpoint folder")
+    paths = entries(folder)
     if any(is_checkpoint_name(path.name) for path in paths):
         return []
     return sorted(
@@ -306,7 +306,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     Raises:
         DataError: not a run, no checkpoint, a damaged one, or a cross-validation, which has a run for each fold.
     """
-    path = expand(str(path), error=DataError)
+    path = expand(str(path))
     kind = kind_of(path)
     if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)

@@ -150,7 +150,7 @@ def export_run(
     """
     run_setup.refuse_instances("export")
     _check_request(request)
-    target = expand(request.named.target, "RUN")
+    target = expand(request.named.target)
     if is_exported(target) and exists(target):
         raise ConfigurationError(
             f"{request.named.target} was exported already", "export the run that it is of: ipucnn export RUN"
@@ -244,7 +244,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     output = request.output
     if output is None:
         output = Path("exports") / f"{_name(trained, request)}-{request.form}"
-    check_makeable(output, "--output", "choose another --output", ConfigurationError)
+    check_makeable(output)
     place, here = Path(os.path.realpath(str(absolute(output)))), Path(os.path.realpath(str(absolute(Path()))))
     if place in (here, *here.parents):
         raise ConfigurationError(
@@ -288,7 +288,7 @@ def _name(trained: TrainedSetup, request: ExportRequest) -> str:
 
 def _run_folder(trained: TrainedSetup, request: ExportRequest) -> Optional[RunFolder]:
     """The run that the weights are of; None for weights of Keras."""
-    target, checkpoint = expand(request.named.target, "RUN"), Path(trained.summary["checkpoint"])
+    target, checkpoint = expand(request.named.target), Path(trained.summary["checkpoint"])
     if trained.summary["weight_updates"] is None:
         return None
     if is_folder(target):

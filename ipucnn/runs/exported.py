@@ -177,7 +177,7 @@ def read_exported(path: Path, trust: bool = False) -> ExportedNetwork:
         )
     if form != runtimes.SAVED_MODEL and trust:
         raise ConfigurationError(f"--trust: {path} executes nothing, so there is nothing to trust", "drop it")
-    if read_record(path.parent / LABELS, "", _HINT) != record["setup"]["class_names"]:
+    if read_record(path.parent / LABELS, _HINT) != record["setup"]["class_names"]:
         raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
     _check_files(path, record["files"])
     missing = [name for name in runtimes.missing_packages(form) if name not in ("onnx", "tf2onnx")]
@@ -190,7 +190,7 @@ def read_exported(path: Path, trust: bool = False) -> ExportedNetwork:
 
 
 def _read_record(folder: Path) -> Dict[str, Any]:
-    record = read_record(folder / RECORD, "", _HINT)
+    record = read_record(folder / RECORD, _HINT)
     problem = _problem(record)
     if problem:
         raise DataError(f"{folder / RECORD} {problem}", _HINT)

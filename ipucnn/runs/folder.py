@@ -81,11 +81,7 @@ def _is_compilation(value: PlainValue) -> bool:
         return False
     numbers = ["compile_s", "num_parameters", "macs_per_sample", "fused_micro_batches"]
     if device["kind"] == "ipu":
-        return (
-            all(is_number(value.get(name)) for name in numbers)
-            and isinstance(value.get("cached"), bool)
-            and json_fields.metrics(value.get("stages_s"))
-        )
+        return all(is_number(value.get(name)) for name in numbers) and isinstance(value.get("cached"), bool)
     return all(is_number(value.get(name)) for name in [*numbers, "num_graph_operations", "num_layers"])
 
 
@@ -147,9 +143,7 @@ class RunFolder:
         self._token: Optional[str] = None
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
         self._made: Optional[List[Path]] = None
-        self.checkpoints = (
-            expand(checkpoint_dir, "--checkpoint-dir") if checkpoint_dir else path / CHECKPOINTS
-        )
+        self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
         """Keeps other processes from writing this run until :meth:`unlock` or the end of this one, whatever it is.
@@ -160,7 +154,7 @@ class RunFolder:
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
             if self._is_claimed and folder is self.path:
                 continue
-            if not is_folder(folder, flag) or (folder is self.checkpoints and folder.parent == self.path):
+            if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
                 self._keep(locked(folder))
@@ -291,8 +285,8 @@ class RunFolder:
             DataError: it cannot be written.
         """
         self._refuse_links()
-        make_folder(self.path, "run folder", "choose another --run-dir")
-        make_folder(self.checkpoints, "checkpoint folder", "choose another --checkpoint-dir")
+        make_folder(self.path)
+        make_folder(self.checkpoints)
         self.lock()
         self._claim(self._processes())
         self._remove_temporaries()
@@ -404,7 +398,7 @@ class RunFolder:
             DataError: there is none (not a run folder), or it is damaged.
         """
         path = self.path / CONFIG
-        if not exists(path, "run folder"):
+        if not exists(path):
             inside = [p for p in entries(self.path) if is_folder(p) and is_file(p / CONFIG)]
             some = ", ".join(map(str, inside[:5])) + (", ..." if len(inside) > 5 else "")
             hint = "give a folder that `ipucnn train` wrote" + (f": {some}" if inside else "")

@@ -178,7 +178,7 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
     """
     target = real(output)
     for name in filter(None, (config.dataset, config.dataset_path)):
-        folder = real(expand(str(name), "--dataset"))
+        folder = real(expand(str(name)))
         if is_imagemasks(folder) and (target == folder or parts_of(folder) & {target, *target.parents}):
             raise ConfigurationError(
                 f"--output {output}: training reads the images and masks in {folder}",

@@ -33,7 +33,7 @@ def size_warnings(setup: Setup) -> List[str]:
         return []
     input_size = setup.input_shape[:2]
     weights = setup.config.weights
-    trained = None if weights in (None, "imagenet") else _size_of_run(expand(str(weights), "--weights"))
+    trained = None if weights in (None, "imagenet") else _size_of_run(expand(str(weights)))
     if trained is not None and trained != input_size:
         return [
             f"{shown_value(weights)} was trained on images of {_text(trained)}, and this run takes "

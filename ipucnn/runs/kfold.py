@@ -41,7 +41,6 @@ from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.start import (
-    ELSEWHERE,
     check_new,
     claim_default,
     default_run_dir,
@@ -245,7 +244,7 @@ class CrossValidation:
     def _find_root(self, resolved: Resolved) -> Path:
         config = resolved.config
         if config.run_dir is not None:
-            return expand(config.run_dir, "--run-dir")
+            return expand(config.run_dir)
         name = f"{resolved.choice.name}-kfold{config.kfold}"
         latest = latest_run_dir(config.model_name, name)
         joins = config.fold is not None and latest is not None and not exists(fold_path(latest, config.fold))
@@ -263,11 +262,7 @@ class CrossValidation:
 
     def _there(self) -> List[int]:
         """The folds that have a folder."""
-        names = [
-            p.name[5:]
-            for p in entries(self.root, "run folder")
-            if p.name.startswith("fold-") and is_folder(p)
-        ]
+        names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-") and is_folder(p)]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _which_are_there(self) -> str:
@@ -279,7 +274,7 @@ class CrossValidation:
         config = resolved.config
         if config.resume and config.overwrite:
             raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
-        if not is_file(self.root / CONFIG, "run folder") or not (config.resume or config.fold is not None):
+        if not is_file(self.root / CONFIG) or not (config.resume or config.fold is not None):
             return resolved
         if config.overwrite and config.fold is None:
             return resolved
@@ -318,8 +313,8 @@ class CrossValidation:
 
     def _check_folders(self, config: RunConfig) -> None:
         """Refuses a root that holds something else, and folds that are there without being continued."""
-        check_makeable(self.root, "run folder", ELSEWHERE)
-        names = {p.name for p in entries(self.root, "run folder") if not p.name.startswith(".")}
+        check_makeable(self.root)
+        names = {p.name for p in entries(self.root) if not p.name.startswith(".")}
         known = {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in range(1, self.num_folds + 1))}
         foreign = sorted(names - known)
         if foreign:
@@ -436,8 +431,8 @@ class CrossValidation:
 
     def _write_root(self, run: TrainingRun) -> None:
         """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
-        make_folder(self.root, "run folder", ELSEWHERE)
-        if self._joins and is_file(self.root / CONFIG, "run folder"):
+        make_folder(self.root)
+        if self._joins and is_file(self.root / CONFIG):
             return
         config = replace(
             self.resolved.config,

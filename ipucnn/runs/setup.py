@@ -554,7 +554,7 @@ def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
 def _workers(config: RunConfig, layout: Layout) -> Lack:
     if find_workers(config, os.environ) is not None:
         return None
-    return "for one worker", "start several: with `ipucnn launch`, srun, TF_CONFIG or --hosts"
+    return "for one worker", "start several: with `ipucnn launch`, srun or TF_CONFIG"
 
 
 def _training(config: RunConfig, layout: Layout) -> Lack:

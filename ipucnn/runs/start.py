@@ -67,11 +67,7 @@ def is_cross_validation(resolved: Resolved) -> bool:
     config = resolved.config
     if config.kfold is not None:
         return True
-    return bool(
-        config.resume
-        and config.run_dir is not None
-        and is_file(expand(config.run_dir, "--run-dir") / FOLDS, "--run-dir")
-    )
+    return bool(config.resume and config.run_dir is not None and is_file(expand(config.run_dir) / FOLDS))
 
 
 def _numbered(model: str, dataset: str, number: int) -> Path:
@@ -83,7 +79,7 @@ def _taken(model: str, dataset: str) -> Iterator[Path]:
     """The default folders from the first on, up to the first that is not there."""
     for number in itertools.count(1):
         path = _numbered(model, dataset, number)
-        if not exists(path, "run folder") and not is_link(path, "run folder"):
+        if not exists(path) and not is_link(path):
             return
         yield path
 
@@ -103,7 +99,7 @@ def default_run_dir(model: str, dataset: str) -> Path:
 
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
     """The folder of the latest run that has begun under a default name, None if there is none."""
-    begun = [p for p in _taken(model, dataset) if is_folder(p, "run folder") and not is_unfinished(p)]
+    begun = [p for p in _taken(model, dataset) if is_folder(p) and not is_unfinished(p)]
     return begun[-1] if begun else None
 
 
@@ -115,7 +111,7 @@ def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None
     Raises:
         DataError: it cannot be made.
     """
-    make_folder(RUNS, "run folder", ELSEWHERE)
+    make_folder(RUNS)
     while True:
         path = default_run_dir(model, dataset)
         try:
@@ -155,9 +151,8 @@ def check_new(path: Path, overwrite: bool) -> None:
         ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
         DataError: its parent is a file.
     """
-    what = "run folder"
-    check_makeable(path, what, ELSEWHERE)
-    there = entries(path, what)
+    check_makeable(path)
+    there = entries(path)
     if not there or is_unfinished(path):
         return
     foreign = [p.name for p in there if not _is_ours(p.name)]
@@ -166,7 +161,7 @@ def check_new(path: Path, overwrite: bool) -> None:
             f"run folder {path} already exists",
             f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
         )
-    if foreign or not is_file(path / CONFIG, what):
+    if foreign or not is_file(path / CONFIG):
         raise ConfigurationError(
             f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
             "choose another --run-dir",
@@ -180,9 +175,8 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
         ConfigurationError: it does, and ``overwrite`` is not set.
         DataError: it is a file.
     """
-    what = "checkpoint folder"
-    check_makeable(folder, what, "choose another --checkpoint-dir")
-    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder, what)):
+    check_makeable(folder)
+    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder)):
         raise ConfigurationError(
             f"checkpoint folder {folder} holds another run's checkpoints",
             "use another --checkpoint-dir, or --overwrite to replace them",
@@ -192,12 +186,12 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
 def is_unfinished(path: Path) -> bool:
     """Whether a folder is what a process left that was killed while it made its run folder."""
     # A link is nobody's leftover: a run that took it would be written somewhere else.
-    if is_link(path) or not is_folder(path, "run folder"):
+    if is_link(path) or not is_folder(path):
         return False
-    there = entries(path, "run folder")
+    there = entries(path)
     if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):
         return False
-    return not entries(path / CHECKPOINTS, "checkpoint folder")
+    return not entries(path / CHECKPOINTS)
 
 
 def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
@@ -206,7 +200,7 @@ def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
     Raises:
         ConfigurationError: it is.
     """
-    run, there = absolute(path, "run folder"), absolute(checkpoints, "--checkpoint-dir")
+    run, there = absolute(path), absolute(checkpoints)
     if there != run / CHECKPOINTS and (there == run or run in there.parents):
         raise ConfigurationError(
             f"checkpoint folder {checkpoints} lies in the run folder {path}",
@@ -267,7 +261,7 @@ def differences(
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether there is a checkpoint, good or bad, in a folder."""
-    return any(is_checkpoint_name(path.name) for path in entries(folder, "checkpoint folder"))
+    return any(is_checkpoint_name(path.name) for path in entries(folder))
 
 
 def _rank(path: Path) -> Tuple[bool, float]:
@@ -287,7 +281,7 @@ def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], 
 
     Those that have weights alone come after all others.
     """
-    names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
+    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
     bad: List[str] = []
     ranks = {path: _rank(path) for path in names}
     for path in sorted(names, key=lambda p: (not ranks[p][0], -ranks[p][1], p.name != LAST, p.name)):
@@ -346,10 +340,10 @@ def find_start(resolved: Resolved) -> Start:
             "--resume without training has nothing to continue", "validate with: ipucnn evaluate RUN"
         )
     names = config.model_name, resolved.choice.name
-    given = None if config.run_dir is None else expand(config.run_dir, "--run-dir")
+    given = None if config.run_dir is None else expand(config.run_dir)
     if config.resume:
         path = given or latest_run_dir(*names) or default_run_dir(*names)
-        if is_file(path / CONFIG, "run folder"):
+        if is_file(path / CONFIG):
             return _continue(resolved, path)
         if not is_unfinished(path):
             check_new(path, overwrite=False)
@@ -373,7 +367,7 @@ def settled(resolved: Resolved) -> Resolved:
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     if directory is None:
         return None
-    return str(absolute(expand(directory, "--checkpoint-dir"), "--checkpoint-dir"))
+    return str(absolute(expand(directory)))
 
 
 def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
@@ -386,7 +380,7 @@ def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
     start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
     if config.checkpoint_input_dir is None:
         return start
-    folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
+    folder = expand(config.checkpoint_input_dir)
     if not config.training and keras_checkpoints(folder):
         return start
     found, skipped = _read(folder)
@@ -421,7 +415,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
         )
     _check_checkpoint_dir(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        start = _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
+        start = _going_on(start, *_read(expand(config.checkpoint_input_dir)))
         return _with_own_network(start, resolved)
     found, skipped = newest_checkpoint(folder.checkpoints)
     weights_alone = found if found is not None and not is_whole(found[1].meta) else None
@@ -501,7 +495,7 @@ def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolde
 
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     """The newest good checkpoint of ``--checkpoint-input-dir``, and why newer ones were passed over."""
-    if not is_folder(folder, "checkpoint folder"):
+    if not is_folder(folder):
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )

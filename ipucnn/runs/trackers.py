@@ -35,7 +35,7 @@ class Curves:
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         import tensorflow as tf
 
-        make_folder(folder, "TensorBoard folder", "choose another --run-dir")
+        make_folder(folder)
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
         self._writer = tf.io.TFRecordWriter(str(make_new_file(folder, name)))

@@ -176,7 +176,7 @@ class TrainingRun:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
         config, origins = self.resolved.config, self.resolved.origins
         wanted = config.weights not in (None, "imagenet") and self.start.checkpoint is None
-        if wanted and not exists(expand(str(config.weights), "--weights"), "--weights"):
+        if wanted and not exists(expand(str(config.weights))):
             raise DataError(
                 f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
             )
@@ -473,7 +473,7 @@ class TrainingRun:
         skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
-            folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
+            folder = expand(config.checkpoint_input_dir)
             validated, skipped = checkpoints.list_checkpoints(folder, session.state, model)
         check()
         # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
@@ -662,7 +662,7 @@ class TrainingRun:
 
             self.fresh_weights = load_imagenet_weights(model, self.setup.record)
             return
-        path = expand(weights, "--weights")
+        path = expand(weights)
         self.fresh_weights = len(checkpoints.load_starting_weights(model, path))
 
 
@@ -703,13 +703,13 @@ def _schedule_picture(config: RunConfig) -> Optional[Path]:
             "--plot-schedule draws the learning rate without training, and --dry-run is not given",
             "add --dry-run",
         )
-    path = expand(config.plot_schedule, "--plot-schedule")
+    path = expand(config.plot_schedule)
     if not is_written_to(path) and path.suffix.lower() not in (".png", ".svg"):
         raise ConfigurationError(
             f"--plot-schedule {config.plot_schedule} has no ending that tells of a picture",
             "use a name that ends in .png or .svg",
         )
-    check_output(path, "--plot-schedule")
+    check_output(path)
     return path
 
 

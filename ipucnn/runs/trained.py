@@ -194,11 +194,11 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
 
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, which = named.command, named.target, named.which
-    path = expand(target, "RUN")
+    path = expand(target)
     if named.trust and not is_exported(path):
         raise ConfigurationError(f"--trust: {target} is no SavedModel", "drop it")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
-    if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
+    if which is not None and is_twice_named and exists(expand(which)):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
         trained = _of_run(replace(named, target=which, which=None), reads_data)
         if trained.record.name != get_model(target).name:
@@ -235,11 +235,9 @@ def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
     options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
     found = [
-        (f"what {option} names", expand(name, option))
-        for option, name in options
-        if name not in (None, IMAGENET)
+        (f"what {option} names", expand(name)) for option, name in options if name not in (None, IMAGENET)
     ]
-    folder = expand(named.target, "RUN")
+    folder = expand(named.target)
     return found + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
@@ -250,7 +248,7 @@ def task_of(named: Named) -> Optional[str]:
     """
     target, weights = named.target, named.weights
     try:
-        path = expand(target, "RUN")
+        path = expand(target)
         if weights is not None and weights.lower() == IMAGENET:
             return "classification"
         if weights is not None or (named.which is not None and _is_network(target)):
@@ -267,7 +265,7 @@ def task_of(named: Named) -> Optional[str]:
 
 
 def _is_network(target: str) -> bool:
-    return not exists(expand(target, "RUN")) and any(record.name == target for record in list_models())
+    return not exists(expand(target)) and any(record.name == target for record in list_models())
 
 
 def _here(command: str, resolved: Resolved) -> Resolved:
@@ -290,7 +288,7 @@ def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, h
 
 def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, flags, which = named.command, named.target, named.flags, named.which
-    path = expand(target, "RUN")
+    path = expand(target)
     if _is_network(target):
         raise DataError(
             f"{target} is a network, and there is no run folder of that name",
@@ -447,13 +445,13 @@ def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
 def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup:
     from ipucnn.models.keras_files import load_keras_weights
 
-    path = expand(weights, "--weights")
+    path = expand(weights)
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
         )
-    if not is_file(path, "--weights"):
+    if not is_file(path):
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
     if not reads_data and "dataset" not in named.flags:
         raise ConfigurationError(
@@ -474,7 +472,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup
 
 def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
     command, model = named.command, named.target
-    if exists(expand(model, "RUN")) and not any(record.name == model for record in list_models()):
+    if exists(expand(model)) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
             f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",

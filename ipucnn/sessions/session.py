@@ -56,8 +56,7 @@ class CompilationReport:
     trace_s: float
     first_update_s: float
     fused_micro_batches: int
-    # Seconds of each stage of an IPU's compiler, as its progress bar tells them; none: from the cache, or no IPU
-    stages_s: Mapping[str, float] = field(default_factory=dict)
+    # An IPU's programs were compiled before, and kept in the executable cache
     cached: bool = False
 
     @property

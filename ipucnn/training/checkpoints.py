@@ -253,7 +253,7 @@ def _reading(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
         DataError: it cannot be read, or the block found that it is no checkpoint.
         InfeasibleError: memory does not suffice to read it, which says nothing about the file.
     """
-    with open_regular(path, "checkpoint", hint=_HINT) as file:
+    with open_regular(path, hint=_HINT) as file:
         size = file.seek(0, 2)
         file.seek(0)
         try:

@@ -150,19 +150,6 @@ def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
 # is the mean over images.  The script of the final leader board ("after border thinning") first thins the
 # prediction's membranes to lines: how wide a membrane is drawn then does not count.  Both kinds are computed.
 
-
-__all__ = [
-    "SCORES",
-    "THRESHOLDS",
-    "Overlaps",
-    "SegmentScores",
-    "information",
-    "overlaps",
-    "pairs",
-    "segment_pixels",
-    "thinned_components",
-]
-
 SCORES = ("rand", "info", "rand_thinned", "info_thinned")
 """The scores of a segmentation, by their names in reports."""
 

@@ -119,6 +119,9 @@ class Engine:
         rules.check_poplar(machine, extension, replicas)
         self._ready[key] = replicas
         self._announce(key)
+        if training:
+            keywords = extension.pipelining_keywords if pipelined else extension.accumulation_keywords
+            rules.check_loaded(machine, keywords if pipelined or count > 1 else {})
         if machine.config["leaves"]["device_connection.type"].name == "NEVER":
             # poplar_executable.cc
             raise tf.errors.InvalidArgumentError(
@@ -410,6 +413,33 @@ class Engine:
         self._replicas.load(replica)
         return {k: float(v) for k, v in self._run("metrics", lambda: results).items()}
 
+    def _forward(self, elements: List[Any]) -> List[Any]:
+        """The outputs of replicas that share batch norm statistics, of one micro-batch each.
+
+        Theirs is one batch here.  What it returns for each sample is split again; what it returns once is each
+        replica's.
+        """
+        model, group = self._model, len(elements)
+
+        def forward(*elements: Any) -> Any:
+            x = [unpack(e)[0] for e in elements]
+            if group == 1:
+                return [model(x[0], training=False)]
+            merged = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *x)
+            size = int(tf.nest.flatten(merged)[0].shape[0])
+            outputs = model(merged, training=False)
+            _check_samples_stay_apart(tf.compat.v1.get_default_graph(), size)
+            each = tf.nest.map_structure(
+                lambda y: tf.split(y, group) if y.shape[0] == size else [y] * group, outputs
+            )
+            flat = [each] if hasattr(outputs, "shape") else each
+            parts = list(zip(*flat))
+            return (
+                [part[0] for part in parts] if hasattr(outputs, "shape") else [list(part) for part in parts]
+            )
+
+        return list(self._run(f"predict{group}", lambda: forward, *elements))
+
     # --- evaluate and predict --------------------------------------------------------------------------
 
     def evaluate(self, **arguments: Any) -> Any:
@@ -435,11 +465,13 @@ class Engine:
         self._compile("predict", per_execution, spec)
         machine.note("predict", model=model.name, steps=each, per_execution=per_execution, replicas=replicas)
 
-        def forward(element: Any) -> Any:
-            return model(unpack(element)[0], training=False)
-
         elements = data.elements(machine)
-        found = [self._run("predict", lambda: forward, next(elements)) for _ in range(each * replicas)]
+        group = rules.statistics_group(machine, replicas)
+        found = [
+            outputs
+            for _ in range(each * replicas // group)
+            for outputs in self._forward([next(elements) for _ in range(group)])
+        ]
         if machine.is_precompiling:
             # Every execution is followed by one dequeue, which finds one element of each replica.
             found = found[: each // per_execution * replicas]
@@ -476,6 +508,16 @@ def _check_gradients(gradients: List[Any], weights: List[Any]) -> None:
     missing = [w.name for g, w in zip(gradients, weights) if g is None]
     if missing:
         raise ValueError(f"Variable {missing[0]} has `None` for gradient.")
+
+
+def _check_samples_stay_apart(graph: Any, size: int) -> None:
+    """Refuses sums over samples outside of batch norm's operation, which would see all replicas of a group here."""
+    for op in graph.get_operations():
+        if op.type not in ("Mean", "Sum", "Max", "Min", "Prod") or op.inputs[0].shape[:1] != (size,):
+            continue
+        axes = np.ravel(tf.get_static_value(op.inputs[1]))
+        if 0 in [int(axis) % len(op.inputs[0].shape) for axis in axes]:
+            raise NotImplementedError(f"the double lacks {op.type} over the samples of replicas: {op.name}")
 
 
 def _written(graph: Any) -> Set[int]:

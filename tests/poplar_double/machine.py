@@ -27,6 +27,7 @@ class Machine:
         busy: every device is taken.
         surroundings: what differs around the SDK; see :func:`.surroundings.surroundings`.
         remote_memory: IPUs have memory besides their own, at the host or in their machine.
+        gc_info: gc-info is there, which says so.
         tile_bytes: weights beyond this many bytes per IPU are out of memory; None: nothing is.
         config: what ``configure_ipu_system`` applied, by leaf; None before.
         log: (name of the call, arguments) in order.
@@ -42,6 +43,7 @@ class Machine:
     busy: bool = False
     surroundings: Dict[str, Any] = field(default_factory=dict)
     remote_memory: bool = True
+    gc_info: bool = True
     tile_bytes: Optional[int] = None
     config: Optional[Dict[str, Any]] = None
     log: List[Tuple[str, Dict[str, Any]]] = field(default_factory=list)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from .config import ENUMS, check_option_words
 from .facts import FACTS
 from .instances import num_instances
-from .sources import rule
+from .sources import own, rule
 
 
 @rule("extensions extensions_base.py KerasExtensionBase._make_pipeline")
@@ -111,12 +111,31 @@ _NO_REMOTE_MEMORY = {
     "driver passes/pipeline_fifo_inserter.cc PipelineFIFOInserter::OffloadFifos",
     "driver passes/gradient_accumulation_buffers_offload.cc "
     "GradientAccumulationBuffersOffload::ShouldOffloadInPipeline",
+    "driver poplar_executor.cc PoplarExecutor::SupportsRemoteBuffers",
+    "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
 )
 def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
-    """Refuses what is to be kept in remote memory where there is none."""
+    """Refuses to compile what is to be kept in remote memory, where the executor knows of none.
+
+    Only a device that is attached is asked, which is with ALWAYS; else the configuration says whether there is any.
+    """
+    leaves = machine.config["leaves"]
+    is_there = machine.remote_memory
+    if leaves["device_connection.type"].name != "ALWAYS":
+        is_there = leaves["device_connection.enable_remote_buffers"]
     for name, text in _NO_REMOTE_MEMORY.items():
-        if keywords.get(name) and not machine.remote_memory:
+        if keywords.get(name) and not is_there:
             raise tf.errors.FailedPreconditionError(None, None, text)
+
+
+@own("Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text")
+def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
+    """A device that is attached on demand has to hold what the program was compiled for."""
+    is_attached_late = machine.config["leaves"]["device_connection.type"].name == "ON_DEMAND"
+    if is_attached_late and not machine.remote_memory and any(map(keywords.get, _NO_REMOTE_MEMORY)):
+        raise tf.errors.InternalError(
+            None, None, "[Poplar][Load engine] runtime_error: the double knows no text of this"
+        )
 
 
 @rule(

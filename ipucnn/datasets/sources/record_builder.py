@@ -125,7 +125,7 @@ def build(
         DataError: an image cannot be read, or ``out`` holds something else, cannot be written or is written by another
             process.
     """
-    check_makeable(out, "OUT")
+    check_makeable(out)
     source = open_imagefolder(folder)
     names, counts = source.info.class_names, {TRAIN: num_shards, VALIDATION: num_validation_shards}
     shards: List[_Shard] = []
@@ -140,7 +140,7 @@ def build(
                 f"{option} {max(1, len(examples) // 1000)}",
             )
         shards += _deal_out(out, subset, counts[subset], examples, names)
-    make_folder(out, "OUT")
+    make_folder(out)
     try:
         lock = locked(out)
     except BlockingIOError:

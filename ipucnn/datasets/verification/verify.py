@@ -148,7 +148,7 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         ConfigurationError: no such name, or it is not clear which set is meant.
         DataError: there is no such set.
     """
-    folder = expand(path, "--dataset-path")
+    folder = expand(path)
     if name is None:
         found = _find_kinds(folder)
         if not found:
@@ -192,8 +192,8 @@ def _choose_own(name: str, folder: Path) -> Choice:
 
 
 def _choose_folder(name: str) -> Choice:
-    folder = expand(name, "DATASET")
-    kind = kind_of(folder, "DATASET")
+    folder = expand(name)
+    kind = kind_of(folder)
     if kind is Kind.ABSENT:
         raise ConfigurationError(
             f"data set '{shown(name)}' is unknown, and there is no such folder",

@@ -23,7 +23,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, Tensor, TensorShape, TfVariable
 
 # Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
-# loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.
+# loops are faster, but a call has its price.
 NATIVE_PART_SIZE = 2**19
 # Rows are folded to at least this many numbers.
 FOLDED_WIDTH = 64

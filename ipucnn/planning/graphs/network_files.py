@@ -40,7 +40,7 @@ def read_network(path: Path) -> LayerGraph:
     if path.suffix.lower() == NETWORK_FILES[0]:
         graph = _read_keras(path, name)
     else:
-        text = read_text(path, MAX_RECORD_BYTES, "network", DataError, HINT)
+        text = read_text(path, MAX_RECORD_BYTES, hint=HINT)
         try:
             graph = LayerGraph.from_json(text, name)
         except DataError as error:

@@ -38,7 +38,7 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamp
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels
 from ipucnn.datasets.segmentation.masks import IMAGE_HINT, picture_pixels
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import counted, printable
 
@@ -84,9 +84,9 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
     problems: List[str] = []
     for given in inputs:
         try:
-            expanded = str(filesystem.expand(given, "image", DataError))
-            kind = filesystem.kind_of(Path(expanded), "image")
-        except DataError as error:
+            expanded = str(filesystem.expand(given))
+            kind = filesystem.kind_of(Path(expanded))
+        except UserError as error:
             problems.append(error.message)
             continue
         if kind is Kind.FOLDER:
@@ -103,7 +103,7 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
         paths += found
     once: Dict[str, str] = {}
     for path in paths:
-        once.setdefault(os.path.normpath(absolute(Path(path), "image")), path)
+        once.setdefault(os.path.normpath(absolute(Path(path))), path)
     return list(once.values()), problems
 
 

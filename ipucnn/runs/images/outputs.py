@@ -23,7 +23,6 @@ from ipucnn.filesystem import (
     check_different,
     check_makeable,
     check_not_read,
-    in_temporary_folder,
     is_folder,
     is_written_to,
     make_folder,
@@ -52,28 +51,24 @@ CLASS_COLOURS = (
 class Spool:
     """A list of dictionaries in an anonymous temporary file, gone when the process ends, however it ends.
 
-    Append first, then iterate, any number of times.  All of it raises DataError where the temporary folder is
-    full, or cannot be used.
+    Append first, then iterate, any number of times.
     """
 
     def __init__(self) -> None:
-        with in_temporary_folder():
-            self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
+        # By lines: a full disk is told where a row is added, and not where the results are written.
+        self._file = tempfile.TemporaryFile("w+", 1, encoding="utf-8")  # noqa: SIM115 - closed with this object
         self._length = 0
 
     def append(self, row: PlainDict) -> None:
         """Adds a JSON-able row."""
-        with in_temporary_folder():
-            self._file.write(json.dumps(row) + "\n")
+        self._file.write(json.dumps(row) + "\n")
         self._length += 1
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[PlainDict]:
-        with in_temporary_folder():
-            self._file.flush()
-            self._file.seek(0)
+        self._file.seek(0)
         for line in self._file:
             yield json.loads(line)
 
@@ -98,8 +93,8 @@ def check_output(
             f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
             f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
         )
-    filesystem.check_output(path, option)
-    check_not_read(path, option, inputs, ConfigurationError)
+    filesystem.check_output(path)
+    check_not_read(path, option, inputs)
 
 
 def check_outputs(
@@ -114,7 +109,7 @@ def check_outputs(
     for option, path, extensions in outputs:
         if path is not None:
             check_output(path, option, extensions, inputs)
-    check_different([(option, path) for option, path, _ in outputs], ConfigurationError)
+    check_different([(option, path) for option, path, _ in outputs])
 
 
 def format_of(path: Path, extensions: Sequence[str]) -> str:
@@ -138,24 +133,20 @@ def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[object]]) 
 class PageSpool:
     """Pages of float32 in an anonymous temporary file, so that memory holds one at a time.
 
-    Append all, then iterate, any number of times.  Raises DataError where the temporary folder is full.
+    Append all, then iterate, any number of times.
     """
 
     def __init__(self) -> None:
-        with in_temporary_folder():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
         self._sizes: List[Tuple[int, int]] = []
 
     def append(self, page: np.ndarray) -> None:
         """Adds a page: float32 [h, w]."""
-        with in_temporary_folder():
-            self._file.write(np.ascontiguousarray(page, np.float32).data)
+        self._file.write(np.ascontiguousarray(page, np.float32).data)
         self._sizes.append(page.shape)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        with in_temporary_folder():
-            self._file.flush()
-            self._file.seek(0)
+        self._file.seek(0)
         for height, width in self._sizes:
             data = self._file.read(4 * height * width)
             yield np.frombuffer(data, np.float32).reshape(height, width)
@@ -215,7 +206,7 @@ class MaskFiles:
             for image, mask in zip(pages(), classes())
         )
         for kind, path in self.paths.items():
-            make_folder(path.parent, "--output")
+            make_folder(path.parent)
             write_atomically(path, partial(self._write_one, makers[kind]))
 
     def _write_one(self, make: Callable[[], Iterator[np.ndarray]], into: Path) -> None:
@@ -320,8 +311,8 @@ def check_folder(folder: Path) -> None:
     Raises:
         DataError: a file of that name, no folder to make it in, or no permission.
     """
-    check_makeable(folder, "--output", "give the name of a folder")
-    above = absolute(folder, "--output").parent
+    check_makeable(folder)
+    above = absolute(folder).parent
     if not is_folder(above):
         raise DataError(
             f"--output {folder}: folder {above} does not exist", "make the folder, or choose another"

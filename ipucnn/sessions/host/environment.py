@@ -6,12 +6,11 @@ import importlib.util
 import json
 import os
 import shlex
-import struct
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
@@ -30,6 +29,8 @@ from ipucnn.machine import (
 MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
 LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
+# Of the files, four fifths (2.21) and seven eighths (2.6) are mapped; the rest is for debuggers.
+MAPPED_PART = 0.75
 # Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
 # space (2.21) and 1,218 MiB (2.6).  Some of it are stacks and heaps of threads, which may be set smaller.
 LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
@@ -83,7 +84,7 @@ def check_memory() -> None:
         return
     address_space = _address_space_bytes()
     if address_space is not None:
-        libraries = sum(_mapped_bytes(path) for path in _libraries())
+        libraries = _library_bytes()
         needed = libraries + LEAST_ADDRESS_SPACE_BYTES
         if libraries and address_space < needed:
             raise MissingError(
@@ -111,39 +112,18 @@ def _address_space_bytes() -> Optional[int]:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _libraries() -> List[Path]:
-    """The files of TensorFlow that its import maps whole; links and second names left out."""
+def _library_bytes() -> int:
+    """The least address space that TensorFlow's own libraries take; 0 where they are not found."""
     found = importlib.util.find_spec("tensorflow")
-    files: Dict[Tuple[int, int], Path] = {}
+    sizes: Dict[Tuple[int, int], int] = {}
     for place in (found.submodule_search_locations if found is not None else None) or ():
         for pattern in LIBRARIES:
-            for path in sorted(Path(place).glob(pattern)):
+            for path in Path(place).glob(pattern):
                 with contextlib.suppress(OSError):
                     status = path.stat()
-                    files.setdefault((status.st_dev, status.st_ino), path)
-    return list(files.values())
-
-
-def _mapped_bytes(path: Path) -> int:
-    """The address space that the loader takes for a 64-bit ELF library; 0 for any other file."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(64)
-            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-                return 0
-            (table,) = struct.unpack_from("<Q", head, 32)
-            size, count = struct.unpack_from("<HH", head, 54)
-            file.seek(table)
-            rows = file.read(size * count)
-        ends = []
-        for i in range(count):
-            (kind,) = struct.unpack_from("<I", rows, i * size)
-            address, _, _, memory = struct.unpack_from("<QQQQ", rows, i * size + 16)
-            if kind == 1:  # PT_LOAD
-                ends.append((address, address + memory))
-    except (OSError, ValueError, struct.error):
-        return 0
-    return max(end for _, end in ends) - min(start for start, _ in ends) if ends else 0
+                    # A library may have several names.
+                    sizes[status.st_dev, status.st_ino] = status.st_size
+    return int(sum(sizes.values()) * MAPPED_PART)
 
 
 def _memory_there_is() -> Iterator[Tuple[str, int]]:

@@ -11,7 +11,7 @@ otherwise follows from the network, its shapes, and whether there is work for al
 - Zeros that a layer adds before a convolution are left to it, where its own padding, ``SAME``, would be the same.
 - Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
 
-``benchmarks/fast_layers.py`` prints what each gains.  GPUs and IPUs compute the layers as they are.
+GPUs and IPUs compute the layers as they are.
 """
 
 import functools

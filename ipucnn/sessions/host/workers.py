@@ -1,4 +1,4 @@
-"""Finds out who the workers of a run are, from ``TF_CONFIG``, Slurm or ``--hosts``, and refuses what cannot work.
+"""Finds out who the workers of a run are, from ``TF_CONFIG`` or Slurm, and refuses what cannot work.
 
 Everything here is looked at before TensorFlow is imported.
 """
@@ -91,21 +91,19 @@ def compared_options(config: RunConfig) -> Dict[str, Any]:
 
 
 def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]:
-    """Reads ``TF_CONFIG``, Slurm's variables, or ``--hosts`` and ``--rank``; None: one worker.
+    """Reads ``TF_CONFIG`` or Slurm's variables; None: one worker.
 
     Raises:
-        ConfigurationError: two of them name workers, or what they say makes no sense.
+        ConfigurationError: both of them name workers, or what they say makes no sense.
     """
-    found = [w for w in (_from_tf_config(env), _from_slurm(env), _from_options(config)) if w is not None]
-    if len(found) > 1:
+    by_variable, by_slurm = _from_tf_config(env), _from_slurm(env)
+    if by_variable is not None and by_slurm is not None:
         raise ConfigurationError(
-            f"{found[0].source} and {found[1].source} both name the workers",
-            "drop one of them; `srun` and `ipucnn launch` need no --hosts",
+            f"{by_variable.source} and {by_slurm.source} both name the workers",
+            f"unset {TF_CONFIG}, or start the program without srun",
         )
-    if not found:
-        return None
-    workers = found[0]
-    if workers.count == 1:
+    workers = by_variable or by_slurm
+    if workers is None or workers.count == 1:
         return None
     if workers.count > MAX_CLUSTER:
         raise ConfigurationError(
@@ -231,28 +229,6 @@ def _tasks_per_node(text: str) -> List[int]:
             raise ValueError(f"{shown_value(text)} has more than {_MOST_NODES:,} nodes")
         tasks += [int(found.group(1))] * times
     return tasks
-
-
-def _from_options(config: RunConfig) -> Optional[Workers]:
-    if not config.hosts:
-        if config.rank is not None:
-            raise ConfigurationError(
-                f"--rank {config.rank} without --hosts", "add --hosts A:5000,B:5000, the same on each worker"
-            )
-        return None
-    count = len(config.hosts)
-    if config.rank is None and count > 1:
-        raise ConfigurationError(
-            f"--hosts names {count} workers, and not which of them this is",
-            "add --rank 0 on the first, 1 ...",
-        )
-    rank = config.rank or 0
-    if rank >= count:
-        raise ConfigurationError(
-            f"--rank {rank} with {counted(count, 'worker')} in --hosts",
-            f"workers count from 0: at most --rank {count - 1}",
-        )
-    return Workers(count, rank, addresses=config.hosts, source="--hosts")
 
 
 def split_address(address: str, source: str) -> Tuple[str, int]:
@@ -445,7 +421,7 @@ def require_one(what: str, config: RunConfig, hint: str = "") -> None:
 
     Args:
         what: that is, for the message.
-        config: with ``hosts``.
+        config: with ``trusted_network``.
         hint: what else there is to do.
 
     Raises:
@@ -455,5 +431,5 @@ def require_one(what: str, config: RunConfig, hint: str = "") -> None:
     if workers is not None:
         raise ConfigurationError(
             f"{workers.source} names {workers.count} workers, and {what} is one process",
-            f"start it once: without srun, TF_CONFIG and --hosts{hint}",
+            f"start it once: without srun and TF_CONFIG{hint}",
         )

@@ -1,28 +1,19 @@
-"""The IPUs of this process, once TensorFlow is imported: the SDK's modules, its compiler's progress, the system.
+"""The IPUs of this process, once TensorFlow is imported: the SDK's modules and the system.
 
 Every version of the SDK from 3.0 to 3.4 is TensorFlow 2.6.3 with Keras 2.6.0; the big change is 3.0 to 3.1.  What
 differs between them is known to :class:`Api` alone, and told from what is there, not from version numbers, which the
 SDK does not state in Python.
-
-The driver prints a progress bar on stdout, file descriptor 1, where this program's results belong; it is caught and
-read.  Its lines, from ``driver/tools/progress_bar.cc`` of graphcore/tensorflow r2.6: "Compiling module NAME:", then
-updates of "[####   ] 42% Step: Graph Compilation [Elapsed: 00:01:12.3]" that overwrite each other.  A program that
-comes from the executable cache prints nothing.
 """
 
 import contextlib
 import os
-import re
 import sys
-import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import (
     TYPE_CHECKING,
     Callable,
     ContextManager,
-    Dict,
     Iterator,
-    List,
     NamedTuple,
     Optional,
     Sequence,
@@ -116,100 +107,24 @@ def load_api() -> Api:
     return Api(ipu, keras_ipu, layers, hasattr(keras_ipu, "ReplicatedMetricReductionMethod"))
 
 
-_START = re.compile(r"^Compiling module (?P<module>.+):$")
-_UPDATE = re.compile(
-    r"\[[# ]{50}\] (?P<percent>\d{1,3})% (?:Step: )?(?P<stage>[A-Za-z-]+(?: [A-Za-z-]+)*) "
-    r"\[Elapsed: (?P<h>\d{2,}):(?P<m>\d{2}):(?P<s>\d{2})\.(?P<d>\d)\]"
-)
-FINISHED = "Compilation Finished"
-
-
-@dataclass
-class CompiledModule:
-    """One program: seconds in each stage, in order; ``finished`` if the bar reached its end."""
-
-    name: str
-    stages_s: Dict[str, float] = field(default_factory=dict)
-    total_s: float = 0.0
-    finished: bool = False
-
-
-def parse_progress(text: str) -> List[CompiledModule]:
-    """The programs that a text of the driver tells of; other lines are passed over.
-
-    A stage lasts from its first update to the first one of the next.
-    """
-    modules: List[CompiledModule] = []
-    stage, began_s = "", 0.0
-    for line in re.split(r"[\r\n]+", text):
-        start = _START.match(line.strip())
-        if start is not None:
-            modules.append(CompiledModule(start.group("module")))
-            stage, began_s = "", 0.0
-            continue
-        update = _UPDATE.search(line)
-        if update is None or not modules:
-            continue
-        module = modules[-1]
-        hours, minutes, seconds, tenths = (int(update.group(k)) for k in "hmsd")
-        now_s = 3600 * hours + 60 * minutes + seconds + tenths / 10
-        if update.group("stage") != stage:
-            if stage:
-                module.stages_s[stage] = module.stages_s.get(stage, 0.0) + now_s - began_s
-            stage, began_s = update.group("stage"), now_s if stage else 0.0
-        module.total_s = now_s
-        if stage == FINISHED:
-            module.finished = True
-        else:
-            module.stages_s.setdefault(stage, 0.0)
-    for module in modules:
-        # The last stage of a program that did not finish ends with its last update.
-        if not module.finished and module.stages_s:
-            last = list(module.stages_s)[-1]
-            module.stages_s[last] = module.total_s - sum(v for k, v in module.stages_s.items() if k != last)
-        module.stages_s.pop(FINISHED, None)
-    return modules
-
-
 @contextlib.contextmanager
-def captured_stdout() -> Iterator[List[bytes]]:
-    """Takes what C++ prints on stdout; a terminal's stderr sees it, as compiling takes minutes.
-
-    Yields:
-        A list that holds the bytes once the context has ended.
-    """
-    found: List[bytes] = []
+def stdout_on_stderr() -> Iterator[None]:
+    """Sends to stderr what C++ prints on stdout: the driver's progress bar, where this program's results belong."""
     try:
         sys.stdout.flush()
-        reading, writing = os.pipe()
         saved = os.dup(1)
-    except (OSError, ValueError):
-        yield found
+    except (OSError, ValueError):  # there is no stdout
+        yield
         return
-    show = sys.stderr is not None and sys.stderr.isatty()
-
-    def drain() -> None:
-        while True:
-            part = os.read(reading, 65536)
-            if not part:
-                return
-            found.append(part)
-            if show:
-                os.write(2, part)
-
-    thread = threading.Thread(target=drain, daemon=True)
-    thread.start()
-    os.dup2(writing, 1)
-    os.close(writing)
     try:
-        yield found
+        with contextlib.suppress(OSError):  # there is no stderr
+            os.dup2(2, 1)
+        yield
     finally:
         with contextlib.suppress(ValueError, OSError):
             sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)
-        thread.join(timeout=10)
-        os.close(reading)
 
 
 class Preprocessing(NamedTuple):
@@ -234,16 +149,15 @@ class Device:
         instances: of this process among those of ``poprun``.
         num_ipus: of this process; 0 before :meth:`configure`.
         preprocess: on the IPU; None: on the host.
-        compiled: every program that was compiled so far.
-        would_fit: what to suggest when memory runs out; see ``ErrorContext``.
+        would_fit, kept_remotely: for what to suggest when memory runs out or is not there; see ``ErrorContext``.
     """
 
     def __init__(self, api: Api, instances: Instances) -> None:
         self.api, self.instances = api, instances
         self.num_ipus = 0
-        self.compiled: List[CompiledModule] = []
         self.preprocess: Optional[Preprocessing] = None
         self.would_fit: Optional[MemoryAdvice] = None
+        self.kept_remotely: Sequence[str] = ()
         self._strategy: SdkModule = None
         self._fp_exceptions = False
 
@@ -293,26 +207,19 @@ class Device:
             yield
 
     @contextlib.contextmanager
-    def running(self, training: bool) -> Iterator[List[CompiledModule]]:
+    def running(self, training: bool) -> Iterator[None]:
         """While the IPUs run (and compile, the first time).
-
-        Yields:
-            A list that holds what was compiled once the context has ended.
 
         Raises:
             UserError: for what the SDK is known to raise.
         """
-        modules: List[CompiledModule] = []
-        printed: List[bytes] = []
-        try:
-            with self._errors(training), captured_stdout() as printed:
-                yield modules
-        finally:
-            modules += parse_progress(b"".join(printed).decode("utf-8", "replace"))
-            self.compiled += modules
+        with self._errors(training), stdout_on_stderr():
+            yield
 
     def _errors(self, training: bool) -> ContextManager[None]:
-        return poplar_errors(ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit))
+        return poplar_errors(
+            ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit, self.kept_remotely)
+        )
 
     def reset_seed(self, seed: int) -> None:
         """Seeds the IPUs' random numbers."""

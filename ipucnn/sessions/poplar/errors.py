@@ -7,13 +7,11 @@ imports TensorFlow: classes are compared by name.
 
 import contextlib
 import re
-from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, Optional, Tuple, Type
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
-
-__all__ = ["CASES", "Case", "ErrorContext", "poplar_errors", "recognise", "translate", "translate_output"]
 
 _DOCTOR = "ipucnn doctor --device ipu says what is here"
 
@@ -28,30 +26,14 @@ class ErrorContext:
         fp_exceptions: floating-point exceptions are switched on.
         would_fit: what is predicted of memory, see ``planning.smallest_change``.  Called only where it ran out, or
             where there is none to offload to.
+        kept_remotely: options that keep something of the program in remote memory, of :data:`REMOTE_MEMORY`.
     """
 
     training: bool = True
     num_ipus: int = 0
     fp_exceptions: bool = False
     would_fit: Optional[MemoryAdvice] = None
-
-
-@dataclass(frozen=True)
-class Case:
-    """One thing that goes wrong.
-
-    Attributes:
-        name: of the case, for tests and reports.
-        classes: names of the exception's class or of a base of it; empty for what only stands on stderr, as the
-            process aborts.
-        pattern: searched for in the text.
-        make: the error for the user.
-    """
-
-    name: str
-    classes: Tuple[str, ...]
-    pattern: str
-    make: Callable[["Match", ErrorContext], UserError] = field(repr=False)
+    kept_remotely: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +49,31 @@ class Match:
     groups: Dict[str, str]
     text: str
     rest: str
+
+
+_Make = Callable[[Match, ErrorContext], UserError]
+
+
+class Case(NamedTuple):
+    """One thing that goes wrong.
+
+    Attributes:
+        classes: names of the exception's class or of a base of it; empty for what only stands on stderr, as the
+            process aborts.
+        pattern: searched for in the text.
+        answer: makes the error for the user; or its class, message and hint, with groups of the pattern in braces.
+    """
+
+    classes: Tuple[str, ...]
+    pattern: str
+    answer: Union[_Make, Tuple[Type[UserError], str, str]]
+
+    def error(self, match: Match, context: ErrorContext) -> UserError:
+        """The error for the user."""
+        if callable(self.answer):
+            return self.answer(match, context)
+        kind, message, hint = self.answer
+        return kind(message.format(**match.groups), hint.format(**match.groups))
 
 
 _INTERNAL = ("InternalError", "UnknownError")
@@ -173,25 +180,43 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     )
 
 
-def _no_remote_memory(what: str, change: str, option: str) -> Callable[[Match, ErrorContext], UserError]:
-    """Makes the error of an option that keeps something in memory that is not there."""
-
-    def make(match: Match, context: ErrorContext) -> UserError:
-        held = context.would_fit(None, without=option) if context.would_fit is not None else None
-        return ConfigurationError(
-            f"these IPUs have no remote memory, where {what} to be kept",
-            f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
-        )
-
-    return make
-
-
-def _says(kind: Type[UserError], message: str, hint: str) -> Callable[[Match, ErrorContext], UserError]:
-    """Makes an error that is the same every time, but for what the groups of the pattern found: ``{group}``."""
-    return lambda match, context: kind(message.format(**match.groups), hint.format(**match.groups))
+# Options that keep something in remote memory: what that is, and the way out.  Not to say whether to offload is none:
+# in a pipeline that is off.
+REMOTE_MEMORY = {
+    "optimizer_state_offloading": ("the optimizer's state was", "add --no-optimizer-state-offloading"),
+    "offload_activations": ("activations were", "drop --offload-activations"),
+    "offload_gradient_accumulation_buffers": (
+        "accumulated gradients were",
+        "drop --offload-gradient-accumulation-buffers",
+    ),
+}
 
 
-_not_enabled = _says(
+def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> ConfigurationError:
+    """The error of an option that keeps something in memory that is not there."""
+    what, change = REMOTE_MEMORY[option]
+    held = would_fit(None, without=option) if would_fit is not None else None
+    return ConfigurationError(
+        f"these IPUs have no remote memory, where {what} to be kept",
+        f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
+    )
+
+
+def _needs_remote_memory(option: str) -> _Make:
+    return lambda match, context: no_remote_memory(option, context.would_fit)
+
+
+def _not_loaded(match: Match, context: ErrorContext) -> UserError:
+    """Loading fails for several reasons, whose texts are Poplar's own; one of them can be named here."""
+    changes = ", ".join(REMOTE_MEMORY[option][1] for option in context.kept_remotely)
+    hint = f"if `gc-info --device-id 0 --device-info` says 'remote buffers supported: 0', {changes}"
+    return MissingError(
+        "Poplar could not load the program onto the IPUs" + (f": {match.rest}" if match.rest else ""),
+        hint if changes else _DOCTOR,
+    )
+
+
+_not_enabled = (
     MissingError,
     "the Poplar SDK is not enabled in this shell: {what} is not found",
     "type: source PATH/TO/poplar_sdk-*/enable",
@@ -201,40 +226,35 @@ _IMPORT = ("ImportError", "OSError")
 # The order counts: the first that matches is taken.
 CASES: Tuple[Case, ...] = (
     # Serious things first; a message may quote another.
-    Case("out of memory", _MEMORY, r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error", _out_of_memory),
+    Case(_MEMORY, r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error", _out_of_memory),
     Case(
-        "out of memory on a tile",
         _MEMORY,
         r"Out of memory on tile \d+: \d+ bytes used but tiles only have \d+ bytes of memory"
         r"|Out of memory: Cannot fit all variable data onto one or more tiles",
         _out_of_memory,
     ),
-    Case("invalid option", _INTERNAL, r"\[Poplar\].*invalid_option:?", _invalid_option),
-    Case("pipeline depth on the device", _INTERNAL, r"Pipeline depth is invalid", _depth),
+    Case(_INTERNAL, r"\[Poplar\].*invalid_option:?", _invalid_option),
+    Case(_INTERNAL, r"Pipeline depth is invalid", _depth),
     Case(
-        "device exception",
         _INTERNAL,
         r"\[Poplar\]\[Execute engine\] application_runtime_error:( \[Recovery action: IPU_RESET\])?",
         _device_exception,
     ),
     Case(
-        "hardware fault",
         _INTERNAL,
         r"recoverable_runtime_error: \[Recovery action: "
         r"(?P<action>IPU_RESET|LINK_RESET|PARTITION_RESET|FULL_RESET)\]",
         _hardware_fault,
     ),
     Case(
-        "no IPU hardware",
         ("InvalidArgumentError",),
         r"Target configuration failed: model disabled and no hardware IPU found",
-        _says(MissingError, "no IPU is visible to this process", _DOCTOR),
+        (MissingError, "no IPU is visible to this process", _DOCTOR),
     ),
     Case(
-        "no device of that many IPUs",
         ("FailedPreconditionError",),
         r"Unsupported number of IPUs requested - could not find an IPU device with (?P<ipus>\d+) IPUs",
-        _says(
+        (
             MissingError,
             "there is no device of {ipus} IPUs here",
             "use fewer replicas (evaluate: --validation-num-replicas) or stages, or a larger partition; "
@@ -242,111 +262,85 @@ CASES: Tuple[Case, ...] = (
         ),
     ),
     # FailedPrecondition of variables_offload_and_partition.cc, pipeline_fifo_inserter.cc and
-    # gradient_accumulation_buffers_offload.cc.  Not to say whether to offload is no way out: in a pipeline that is off.
+    # gradient_accumulation_buffers_offload.cc, for IPUs that are attached before the program is compiled.
     Case(
-        "no remote memory for the optimizer's state",
         ("FailedPreconditionError",),
         r"does not support remote memory and therefore weight update only variables",
-        _no_remote_memory(
-            "the optimizer's state was", "add --no-optimizer-state-offloading", "optimizer_state_offloading"
-        ),
+        _needs_remote_memory("optimizer_state_offloading"),
     ),
     Case(
-        "no remote memory for activations",
         ("FailedPreconditionError",),
         r"Activations? offloading has been enabled, however the current configuration",
-        _no_remote_memory("activations were", "drop --offload-activations", "offload_activations"),
+        _needs_remote_memory("offload_activations"),
     ),
     Case(
-        "no remote memory for accumulated gradients",
         ("FailedPreconditionError",),
         r"Gradient accumulation buffer offloading has been enabled, however",
-        _no_remote_memory(
-            "accumulated gradients were",
-            "drop --offload-gradient-accumulation-buffers",
-            "offload_gradient_accumulation_buffers",
-        ),
+        _needs_remote_memory("offload_gradient_accumulation_buffers"),
     ),
+    Case(_INTERNAL, r"\[Poplar\]\[Load engine\]", _not_loaded),
+    Case(("InternalError",), r"Could not find an available device for TensorFlow virtual device", _busy),
     Case(
-        "device busy",
-        ("InternalError",),
-        r"Could not find an available device for TensorFlow virtual device",
-        _busy,
-    ),
-    Case(
-        "waited for a device",
         ("InternalError",),
         r"Timed out trying to find an available device",
-        _says(
+        (
             MissingError,
             "no IPUs became free in the time that --on-demand waits",
             "gc-monitor shows who uses them; TF_POPLAR_FLAGS=--on_demand_device_timeout=MILLISECONDS waits longer",
         ),
     ),
+    Case(("InvalidArgumentError",), r"No device matches the requested configuration", _no_match),
     Case(
-        "no matching device",
-        ("InvalidArgumentError",),
-        r"No device matches the requested configuration",
-        _no_match,
-    ),
-    Case(
-        "driver closed",
         ("InternalError",),
         r"Unable to open Poplar device",
-        _says(MissingError, "the IPU driver cannot be opened", f"is its service running? {_DOCTOR}"),
+        (MissingError, "the IPU driver cannot be opened", f"is its service running? {_DOCTOR}"),
     ),
     Case(
-        "no cache for compiling alone",
         ("FailedPreconditionError",),
         r"'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set",
-        _says(
+        (
             ConfigurationError,
             "compiling without IPUs needs a folder for what is compiled",
             "export TF_POPLAR_FLAGS=--executable_cache_path=FOLDER",
         ),
     ),
     Case(
-        "pipeline depth",
         ("FailedPreconditionError",),
         r"The number of iterations of the pipeline must be (?P<kind>a multiple of|at least) (?P<base>\d+)"
         r"(, but it is (?P<given>\d+))?",
         _depth,
     ),
     Case(
-        "IPUs not divisible by shards",
         ("InternalError",),
         r"Trying to compile a graph for an IPU device with (?P<ipus>\d+) IPUs and (?P<shards>\d+) shards",
-        _says(
+        (
             ConfigurationError,
             "a device of {ipus} IPUs cannot be divided into replicas of {shards}",
             "use a number of IPUs that is a multiple of {shards}: --num-replicas",
         ),
     ),
     Case(
-        "distributed batch norm group",
         ("InternalError",),
         r"must be divisible by distributed_batch_norm_replica_group_size",
-        _says(
+        (
             ConfigurationError,
             "--dbn-replica-group-size does not divide the number of replicas",
             "use a divisor of --num-replicas, or 1",
         ),
     ),
     Case(
-        "unsupported feed",
         ("FailedPreconditionError",),
         r"Unsupported datatype (?P<dtype>\w+) on index (?P<index>\d+) of feed operation",
-        _says(
+        (
             DataError,
             "IPUs take no {dtype} data (component {index} of the data set)",
             "the types they take are int32, float32, float16, bool, int8 and uint8",
         ),
     ),
     Case(
-        "NaN constant",
         ("FailedPreconditionError",),
         r"Detected a NaN constant instruction",
-        _says(
+        (
             ConfigurationError,
             "the network has a constant that is not a number",
             "look for it in the weights or the data that it starts from; TF_POPLAR_FLAGS=--allow_nans lets it pass",
@@ -354,53 +348,43 @@ CASES: Tuple[Case, ...] = (
     ),
     # XLA's own text (tf2xla/xla_compiler.cc); what TensorFlow says of the CPU's XLA differs in the device's name.
     Case(
-        "unsupported operation",
         ("InvalidArgumentError", "UnimplementedError"),
         r"[Dd]etected unsupported operations when trying to compile graph .* on XLA_IPU",
         _unsupported,
     ),
     Case(
-        "SDK not enabled: libraries",
         _IMPORT,
         r"(?P<what>lib(?:pop|gcl|gcipuinfo|pva|pvti)[\w.+-]*): cannot open shared object file",
         _not_enabled,
     ),
+    Case(("ImportError",), r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b", _not_enabled),
     Case(
-        "SDK not enabled: modules",
-        ("ImportError",),
-        r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b",
-        _not_enabled,
-    ),
-    Case(
-        "not the SDK's TensorFlow",
         ("ImportError",),
         r"(?:No module named '|cannot import name ')"
         r"(?P<what>tensorflow\.python\.ipu|tensorflow\.compiler\.plugin\.poplar|keras\.ipu|ipu_tensorflow_addons|ipu\b)",
-        _says(
+        (
             MissingError,
             "this is not the Poplar SDK's TensorFlow and Keras: {what} is missing",
             "install the SDK's tensorflow, keras and ipu_tensorflow_addons wheels (docs/ipu.md)",
         ),
     ),
     Case(
-        "wrong NumPy",
         ("ImportError", "RuntimeError", "ValueError", "AttributeError"),
         r"module compiled against (?:API|ABI) version 0x\w+ but this version of numpy is"
         r"|numpy\.\w+ size changed, may indicate binary incompatibility"
         r"|numpy\.core\.\w+ failed to import"
         r"|module 'numpy' has no attribute '(?:bool|int|float|object|str|typeDict|complex)'",
-        _says(
+        (
             MissingError,
             "this NumPy is not the one that the Poplar SDK's TensorFlow was built with",
             "python -m pip install 'numpy==1.19.5'",
         ),
     ),
     Case(
-        "wrong Python",
         _IMPORT,
         r"Python version mismatch: module was compiled for Python 3\.8, but the interpreter version is"
         r"|undefined symbol: _?Py\w+",
-        _says(
+        (
             MissingError,
             "the Poplar SDK's TensorFlow is built for Python 3.8, and this is another Python",
             "make the environment with it: python3.8 -m venv ENV (docs/ipu.md)",
@@ -408,10 +392,9 @@ CASES: Tuple[Case, ...] = (
     ),
     # What follows ends the process with SIGABRT and a line on stderr.
     Case(
-        "data set failed on the device",
         (),
         r"An infeed dataset iterator has failed with status|Infeed dataset iterator out of range",
-        _says(
+        (
             DataError,
             "the data set failed or ended while the IPUs were running, which ends the process",
             "`ipucnn train --device cpu` shows the error itself",
@@ -454,13 +437,13 @@ def translate(exception: BaseException, context: Optional[ErrorContext] = None) 
     if found is None:
         return None
     case, match = found
-    return case.make(match, context or ErrorContext())
+    return case.error(match, context or ErrorContext())
 
 
 def translate_output(stderr: str) -> Optional[UserError]:
     """The error for the user from what a process wrote before it aborted, or None."""
     found = recognise(stderr, ())
-    return None if found is None else found[0].make(found[1], ErrorContext())
+    return None if found is None else found[0].error(found[1], ErrorContext())
 
 
 @contextlib.contextmanager

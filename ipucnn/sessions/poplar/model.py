@@ -122,62 +122,16 @@ class Preprocess(keras.layers.Layer):
         return input_shape
 
 
-class BatchStatistics(keras.layers.Layer):
-    """Batch norm by the statistics of its input, which it returns too: (normalised, mean, variance).
+class _FusedBatchNorm(keras.layers.Layer):
+    """Batch norm by the SDK's own operation, whose moments are those of the replicas that share statistics.
 
-    Mean and unbiased variance are float32 (1, channels), so that ``predict`` stacks those of all micro-batches.
+    Attributes:
+        numbers: of each channel in one replica's micro-batch, known once it is built.
     """
 
     def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
-
-    def build(self, input_shape: Sequence[int]) -> None:
-        channels = (int(input_shape[-1]),)
-        self.gamma = self.add_weight(name="gamma", shape=channels, initializer="ones") if self.scale else None
-        self.beta = self.add_weight(name="beta", shape=channels, initializer="zeros") if self.center else None
-        super().build(input_shape)
-
-    def call(self, inputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        x = tf.cast(inputs, tf.float32)
-        axes = list(range(len(x.shape) - 1))
-        mean, variance = tf.nn.moments(x, axes)
-        factor = tf.math.rsqrt(variance + self.epsilon)
-        if self.gamma is not None:
-            factor = factor * tf.cast(tf.convert_to_tensor(self.gamma), tf.float32)
-        offset = -mean * factor
-        if self.beta is not None:
-            offset = offset + tf.cast(tf.convert_to_tensor(self.beta), tf.float32)
-        count = 1.0
-        for axis in axes:
-            count *= float(x.shape[axis])
-        unbiased = variance * (count / max(count - 1.0, 1.0))
-        return tf.cast(x * factor + offset, inputs.dtype), mean[None], unbiased[None]
-
-    def compute_output_shape(self, input_shape: Sequence[int]) -> Tuple[Sequence[int], ...]:
-        channels = input_shape[-1]
-        return input_shape, (1, channels), (1, channels)
-
-    def get_config(self) -> Dict[str, Any]:
-        own = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
-        return {**super().get_config(), **own}
-
-
-class MovedByGradient(keras.layers.Layer):
-    """Batch norm with moving statistics whose gradients are the statistics of the micro-batch.
-
-    What the SDK does with gradients, it then does with them: they are accumulated, in pipelines too, and handed to the
-    optimizer once per weight update (so does ``batch_norm.py`` of the public application).  The gradient of the moving
-    variance is the variance without Bessel's correction.  Both are float32 in every precision.
-
-    Attributes:
-        numbers: of each channel in a micro-batch, known once it is built.
-    """
-
-    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        self.momentum, self.epsilon = float(momentum), float(epsilon)
-        self.center, self.scale = bool(center), bool(scale)
         self.numbers = 0
 
     def build(self, input_shape: Sequence[int]) -> None:
@@ -185,48 +139,89 @@ class MovedByGradient(keras.layers.Layer):
         self.numbers = math.prod(int(n) for n in input_shape[:-1])
         self.gamma = self.add_weight(name="gamma", shape=channels, initializer="ones") if self.scale else None
         self.beta = self.add_weight(name="beta", shape=channels, initializer="zeros") if self.center else None
+        super().build(input_shape)
+
+    def normalised(self, inputs: Tensor, moving: Sequence[Tensor] = ()) -> Tuple[Tensor, Tensor, Tensor]:
+        """The output, and the mean and biased variance that it was normalised by, float32 (channels,).
+
+        Args:
+            moving: mean and variance to normalise by; none: those of the micro-batch.
+        """
+        channels = int(inputs.shape[-1])
+        rows = int(inputs.shape.num_elements()) // channels
+        x = inputs if len(inputs.shape) == 4 else tf.reshape(inputs, [-1, 1, 1, channels])
+        gamma, beta = (
+            tf.fill([channels], default)
+            if weight is None
+            else tf.cast(tf.convert_to_tensor(weight), tf.float32)
+            for weight, default in ((self.gamma, 1.0), (self.beta, 0.0))
+        )
+        mean, variance = moving or [tf.constant([], tf.float32)] * 2
+        # The operation of tf.nn.fused_batch_norm, which would raise a smaller epsilon.
+        y, mean, variance = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=gamma,
+            offset=beta,
+            mean=mean,
+            variance=variance,
+            epsilon=self.epsilon,
+            is_training=not moving,
+        )[:3]
+        return tf.reshape(y, inputs.shape), mean, variance * ((rows - 1.0) / rows)
+
+    def get_config(self) -> Dict[str, Any]:
+        own = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
+        return {**super().get_config(), **own}
+
+
+class BatchStatistics(_FusedBatchNorm):
+    """Batch norm by the statistics of its input, which it returns too: (normalised, mean, variance).
+
+    Mean and variance are float32 (1, channels), so that ``predict`` stacks those of all micro-batches.  The variance is
+    made unbiased by the numbers of one replica, also where several share it, as IPUs do it.
+    """
+
+    def call(self, inputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        y, mean, variance = self.normalised(tf.cast(inputs, tf.float32))
+        unbiased = variance * (self.numbers / max(self.numbers - 1.0, 1.0))
+        return tf.cast(y, inputs.dtype), mean[None], unbiased[None]
+
+    def compute_output_shape(self, input_shape: Sequence[int]) -> Tuple[Sequence[int], ...]:
+        channels = input_shape[-1]
+        return input_shape, (1, channels), (1, channels)
+
+
+class MovedByGradient(_FusedBatchNorm):
+    """Batch norm with moving statistics whose gradients are the statistics of the micro-batch.
+
+    What the SDK does with gradients, it then does with them: they are accumulated, in pipelines too, and handed to the
+    optimizer once per weight update (so does ``batch_norm.py`` of the public application).  The gradient of the moving
+    variance is the variance without Bessel's correction.  Both are float32 in every precision.
+    """
+
+    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
+        super().__init__(epsilon, center, scale, **kwargs)
+        self.momentum = float(momentum)
+
+    def build(self, input_shape: Sequence[int]) -> None:
+        super().build(input_shape)
+        channels = (int(input_shape[-1]),)
         # Where layers compute in 16 bits, Keras would hand out 16 bits of these.
         own: Dict[str, Any] = {"autocast" if KERAS_3 else "experimental_autocast": False, "dtype": "float32"}
         self.moving_mean = self.add_weight(name="moving_mean", shape=channels, initializer="zeros", **own)
         self.moving_variance = self.add_weight(
             name="moving_variance", shape=channels, initializer="ones", **own
         )
-        super().build(input_shape)
 
     def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
-        channels = int(inputs.shape[-1])
-        rows = int(inputs.shape.num_elements()) // channels
-        x = inputs if len(inputs.shape) == 4 else tf.reshape(inputs, [-1, 1, 1, channels])
-        gamma = (
-            tf.ones([channels])
-            if self.gamma is None
-            else tf.cast(tf.convert_to_tensor(self.gamma), tf.float32)
-        )
-        beta = (
-            tf.zeros([channels])
-            if self.beta is None
-            else tf.cast(tf.convert_to_tensor(self.beta), tf.float32)
-        )
         moving = [tf.convert_to_tensor(v) for v in (self.moving_mean, self.moving_variance)]
-        given = [tf.constant([], tf.float32)] * 2 if training else moving
-        # The operation of tf.nn.fused_batch_norm, which would raise a smaller epsilon.
-        y, mean, variance = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=gamma,
-            offset=beta,
-            mean=given[0],
-            variance=given[1],
-            epsilon=self.epsilon,
-            is_training=bool(training),
-        )[:3]
-        y = tf.reshape(y, inputs.shape)
+        y, mean, variance = self.normalised(inputs, () if training else moving)
         if not training:
             return y
-        biased = variance * ((rows - 1.0) / rows)
 
         @tf.custom_gradient
         def with_statistics(y: Tensor, moving_mean: Tensor, moving_variance: Tensor) -> Any:
-            return tf.identity(y), lambda dy: (dy, mean, biased)
+            return tf.identity(y), lambda dy: (dy, mean, variance)
 
         return with_statistics(y, *moving)
 
@@ -234,8 +229,7 @@ class MovedByGradient(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> Dict[str, Any]:
-        own = {"momentum": self.momentum, "epsilon": self.epsilon, "center": self.center, "scale": self.scale}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), "momentum": self.momentum}
 
 
 @dataclass(frozen=True)
@@ -342,16 +336,15 @@ class _Builder:
     def _normalised(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
             return _batch_norm(step.config, common)(inputs)
+        own = {key: step.config[key] for key in ("epsilon", "center", "scale")}
         if step.config["moves_once"]:
             if self.shape.purpose != TRAINING:
                 return _batch_norm(step.config, common)(inputs)
-            own = {key: step.config[key] for key in ("momentum", "epsilon", "center", "scale")}
-            self.once.append(MovedByGradient(**own, **common))
+            self.once.append(MovedByGradient(step.config["momentum"], **own, **common))
             return self.once[-1](inputs)
         self.norms.append(step.name)
         if self.shape.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
-        own = {key: step.config[key] for key in ("epsilon", "center", "scale")}
         output, mean, variance = BatchStatistics(**own, **common)(inputs)
         self.statistics += [mean, variance]
         return output

@@ -18,7 +18,7 @@ from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
-from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
+from ipucnn.sessions.poplar.device import Device, Preprocessing
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
 from ipucnn.sessions.poplar.model import (
     PREDICTION,
@@ -31,13 +31,15 @@ from ipucnn.sessions.poplar.model import (
     compute_type,
     copy_weights,
 )
-from ipucnn.sessions.poplar.surroundings import gives_nothing_back
+from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache, gives_nothing_back
 from ipucnn.sessions.poplar.training import Stream, TrainedNetwork
 from ipucnn.sessions.poplar.validation import (
     check_evaluation,
     check_num_ipus,
     check_program,
+    check_remote_memory,
     evaluation_replicas,
+    kept_remotely,
 )
 from ipucnn.sessions.session import (
     Batch,
@@ -91,6 +93,7 @@ class PoplarSession(Session):
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
         self._sums = _sums_of(None)
+        self._programs = cached_programs()
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
@@ -134,9 +137,12 @@ class PoplarSession(Session):
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
+        self._device.kept_remotely = kept_remotely(program, self._config)
+        check_remote_memory(self._device.kept_remotely, self._config, self.would_fit)
         self.program, self._network = program, model
         self._sums = _sums_of(loss)
         self._schedule = schedule
+        self._programs = cached_programs()
         self._attach(program.num_ipus // instances.count, program)
         started = time.perf_counter()
         with self._device.scope():
@@ -200,7 +206,7 @@ class PoplarSession(Session):
             self.recompute_statistics(make_dataset)
         if evaluation is not None:
             next(self.logits(evaluation), None)
-        self._note_compilation(time.perf_counter() - started, self._device.compiled)
+        self._note_compilation(time.perf_counter() - started)
         assert self.compilation is not None
         return self.compilation
 
@@ -229,23 +235,18 @@ class PoplarSession(Session):
         """One execution; its mean loss and accuracy are told of each of its weight updates."""
         assert self._trained is not None and isinstance(batches, Stream)
         started = time.perf_counter()
-        loss, hit, compiled = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
+        loss, hit = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
         spent_s = time.perf_counter() - started
-        self._note_compilation(spent_s, compiled)
+        self._note_compilation(spent_s)
         return TrainedPart([loss] * num_weight_updates, [hit] * num_weight_updates, spent_s)
 
-    def _note_compilation(self, spent_s: float, modules: Sequence[CompiledModule]) -> None:
-        """Keeps what the first execution's compiling took."""
+    def _note_compilation(self, spent_s: float) -> None:
+        """Keeps what the first execution took, and whether it found its programs in the executable cache."""
         if self.first_update_s or self.compilation is None:
             return
         self.first_update_s = spent_s
-        stages: Dict[str, float] = {}
-        for module in modules:
-            for stage, seconds in module.stages_s.items():
-                stages[stage] = stages.get(stage, 0.0) + seconds
-        self.compilation = replace(
-            self.compilation, first_update_s=spent_s, stages_s=stages, cached=not modules
-        )
+        is_cached = bool(executable_cache()) and cached_programs() == self._programs
+        self.compilation = replace(self.compilation, first_update_s=spent_s, cached=is_cached)
 
     def any_instance(self, flag: bool) -> bool:
         """Whether it is set on any instance of ``poprun``: all of them have to ask."""

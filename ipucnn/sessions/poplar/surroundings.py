@@ -10,19 +10,23 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, DataError, MissingError, UserError, did_you_mean
-from ipucnn.filesystem import absolute, expand, make_folder, reason_of, write_hint
+from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
+from ipucnn.filesystem import absolute, asking, expand, make_folder
 from ipucnn.machine import cpu_flags
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
 SDK_MODULES = ("popdist", "libpvti", "popef")
+_GC_INFO_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,29 @@ def look_around() -> Surroundings:
 def has_poplar_sdk() -> bool:
     """Whether this TensorFlow is the Poplar SDK's; asks the file system, imports nothing."""
     return "tensorflow.python.ipu" in sys.modules or _has_folder("tensorflow", os.path.join("python", "ipu"))
+
+
+def remote_memory() -> Optional[bool]:
+    """Whether gc-info says that programs can keep tensors outside of the IPUs; None where it says nothing."""
+    # A relative folder of PATH is the one the user happens to be in: anybody may have put a program there.
+    folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
+    program = shutil.which("gc-info", path=os.pathsep.join(folders)) if folders else None
+    if program is None:
+        return None
+    try:
+        ran = subprocess.run(
+            [program, "--device-id", "0", "--device-info"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_GC_INFO_S,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"remote buffers supported\W+([01])\b", ran.stdout, re.IGNORECASE)
+    return None if match is None else match.group(1) == "1"
 
 
 def _has_folder(package: str, name: str) -> bool:
@@ -403,11 +430,10 @@ def poplar_flags(config: RunConfig, present: str) -> str:
         ConfigurationError: ``compile_only`` without a folder for what is compiled.
     """
     names = {_name(word) for word in flag_words(present)}
-    wanted = ["--show_progress_bar=true"]
+    is_seen = sys.stderr is not None and sys.stderr.isatty()
+    wanted = [f"--show_progress_bar={str(is_seen).lower()}"]
     if config.executable_cache:
-        folder = os.path.normpath(
-            absolute(expand(config.executable_cache, "--executable-cache"), "--executable-cache")
-        )
+        folder = os.path.normpath(absolute(expand(config.executable_cache)))
         wanted.append(f"{_CACHE}={_quoted(folder)}")
     if config.device_generated_data or config.synthetic_data == "ipu":
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
@@ -424,6 +450,18 @@ def poplar_flags(config: RunConfig, present: str) -> str:
 def executable_cache() -> str:
     """The folder of compiled programs, from the driver's flags; "" without one."""
     return _cache_in(os.environ.get(VARIABLE, ""))
+
+
+def cached_programs() -> FrozenSet[str]:
+    """Names of the compiled programs that the executable cache holds."""
+    folder = executable_cache()
+    with suppress(OSError):
+        return (
+            frozenset(name for name in os.listdir(folder) if name.endswith(".poplar_exec"))
+            if folder
+            else frozenset()
+        )
+    return frozenset()
 
 
 def _cache_in(flags: str) -> str:
@@ -445,23 +483,13 @@ def set_flags(config: RunConfig) -> None:
     flags = poplar_flags(config, present)
     folder = _cache_in(flags)
     if folder:
-        elsewhere = (
-            f"name another folder in {VARIABLE}"
-            if _cache_in(present)
-            else "choose another --executable-cache"
-        )
-        _check_cache(folder, elsewhere)
+        _check_cache(folder)
     os.environ[VARIABLE] = flags
 
 
-def _check_cache(folder: str, elsewhere: str) -> None:
+def _check_cache(folder: str) -> None:
     """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
-    make_folder(Path(folder), "executable cache", elsewhere)
-    try:
+    make_folder(Path(folder))
+    with asking(folder):
         # In a folder of others' files a probe must have a name of its own: instances look at the same time.
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise DataError(
-            f"executable cache {folder} cannot be written: {reason_of(error)}",
-            write_hint(error, elsewhere),
-        ) from None

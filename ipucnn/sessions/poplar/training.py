@@ -26,7 +26,7 @@ from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.models.names import MOVING_STATISTICS, is_moving_statistic
-from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
+from ipucnn.sessions.poplar.device import Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.losses import LossFunction, class_numbers
@@ -555,7 +555,7 @@ class TrainedNetwork:
         takes_seeds, instances = self.made.takes_seeds, self._device.instances
         return Stream(training_batches(dataset, self._program, first, takes_seeds, transfer, instances))
 
-    def execute(self, stream: Stream, first: int, count: int) -> Tuple[float, float, List[CompiledModule]]:
+    def execute(self, stream: Stream, first: int, count: int) -> Tuple[float, float]:
         """One execution.
 
         Args:
@@ -564,7 +564,7 @@ class TrainedNetwork:
             count: weight updates to do.
 
         Returns:
-            Mean loss and accuracy (the same on every instance), and what was compiled for it.
+            Mean loss and accuracy, the same on every instance.
         """
         p, update, made, instances = self._program, self._update, self.made, self._device.instances
         steps = count * p.gradient_accumulation_count
@@ -577,7 +577,7 @@ class TrainedNetwork:
         local_steps = steps * (p.num_replicas // instances.count)
         if self._draws_random_numbers():
             self._device.reset_seed(_seed(p.seed, first))
-        with self._device.running(training=True) as compiled:
+        with self._device.running(training=True):
             history = made.model.fit(
                 stream.take(local_steps),
                 epochs=1,
@@ -590,7 +590,7 @@ class TrainedNetwork:
             real = p.samples_before(first + count) - p.samples_before(first)
             found = [value * count * p.global_batch_size / real for value in found]
         loss, hit = self._device.mean_over_instances(found)
-        return float(loss), float(hit), compiled
+        return float(loss), float(hit)
 
     def _draws_random_numbers(self) -> bool:
         """Whether the IPUs' own generator decides about anything."""

@@ -1,7 +1,12 @@
 """What IPUs refuse of a Program, found before TensorFlow is imported."""
 
+from typing import List, Optional, Sequence
+
+from ipucnn.aliases import MemoryAdvice
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.errors import REMOTE_MEMORY, no_remote_memory
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
@@ -83,6 +88,32 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
                 "--replicated-optimizer-state-sharding does not work over several instances", "drop it"
             )
     _check_validation(program, config, num_instances)
+
+
+def kept_remotely(program: Program, config: RunConfig) -> List[str]:
+    """The options that keep something of a program in remote memory; the SDK does so under accumulation alone."""
+    is_pipeline = program.num_stages > 1
+    if not is_pipeline and program.gradient_accumulation_count == 1:
+        return []
+    only_in_pipelines = ("offload_activations", "offload_gradient_accumulation_buffers")
+    return [
+        option
+        for option in REMOTE_MEMORY
+        if getattr(config, option) and (is_pipeline or option not in only_in_pipelines)
+    ]
+
+
+def check_remote_memory(options: Sequence[str], config: RunConfig, would_fit: Optional[MemoryAdvice]) -> None:
+    """Refuses to keep something in remote memory that is not there, as far as gc-info says so.
+
+    The driver asks IPUs that are attached before it compiles.  By default they are attached when the program is
+    executed (``--on-demand``), and then it cannot be loaded.
+
+    Raises:
+        ConfigurationError: naming the option that does without.
+    """
+    if options and not config.compile_only and surroundings.remote_memory() is False:
+        raise no_remote_memory(options[0], would_fit)
 
 
 def evaluation_replicas(program: Program, config: RunConfig, num_instances: int = 1) -> int:

@@ -1,0 +1,376 @@
+"""What a plan says, in sentences and tables of text: the terminal and the page show the same."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ipucnn.config.options import BY_NAME
+from ipucnn.models.registry import is_layer_graph
+from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.settings import Proportions, percentages
+from ipucnn.reports import units
+from ipucnn.text import counted
+
+VERDICTS = ("fits", "uncertain", "does not fit")
+
+
+class Sheet(NamedTuple):
+    """A table of text.
+
+    Attributes:
+        title: what it shows.
+        columns: their heads.
+        texts: heads of the columns that hold words; the others hold numbers.
+        rows: a cell for each column.
+        notes: sentences below it.
+        chosen: number of the row that is the plan, None if there is none.
+    """
+
+    title: str
+    columns: Tuple[str, ...]
+    texts: Tuple[str, ...]
+    rows: List[Tuple[str, ...]]
+    notes: Tuple[str, ...] = ()
+    chosen: Optional[int] = None
+
+
+def verdict_of(text: str) -> Optional[str]:
+    """The verdict on memory that a cell or sentence begins with, which gives it its colour."""
+    return next((verdict for verdict in VERDICTS if text.split(":")[0] == verdict), None)
+
+
+def title(plan: PipelinePlan) -> str:
+    """Network, stages, replicas and system."""
+    settings, count = plan.settings, plan.num_stages
+    replicas = counted(settings.num_replicas, "replica")
+    if count > 1 and settings.num_ipus_per_replica == 1 and settings.recomputation:
+        # Stages that lie on one IPU are there to be recomputed.
+        where = f"1 IPU, {counted(count, 'recomputation segment')}"
+        where += f", {replicas}" if settings.num_replicas > 1 else ""
+    else:
+        stages = counted(count, "stage") if count > 1 else "one stage"
+        where = f"{stages} on {counted(plan.occupied_ipus, 'IPU')}"
+        where += f" in {replicas}" if settings.num_replicas > 1 else ""
+    return f"{plan.model}: {where}, {plan.system.title}"
+
+
+def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
+    """Names and what they stand for; what follows under no name belongs to the one before."""
+    settings = plan.settings
+    update = weight_update(plan)
+    latency = (
+        f"{units.milliseconds(plan.predicted_latency_s)} of a micro-batch from the first stage to the last"
+    )
+    tick = units.milliseconds(plan.predicted_tick_s)
+    bound = units.milliseconds(plan.predicted_lower_bound_s)
+    return [
+        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
+        ("memory", memory(plan)),
+        ("splits", proof(plan)),
+        ("", f"tick {tick}, lower bound {bound}, gap {plan.gap:.2%}"),
+        ("bottleneck", plan.bottleneck),
+        *(
+            [("weight update", update)]
+            if settings.training
+            else [("latency", latency), ("execution", update)]
+        ),
+        (
+            "host",
+            f"{plan.predicted_host_bytes_per_s / 1e9:.2f} GB/s of images; it could feed "
+            f"{plan.predicted_host_limit_images_per_s:,.0f} images/s",
+        ),
+        ("batch", batch(plan)),
+        ("settings", _settings(plan)),
+    ]
+
+
+def _band(plan: PipelinePlan) -> str:
+    band = plan.predicted_images_per_s_band
+    return f" ({band[0]:,.0f} to {band[1]:,.0f} in 80% of cases)" if band else ""
+
+
+def memory(plan: PipelinePlan) -> str:
+    """The verdict, and what is known of configurations that are about as full."""
+    text = f"{plan.verdict}: the fullest IPU at {units.percent(plan.predicted_fill)} of its memory"
+    if plan.published_fits is not None and plan.published_fits[1]:
+        fits, number = plan.published_fits
+        text += f"; of {number} public ones about as full {fits} fit"
+    if plan.planned and plan.memory_limit > FITS_BELOW:
+        text += f"; no splits stay below {units.percent(FITS_BELOW)}, these may take "
+        text += units.percent(plan.memory_limit)
+    return text
+
+
+def proof(plan: PipelinePlan) -> str:
+    """Whether the splits are the best ones, and what was left out of the search."""
+    transfer = "eight_bit_transfer"
+    text = f"optimal: {str(plan.optimal).lower()}"
+    if plan.optimal and plan.num_stages > 1:
+        text += " (no splits of these layers in this order are faster within the memory allowed)"
+    if plan.verdict == "does not fit":
+        text = "they do not fit"
+    if plan.bottleneck == "host" and transfer in plan.not_searched and not plan.settings.eight_bit_transfer:
+        text = "the host limits any splits, and --eight-bit-transfer was not tried"
+    elif plan.not_searched and plan.num_stages > 1:
+        names = (BY_NAME[name].key.replace("-", " ") for name in plan.not_searched)
+        text += f"; not searched: {', '.join(names)}"
+    return text if plan.planned else f"given; {text}"
+
+
+def weight_update(plan: PipelinePlan) -> str:
+    """The time of a weight update, or of an execution of inference, and of its parts."""
+    settings = plan.settings
+    text = f"{units.milliseconds(plan.predicted_weight_update_s)}: "
+    text += counted(settings.gradient_accumulation_count, "tick")
+    # A pipeline of one stage has neither; what is left of it then is rounding.
+    if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
+        text += f", {units.milliseconds(plan.predicted_fill_drain_s)} to fill and drain"
+    if settings.training:
+        text += f", {units.milliseconds(plan.predicted_update_s)} update"
+        if settings.num_replicas > 1:
+            text += f" ({units.milliseconds(plan.predicted_all_reduce_s)} of it all-reduce)"
+    return text
+
+
+def batch(plan: PipelinePlan) -> str:
+    """What a weight update, or an execution of inference, takes."""
+    settings = plan.settings
+    replicas = counted(settings.num_replicas, "replica")
+    if not settings.training:
+        return (
+            f"micro-batch {settings.micro_batch_size:,} x {replicas}, and "
+            f"{counted(settings.gradient_accumulation_count, 'micro-batch')} of each in an execution"
+        )
+    return (
+        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size:,} x "
+        f"{settings.gradient_accumulation_count:,} accumulated x {replicas}"
+    )
+
+
+def _settings(plan: PipelinePlan) -> str:
+    settings = plan.settings
+    how = "" if settings.training else "inference, "
+    if plan.num_stages > 1 and settings.training:
+        how = f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
+    half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
+    return (
+        f"{how}precision {settings.precision}{half}, input {'x'.join(map(str, plan.input_shape))}, "
+        f"{counted(plan.num_classes, 'class')}, available memory proportion "
+        f"{proportion(settings.available_memory_proportion)}"
+    )
+
+
+def proportion(proportions: Proportions) -> str:
+    """availableMemoryProportion: of all stages, or of each."""
+    values = percentages(proportions)
+    if len(values) == len(proportions):
+        text = " ".join(f"{value:g}" for value in values) + "%"
+        if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
+            text += f" (matrix products {100 * proportions[0].matmul:g}%)"
+        return text
+    pairs = zip(values[::2], values[1::2])
+    stages = " ".join(f"{a:g}/{b:g}" if a != b else f"{a:g}" for a, b in pairs)
+    return f"{stages}% (convolutions/matrix products)"
+
+
+def within(factor: float) -> str:
+    """The band of throughputs that measurements are expected in, a sentence."""
+    return (
+        f"80% of measurements are expected within -{1 - 1 / factor:.0%} and +{factor - 1:.0%} of the images/s"
+    )
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def stage_sheet(plan: PipelinePlan) -> Sheet:
+    """A row for each stage."""
+    training, pipelined = plan.settings.training, plan.num_stages > 1
+    recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
+    is_mapped = plan.settings.mapping != tuple(range(plan.num_stages))
+    columns = ["", *["IPU"] * is_mapped, "opens at", "ends with", "layers", "MACs", "params", "forward"]
+    columns += ["recompute"] * recomputes + ["backward"] * training + ["receives", "skips"] * pipelined
+    rows = []
+    for stage in plan.stages:
+        cells = {
+            "": str(stage.stage),
+            "IPU": str(stage.ipu),
+            "opens at": stage.first_layer,
+            "ends with": stage.last_layer,
+            "layers": str(stage.num_layers),
+            "MACs": units.count(stage.macs),
+            "params": units.count(stage.num_parameters),
+            "forward": units.column_milliseconds(stage.predicted_forward_s),
+            "recompute": _milliseconds_or_none(stage.predicted_recompute_s),
+            "backward": units.column_milliseconds(stage.predicted_backward_s),
+            "receives": _milliseconds_or_none(stage.predicted_receive_s),
+            "skips": str(len(stage.skips) or ""),
+        }
+        rows.append(tuple(cells[name] for name in columns))
+    what = "stages, predicted; times of one micro-batch in ms"
+    return Sheet(what, tuple(columns), ("opens at", "ends with"), rows)
+
+
+def _milliseconds_or_none(seconds: float) -> str:
+    return units.column_milliseconds(seconds) if seconds else ""
+
+
+def comparison_sheet(plan: PipelinePlan) -> Sheet:
+    """The plan's splits, and below them others under the same settings."""
+
+    def row(
+        name: str, stages: int, tick_s: float, best_s: float, speed: float, fill: float
+    ) -> Tuple[str, ...]:
+        ticks = (f"{units.column_milliseconds(seconds)} ms" for seconds in (tick_s, best_s))
+        return (name, str(stages), *ticks, f"{tick_s / best_s:.2f}", f"{speed:,.0f}", units.percent(fill))
+
+    name = "this plan" if plan.planned else "these splits"
+    ticks = plan.predicted_tick_s, plan.predicted_lower_bound_s
+    own = row(name, plan.num_stages, *ticks, plan.predicted_images_per_s, plan.predicted_fill)
+    rows = [(*own, plan.verdict)]
+    for other in plan.comparison:
+        ticks = other.predicted_tick_s, other.predicted_best_tick_s
+        figures = other.predicted_images_per_s, other.predicted_fill
+        rows.append((*row(other.name, len(other.splits) + 1, *ticks, *figures), other.verdict))
+    notes = ["best: the tick of the best splits that need no more memory; x best: the tick, divided by that"]
+    if any(row.ratio < 0.995 for row in plan.comparison):
+        notes.append(
+            "A row below 1 has another schedule. Its ticks are shorter, and more of them fill and drain the pipeline."
+        )
+    columns = ("", "stages", "tick", "best", "x best", "images/s", "memory", "verdict")
+    what = "other splits under the same settings, predicted"
+    return Sheet(what, columns, ("", "verdict"), rows, (*notes, *_band_note(plan)))
+
+
+def _band_note(plan: PipelinePlan) -> Tuple[str, ...]:
+    return () if plan.predicted_band_factor is None else (within(plan.predicted_band_factor),)
+
+
+_RECOMPUTATION = "r"
+_MARKS = {
+    _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
+    "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
+    "o": "optimizer state outside the chip; --no-optimizer-state-offloading keeps it on the chip",
+    "t": "8-bit transfer: images travel to the device as bytes; --no-eight-bit-transfer sends them as they are",
+}
+
+
+def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
+    """The best uses of the IPUs: the plan's, and the first ones up to ``most`` rows in all."""
+    training, rows = plan.settings.training, plan.pareto
+    own = next(number for number, entry in enumerate(rows, start=1) if entry.best)
+    most = len(rows) if most is None else most
+    shown = [*range(1, min(len(rows), most - (own > most)) + 1)]
+    shown += [] if own in shown else [own]
+    pipelined = any(entry.num_stages > 1 for entry in rows)
+    columns = [
+        "row",
+        "IPUs",
+        "stages",
+        *["schedule"] * pipelined,
+        "micro",
+        "GA" if training else "steps",
+        "repl.",
+    ]
+    columns += [*["latency"] * (not training), "with", "prop.", "images/s", "memory"]
+    table = []
+    for number in shown:
+        entry = rows[number - 1]
+        cells = {
+            "row": str(number),
+            "IPUs": str(entry.num_ipus),
+            "stages": str(entry.num_stages),
+            "schedule": entry.schedule if entry.num_stages > 1 else "",
+            "micro": str(entry.micro_batch_size),
+            "GA": str(entry.gradient_accumulation_count),
+            "steps": str(entry.gradient_accumulation_count),
+            "repl.": str(entry.num_replicas),
+            "latency": f"{units.column_milliseconds(entry.predicted_latency_s or 0.0)} ms",
+            "with": _marks(plan, entry),
+            "prop.": _span(entry.available_memory_proportion),
+            "images/s": f"{entry.predicted_images_per_s:,.0f}",
+            "memory": units.percent(entry.predicted_fill) + "?" * (entry.verdict == "uncertain"),
+        }
+        table.append(tuple(cells[name] for name in columns))
+    better = "throughput, memory and IPUs" if training else "throughput, latency, memory and IPUs"
+    return Sheet(
+        f"best uses of the IPUs, predicted: no row is better than another in {better} at once",
+        tuple(columns),
+        ("schedule", "with"),
+        table,
+        tuple(_pareto_notes(plan, own, shown)),
+        shown.index(own),
+    )
+
+
+def _marks(plan: PipelinePlan, entry: ParetoRow) -> str:
+    return _RECOMPUTATION * (plan.settings.training and entry.recomputation) + entry.marks
+
+
+def _pareto_notes(plan: PipelinePlan, own: int, shown: Sequence[int]) -> List[str]:
+    """What the rows, columns and letters of the table mean."""
+    training, rows = plan.settings.training, plan.pareto
+    first = f"Row {own} is the plan above."
+    if len(rows) > 1:
+        other = own % len(rows) + 1
+        first += (
+            f" Add --row {other} to the command that you typed to see row {other} in its place, with the command that "
+            f"{'trains' if training else 'measures'} it."
+        )
+    if len(shown) < len(rows):
+        left = f"{len(rows) - len(shown)} of {len(rows)} rows"
+        first += f" The table leaves out {left}: --json has all of them, and --row takes their numbers, too."
+    counts = (
+        "GA: micro-batches accumulated per weight update"
+        if training
+        else "steps: micro-batches per execution"
+    )
+    notes = [first, f"micro: samples in a micro-batch; {counts}; repl.: replicas"]
+    if training and any(entry.schedule == "Sequential" for entry in rows):
+        notes.append("Sequential stages are recomputation segments: parts of a network on one IPU.")
+    notes.append("prop.: available memory proportion in percent, or the smallest and largest of the stages")
+    if any(entry.verdict == "uncertain" for entry in rows):
+        notes.append("?: uncertain whether it fits")
+    used = {mark for number in shown for mark in _marks(plan, rows[number - 1])}
+    notes += [f"{mark}: {text}" for mark, text in _MARKS.items() if mark in used]
+    if len(rows) > 1:
+        notes.append(
+            "Row 1 is the fastest of all configurations; the other rows were searched for among fewer micro-batch "
+            "sizes and segments. Memory that differs by no more than 5% of an IPU's counts as equal."
+        )
+    return notes if plan.comparison else [*notes, *_band_note(plan)]
+
+
+def _span(proportions: Proportions) -> str:
+    shares = sorted({100 * share for own in proportions for share in (own.convolution, own.matmul)})
+    return f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g}-{shares[-1]:g}"
+
+
+# -- options, ready to paste ---------------------------------------------------------------------------------------
+
+
+def command_line(plan: PipelinePlan) -> str:
+    """The command that runs a plan, ready to paste; "" for a layer graph, which no command runs."""
+    if is_layer_graph(plan.model):
+        return ""
+    command, *flags = plan.command.split()
+    words = ["ipucnn", command, shlex.quote(plan.model), *flags]
+    for name, value in plan.run_options().items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        values = (
+            value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        )
+        words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
+    return " ".join(words)
+
+
+def needs_weights(plan: PipelinePlan) -> str:
+    """What to add to the command, as a sentence; "" where it is whole.  A plan knows no weights."""
+    if "freeze" not in plan.options:
+        return ""
+    return "add --weights RUN, the run in which the frozen layers were trained, or --weights imagenet"

@@ -1,0 +1,54 @@
+"""``python recomputation_memory.py on|off``: the MiB that one weight update of cifar_resnet56 in four stages takes."""
+
+import dataclasses
+import resource
+import sys
+
+import numpy as np
+
+from ipucnn.config.options import RunConfig
+from ipucnn.models.registry import get_model
+from ipucnn.sessions.factory import create_session
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import make_settings
+from ipucnn.training.program import make_program
+
+
+def peak_mib(recomputation: bool) -> float:
+    """What the process takes at most, beyond what it had before the weight update."""
+    config = dataclasses.replace(
+        RunConfig(),
+        micro_batch_size=32,
+        gradient_accumulation_count=16,
+        validation=False,
+        ipus_per_replica=4,
+        pipeline_splits=("auto",),
+        recomputation=recomputation,
+    )
+    session = create_session("cpu", config=config)
+    import tensorflow as tf
+
+    from ipucnn.models.build import BuildOptions, build_model
+
+    model = build_model(get_model("cifar_resnet56"), BuildOptions((32, 32, 3), 10, seed=1))
+    blocks = [layer.name for layer in model.layers if type(layer).__name__ == "Add"]
+    splits = [blocks[len(blocks) * i // 4] for i in range(1, 4)]
+    program = make_program(config, 10**6, seed=0).with_splits(splits)
+    optimizer = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
+    session.compile(
+        model,
+        program,
+        optimizer,
+        make_loss("cross_entropy"),
+        lambda u: np.full(np.shape(u), 1e-3, np.float32),
+    )
+    size = session.samples_per_element
+    images, labels = tf.zeros([size, 32, 32, 3]), tf.zeros([size], tf.int32)
+    batches = session.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    session.execute(batches, 1)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+if __name__ == "__main__":
+    print(peak_mib(sys.argv[1] == "on"))
