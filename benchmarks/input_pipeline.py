@@ -28,17 +28,19 @@ BATCH = 20
 
 def ours(source: Any, size: int) -> Any:
     """Endless batches of our pipeline."""
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import Stream, train_batches
 
     return train_batches(
         source,
-        batch_size=BATCH,
-        samples_per_epoch=len(source.train),
-        input_shape=(size, size, 3),
-        input_range="raw",
-        augment=True,
-        seed=1,
-        num_parallel=2,
+        Stream(
+            batch_size=BATCH,
+            samples_per_epoch=len(source.train),
+            input_shape=(size, size, 3),
+            input_range="raw",
+            augment=True,
+            seed=1,
+            num_parallel=2,
+        ),
     )
 
 

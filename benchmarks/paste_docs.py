@@ -37,7 +37,7 @@ NEEDS = re.compile(
     r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b"
 )
 # What a benchmark says of how quiet the machine is: another one, or the same while others work, prints other lines.
-QUIET = re.compile(r"session: warm-up|\s(95 % interval|warm-up|percentiles|others took)\s")
+QUIET = re.compile(r"session: warm-up|\s(95 % interval|warm-up|percentiles|other programs)\s")
 
 
 class Command(NamedTuple):

@@ -156,14 +156,14 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2950, 2210),
-    "commands": (1890, 1095),
+    "benchmarking": (2910, 2200),
+    "commands": (1900, 1105),
     "config": (2850, 1610),
-    "datasets": (6200, 4700),
+    "datasets": (5960, 4530),
     "diagnosis": (685, 520),
     "models": (2950, 2210),
     "planning": (6160, 4850),
-    "reports": (3850, 2980),
+    "reports": (3780, 2970),
     "runs": (6350, 4710),
     "sessions": (5545, 4295),
     "training": (1680, 1260),

@@ -469,8 +469,8 @@ def test_a_baseline_is_held(capsys, monkeypatch):
         ("{", "is not JSON"),
         ("[]", "no result of"),
         ('{"kind": "ipucnn benchmark", "schema_version": 99}', "schema_version 99"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 3, "void": "NaN"}', "NaN"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 3, "measured": {}, "executions": [{}]}', "damaged"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 4, "void": "NaN"}', "NaN"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 4, "measured": {}, "executions": [{}]}', "damaged"),
     ],
 )
 def test_damaged_baselines_are_refused(tmp_path, text, reason):

@@ -150,6 +150,13 @@ def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_pat
     assert "left out: runs/bad/config.yml is damaged" in err and "1 of 2 runs could not be read" in err
 
 
+def test_a_folder_that_does_not_exist_leads_to_those_that_do(run, tmp_path):
+    """The first run is proposed only where there is none."""
+    assert "train a first run" in run("runs", "absent")[2]
+    (tmp_path / "runs").mkdir()
+    assert "hint: list the runs in runs: ipucnn runs" in run("runs", "absent")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

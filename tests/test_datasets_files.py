@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ipucnn.datasets import image_headers, images, limits
+from ipucnn.datasets import limits
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, FileExamples, array_source
 from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
-from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
@@ -79,7 +79,7 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     (folder / "train" / "cat").mkdir()
     source = open_imagefolder(folder)
     assert source.info.class_names == ("ant", "bee", "cat") and len(source.train) == 12
-    assert any("passed over what is no image: 1 file" in w for w in source.info.warnings)
+    assert any("skipped 1 file that is not an image" in w for w in source.info.warnings)
     assert any("no images in cat" in w for w in source.info.warnings)
 
 
@@ -222,7 +222,7 @@ def test_a_png_that_claims_four_gigapixels_costs_no_memory():
     data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="60000x60000"):
+        with pytest.raises(DataError, match="more pixels than --max-image-pixels"):
             open_image(bytes(data), "image", 3)
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
@@ -313,7 +313,7 @@ def test_large_images_are_decoded_one_after_the_other(monkeypatch):
 
 def take(source, count, **options):
     options = {"batch_size": 4, "input_shape": (16, 12, 3), "input_range": "torch", "seed": 5, **options}
-    batches = train_batches(source, samples_per_epoch=12, **options)
+    batches = train_batches(source, Stream(samples_per_epoch=12, **options))
     taken = list(batches.take(-(-count // options["batch_size"])).as_numpy_iterator())
     return [np.concatenate(column)[:count] for column in zip(*taken)]
 
@@ -503,23 +503,23 @@ def gif(width, height, before=b""):
     [b"", b"!\xfe\0", b"!\x01\0\x02xx\0", b"!\xff\x0bNETSCAPE2.0\0\x02xx\0", b"xyz"],
     ids=["plain", "comment", "empty", "netscape", "rubbish"],
 )
-def test_a_gif_whose_first_frame_claims_gigapixels_is_refused_before_it_is_opened(before, monkeypatch):
-    def opened_anyway(*_, **__):
-        raise AssertionError("Pillow was asked")
-
-    monkeypatch.setattr(images.pillow(), "open", opened_anyway)
-    with pytest.raises(DataError, match="30000x30000 pixels"):
-        open_image(gif(30_000, 30_000, before), "image", 3)
+def test_a_gif_whose_first_frame_claims_gigapixels_is_refused_before_it_takes_memory(before):
+    refused_without_memory(gif(30_000, 30_000, before))
 
 
-@pytest.mark.parametrize(
-    "before", [b"", b"!\xfe\0", b"!\x01\0\x02xx\0", b"!\xff\x0bNETSCAPE2.0\0\x02xx\0", b"xyz"]
-)
-def test_the_size_of_a_gif_is_that_which_pillow_finds(before):
-    data = gif(30, 20, before)
-    assert (
-        image_headers.check_header(data, "image") == images.pillow().open(io.BytesIO(data)).size == (30, 20)
-    )
+def test_a_webp_whose_canvas_claims_gigapixels_is_refused_before_it_takes_memory():
+    canvas = b"VP8X" + struct.pack("<I", 10) + bytes(4) + struct.pack("<I", 16382)[:3] * 2
+    data = encode(picture(12, 12), "WEBP")[12:]
+    refused_without_memory(b"RIFF" + struct.pack("<I", 4 + len(canvas + data)) + b"WEBP" + canvas + data)
+
+
+def refused_without_memory(data):
+    """As Pillow's own limit refuses, or libwebp, before they allocate."""
+    with pytest.raises(
+        DataError, match=r"image (has more pixels than --max-image-pixels|cannot be decoded)"
+    ) as caught:
+        open_image(data, "image", 3)
+    assert caught.value.hint
 
 
 def test_a_jpeg_of_very_many_exif_segments_is_refused():

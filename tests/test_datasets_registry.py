@@ -418,14 +418,9 @@ def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
 
 
 def test_users_are_told_of_every_set():
-    from ipucnn.config.options import BY_NAME
-
     page = (Path(__file__).resolve().parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
     table = page[: page.index("\n## ")]
     assert not [name for name in DATASETS if f"`{name}`" not in table]
-    # ImageNet is an image folder, which is named there.
-    told = BY_NAME["dataset"].help.replace(",", "").split()
-    assert not [name for name in DATASETS if name not in told and name != "imagenet"]
 
 
 def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tmp_path):
@@ -440,3 +435,55 @@ def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tm
     for name in ("imagefolder", "imagenet"):
         choice = choose_dataset(name, tmp_path, home="", task="classification")
         assert open_dataset(choice).info.num_train == 2
+
+
+def images_in(folder, count=3):
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for k in range(count):
+        Image.new("RGB", (8, 8), (k, 0, 0)).save(folder / f"{k}.png")
+
+
+@pytest.mark.parametrize("kind", ["mnist", "cifar10", "imagefolder", "classes", "imagemasks", "isbi2012"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_folder_is_the_same_to_training_and_verification(tmp_path, kind, below):
+    from ipucnn.datasets.verification import verify
+
+    if below and kind not in ("mnist", "cifar10", "isbi2012"):
+        pytest.skip("such a folder has no name of its own")
+    folder, task = tmp_path / kind if below else tmp_path, "classification"
+    if kind == "mnist":
+        write_mnist(folder)
+    elif kind == "cifar10":
+        write_cifar10(folder)
+    elif kind in ("imagefolder", "classes"):
+        for part in ("train", "val") if kind == "imagefolder" else (".",):
+            for name in ("ant", "bee"):
+                images_in(folder / part / name)
+    else:
+        task = "segmentation"
+        for name in ("images", "masks") if kind == "imagemasks" else ():
+            images_in(folder / name)
+        if kind == "isbi2012":
+            folder.mkdir(exist_ok=True)
+            (folder / "train-volume.tif").write_bytes(b"")
+    choice = choose(str(tmp_path), ".", task=task, divides=True)
+    found = verify.choose(str(tmp_path), ".")
+    assert (choice.name, choice.location) == (found.name, found.location)
+    assert choice.name == {"classes": "imagefolder"}.get(kind, kind)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus", "test"):
+        images_in(tmp_path / name)
+    source = open_dataset(choose(str(tmp_path), ".", divides=True))
+    assert source.info.class_names == ("bus", "test", "train") and source.info.num_train == 6
+
+
+def test_two_sets_in_a_folder_are_told_apart_by_name(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    write_cifar10(tmp_path / "cifar10")
+    with pytest.raises(ConfigurationError, match="holds mnist and cifar10") as caught:
+        choose(str(tmp_path), ".")
+    assert "--dataset mnist --dataset-path" in caught.value.hint

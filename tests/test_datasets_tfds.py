@@ -1,12 +1,13 @@
 """Sets in the format of TensorFlow Datasets, written here by TFDS itself."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import DataError, MissingError
 
@@ -101,7 +102,7 @@ def test_images_of_many_sizes_stay_encoded(prepared):
     options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": "raw"}
     images, labels, _ = next(eval_batches(source.eval, source.info, **options).as_numpy_iterator())
     assert images.shape == (2, 16, 16, 3) and set(labels) <= {0, 1, 2} and images.std() > 10
-    batches = train_batches(source, samples_per_epoch=18, augment=True, seed=0, **options)
+    batches = train_batches(source, Stream(samples_per_epoch=18, augment=True, seed=0, **options))
     assert next(batches.as_numpy_iterator())[0].std() > 10
     limited = open_dataset(choose("tfds:photos", prepared), limit_train="5")
     assert len(limited.train) == 5
@@ -123,6 +124,33 @@ def test_a_version_can_be_chosen(prepared):
     assert choose("tfds:mnist:3.0.1", prepared).location == prepared / "mnist" / "3.0.1"
     with pytest.raises(DataError):
         choose("tfds:mnist:1.0.0", prepared)
+    folder = prepared / "mnist" / "3.0.1"  # the version itself
+    assert choose("tfds:mnist:3.0.1", folder).location == folder
+    for other in ("tfds:mnist:9.9.9", "tfds:photos"):
+        with pytest.raises(DataError, match="is not in"):
+            choose(other, folder)
+
+
+def test_a_set_is_what_its_description_says(prepared, tmp_path):
+    """Not what the folders above it are called, of which one may be a configuration."""
+    from shutil import copytree
+
+    from ipucnn.datasets.verification import verify
+
+    folder = tmp_path / "mnist" / "small" / "3.0.1"
+    copytree(prepared / "photos" / "3.0.1", folder)
+    info = json.loads((folder / "dataset_info.json").read_text())
+    (folder / "dataset_info.json").write_text(json.dumps({**info, "configName": "small"}))
+    with pytest.raises(DataError, match="is not in"):
+        choose("tfds:mnist", folder)
+    for name in ("tfds:photos", "tfds:photos/small", "tfds:photos/small:3.0.1"):
+        assert choose(name, folder).location == folder
+    with pytest.raises(DataError, match="is not in"):
+        choose("tfds:photos/large", folder)
+    for name, path in ((str(folder), "."), (None, str(folder))):
+        assert verify.choose(name, path).name == "tfds:photos/small"
+    found = choose(str(folder), ".")
+    assert (found.name, found.location) == ("tfds:photos/small", folder)
 
 
 def test_a_damaged_set(tmp_path):
@@ -153,8 +181,43 @@ def test_an_unknown_set_cannot_be_prepared(tmp_path):
 
 
 def test_a_set_too_large_for_memory(prepared, monkeypatch):
+    from ipucnn.datasets import limits
+
+    monkeypatch.setattr(limits, "available_bytes", lambda: 40_000)
+    with pytest.raises(
+        DataError, match=r"tfds:mnist needs .*iB of memory, and half of what is free is"
+    ) as caught:
+        open_dataset(choose("tfds:mnist", prepared))
+    assert "image folder" in caught.value.hint
+
+
+def test_the_images_of_a_set_are_held_once(prepared, monkeypatch):
+    """A batch is let go of once its images are in the array."""
+    import weakref
+
     from ipucnn.datasets.sources import tfds as source
 
-    monkeypatch.setattr(source, "MAX_BYTES", 100)
-    with pytest.raises(DataError, match=r"iB of memory, and at most .*iB are taken"):
-        open_dataset(choose("tfds:mnist", prepared))
+    held = []
+
+    class Batches:
+        def __init__(self, split):
+            self.count = 21 if split == "train" else 6
+
+        def map(self, _):
+            return self
+
+        def batch(self, _):
+            return self
+
+        def as_numpy_iterator(self):
+            batches = []
+            for k in range(self.count):
+                images = np.full((1, 28, 28, 1), k, np.uint8)
+                batches.append(weakref.ref(images))
+                yield images, np.array([k % 3])
+                del images
+                held.append(sum(batch() is not None for batch in batches))
+
+    monkeypatch.setattr(source, "_as_dataset", lambda builder, tfds, split, decoders: Batches(split))
+    train = open_dataset(choose("tfds:mnist", prepared)).train
+    assert train.images[:, 0, 0, 0].tolist() == list(range(21)) and max(held) == 0

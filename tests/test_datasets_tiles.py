@@ -9,7 +9,7 @@ from scipy.ndimage import map_coordinates
 
 from ipucnn.datasets.augmentation import draws
 from ipucnn.datasets.base import ArrayExamples, array_source
-from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.segmentation import warp
 from ipucnn.datasets.segmentation.tiles import (
     IGNORED,
@@ -42,7 +42,7 @@ def take(source, num, **options):
         batch_size=1, samples_per_epoch=len(source.train), input_shape=(48, 48, 1), input_range="raw",
         augment=True, seed=5, output_shape=(32, 32),
     )  # fmt: skip
-    batches = train_batches(source, **{**settings, **options})
+    batches = train_batches(source, Stream(**{**settings, **options}))
     return [tuple(t.numpy() for t in batch) for batch in batches.take(num)]
 
 

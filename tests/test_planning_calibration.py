@@ -229,7 +229,6 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
         program=make_program(config, 100_000, seed=1).to_dict(),
         device=records.DeviceFacts(kind=kind, name="", num_cores=1, memory_bytes=1),
         environment={},
-        phases=records.Phases(data_s=None),
         measured=records.MeasuredFigures(
             images_per_s=interval,
             step_s=1.0,

@@ -454,11 +454,13 @@ def _crops(image):
 
 
 def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
-    from ipucnn.datasets.pipeline import eval_batches, train_batches
+    from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 
     source = _cifar(np.random.default_rng(0))
     options = {"input_shape": (32, 32, 3), "batch_size": 3}
-    batches = train_batches(source, samples_per_epoch=3, input_range="image", augment=True, seed=3, **options)
+    batches = train_batches(
+        source, Stream(samples_per_epoch=3, input_range="image", augment=True, seed=3, **options)
+    )
     ways = [np.stack([_standardised(crop) for crop in _crops(image)]) for image in source.train.images[:3]]
     places = set()
     for images, labels in batches.take(12):

@@ -19,7 +19,7 @@ from ipucnn.datasets.images import open_image
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import record_builder
 from ipucnn.datasets.sources.record_builder import build
-from ipucnn.datasets.sources.tfrecord import features_of, read_records
+from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.datasets.verification import verify
 from ipucnn.errors import ConfigurationError, DataError
 
@@ -63,9 +63,8 @@ def files_of(out):
 
 
 def records_of(path):
-    data = path.read_bytes()
     names = {"image/encoded": bytes, "image/class/label": int, "image/filename": bytes, "image/width": int}
-    return [features_of(record.data, names) for record in read_records(io.BytesIO(data), len(data))]
+    return [read_example(str(path), number, at, names) for number, at, _, _ in scan_records(path)]
 
 
 def test_what_is_in_the_records(folder, tmp_path):

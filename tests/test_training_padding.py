@@ -61,7 +61,7 @@ def test_the_program_counts_real_samples(tmp_path):
 @pytest.mark.parametrize("size", [1, 4, 16, 48])
 @pytest.mark.parametrize("augment", [False, True])
 def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import Stream, train_batches
 
     source = TrainingRun(
         resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
@@ -69,9 +69,8 @@ def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
     number = source.info.num_train
     epoch = -(-number // 48) * 48
     batches = train_batches(
-        source, batch_size=size, samples_per_epoch=epoch, input_shape=(8, 8, 1), input_range="raw",
-        augment=augment, seed=1, weigh_padding=True,
-    )  # fmt: skip
+        source, Stream(batch_size=size, samples_per_epoch=epoch, input_shape=(8, 8, 1), input_range="raw",
+        augment=augment, seed=1, weigh_padding=True,))  # fmt: skip
     images, labels, weights = (
         np.concatenate(parts) for parts in zip(*batches.take(2 * epoch // size).as_numpy_iterator())
     )

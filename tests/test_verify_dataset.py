@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ipucnn.datasets import base
+from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.sources import cifar
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
-from ipucnn.datasets.verification import folders, samples, verify
+from ipucnn.datasets.verification import samples, verify, walks
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
 from ipucnn.errors import ConfigurationError, DataError
@@ -126,7 +128,7 @@ def made(tmp_path, monkeypatch):
             for layout in cifar.LAYOUTS["cifar10"]:
                 monkeypatch.setattr(layout, "per_train_file", NUM[TRAIN] // 5)
             monkeypatch.setattr(cifar, "TEST_SIZE", NUM[EVAL])
-            known = Known(NUM, None, *measured(folder, name))
+            known = Known(NUM, *measured(folder, name))
             monkeypatch.setitem(verify.KNOWN, name, known)
             return name, folder
         write = {"folders": write_folders, "masks": write_masks, "volumes": write_volumes}[kind]
@@ -431,9 +433,9 @@ def test_large_files_are_read_one_at_a_time(made, monkeypatch):
         reading.remove(path)
         return Path(path).read_bytes()
 
-    monkeypatch.setattr(folders, "read_file", read)
-    monkeypatch.setattr(folders, "num_cores", lambda: 4)
-    monkeypatch.setattr(folders, "LARGE_BYTES", 100)
+    monkeypatch.setattr(base, "read_file", read)
+    monkeypatch.setattr(walks, "num_cores", lambda: 4)
+    monkeypatch.setattr(walks, "LARGE_BYTES", 100)
     assert check(folder, ".")[:2] == (set(), set())
     assert len(most) == 18 and max(most) == 1
 
@@ -575,6 +577,23 @@ def mask_parts(made):
     for below in ("images", "masks"):
         (folder / below).rmdir()
     return folder
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_each_mask_is_decoded_once(made, monkeypatch, table, training):
+    _, folder = made("masks")
+    if table:
+        (folder / "classes.txt").write_text("0 sky\n255 ground\n")
+    decoded, read = [], imagemasks.read_mask
+    monkeypatch.setattr(
+        imagemasks, "read_mask", lambda path, *rest: decoded.append(path.name) or read(path, *rest)
+    )
+    if training:
+        assert len(imagemasks.open_imagemasks(folder).train) == 8
+    else:
+        assert check("imagemasks", folder)[:2] == (set(), set())
+    assert sorted(decoded) == [f"{n}.png" for n in range(10)]
 
 
 @pytest.mark.parametrize("stray", [None, "images", "masks"])
@@ -730,13 +749,19 @@ def test_masks_that_a_limit_left_out_may_be_of_another_class(made, page):
     assert "nothing-to-learn" not in check("imagemasks", folder, limit_eval="1")[0]
 
 
-def test_what_was_published_so_is_a_warning(tmp_path):
+def survey_of(arrays, class_names):
+    """A survey that has seen images and labels of each subset."""
     survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
-    survey.class_names = ("a", "b")
-    survey.expect({TRAIN: 2, EVAL: 2})
+    survey.class_names = class_names
+    files = {subset: [("", images, np.array(labels, int))] for subset, (images, labels) in arrays.items()}
+    for block in walks.walk_arrays(survey, files):
+        survey.take(block, block.load(True))
+    return survey
+
+
+def test_what_was_published_so_is_a_warning(tmp_path):
     images = np.stack([texture(1, 4, 4), texture(2, 4, 4)])
-    survey.add_arrays(TRAIN, images, [0, 1])
-    survey.add_arrays(EVAL, images, [1, 0])
+    survey = survey_of({TRAIN: (images, [0, 1]), EVAL: (images, [1, 0])}, ("a", "b"))
     found = survey.finish(False)
     assert [f.code for f in found.findings if f.severity == ERROR] == ["conflict", "leakage"]
     survey.is_published = True
@@ -806,7 +831,7 @@ def test_two_sets_in_one_folder(tmp_path):
         write(tmp_path / name)
     with pytest.raises(ConfigurationError, match="mnist and cifar10") as raised:
         verify.choose(None, str(tmp_path))
-    assert "verify-dataset mnist --dataset-path" in raised.value.hint
+    assert "--dataset mnist --dataset-path" in raised.value.hint
 
 
 # ---------------------------------------------------------------- properties
@@ -824,11 +849,8 @@ def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
     images = np.stack([texture(k, 2, 2) for k in pixels[:number]])
     cut = min(cut, number)
     parts = {TRAIN: range(cut), EVAL: range(cut, number)}
-    survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
-    survey.class_names = ("a", "b", "c")
-    survey.expect({name: len(part) for name, part in parts.items()})
-    for name, part in parts.items():
-        survey.add_arrays(name, images[part], [labels[n] for n in part])
+    arrays = {name: (images[part], [labels[n] for n in part]) for name, part in parts.items()}
+    survey = survey_of(arrays, ("a", "b", "c"))
     found = survey.finish(True)
     counts = {(f.code, f.subset): f.count for f in found.findings}
     for name, part in parts.items():

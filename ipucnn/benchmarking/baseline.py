@@ -11,19 +11,15 @@ two are weighted by their precision.  By itself it would not do: it does not see
 and threads that look for work take some where the processors are free.
 """
 
-import json
 from typing import Any, List, Optional, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.contenders import YARDSTICK
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Execution, Interval, Regression
-from ipucnn.benchmarking.statistics import CONFIDENCE, Ratio, unpaired_ratio
-from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.benchmarking.statistics import CONFIDENCE, QUIET_SHARE, Ratio, unpaired_ratio
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
 
-# Options that decide nothing about figures: where things are, and the numbers that are drawn.
-_NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 _DEVICE = ("kind", "name", "num_cores")
 # Fields of a Program that are not compared: the length of executions is the baseline's anyway, and seeds may differ.
 _NOT_OF_PROGRAM = (
@@ -54,20 +50,8 @@ SLOWER, NOT_SLOWER, INCONCLUSIVE = "slower", "not slower", "inconclusive"
 # Measuring ends early only if an interval of this confidence has decided, looked at now and then: the more
 # often one looks, the more often chance shows something (Armitage, McPherson and Rowe 1969).
 STOPPING_CONFIDENCE = 0.99
-QUIET_SHARE = 0.05
 LEAST_EXECUTIONS = 20
 _NEXT_LOOK = 1.3
-
-
-def compared_options(config: RunConfig) -> PlainDict:
-    """The options of a run that decide about its speed, by key, as plain values."""
-    options = {
-        spec.key: spec.yaml_value(getattr(config, spec.name))
-        for spec in SPECS
-        if spec.name not in _NOT_COMPARED
-    }
-    plain: PlainDict = json.loads(json.dumps(options))
-    return plain
 
 
 def _compare(where: str, pairs: List[Tuple[str, PlainValue, PlainValue]]) -> None:

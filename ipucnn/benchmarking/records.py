@@ -9,10 +9,10 @@ is two FLOP.
 import json
 import re
 import sys
-from typing import Any, Dict, List, Optional, Type, TypeVar, Union
+from typing import Any, Dict, List, Optional, Type, TypeVar
 
 import msgspec.structs
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.bounds import MAX_FLOAT32
@@ -135,14 +135,6 @@ class DeviceFacts(Record, frozen=True, kw_only=True):
     memory_bytes: Natural
 
 
-class PredictedMemory(Record, frozen=True, kw_only=True):
-    """The memory of each IPU of a prediction."""
-
-    system: str
-    precision: str
-    ipus: List[IpuMemory]
-
-
 class Compilation(Record, frozen=True, kw_only=True):
     """What was compiled, and how long it took."""
 
@@ -157,7 +149,6 @@ class Compilation(Record, frozen=True, kw_only=True):
     fused_micro_batches: Positive
     # whether the executable came from a cache; null where there is none, as on the host
     cached: Optional[bool] = None
-    predicted_memory: List[PredictedMemory]
 
 
 class ExecutionFacts(Record, frozen=True, kw_only=True):
@@ -167,20 +158,7 @@ class ExecutionFacts(Record, frozen=True, kw_only=True):
     micro_batches: Positive  # over all replicas, which the host computes one after the other
     samples: Positive
     fused_micro_batches: Positive  # computed as one by the host session
-    reference_repetitions: Union[Positive, UnsetType] = UNSET  # of the yardstick at a time
-
-
-class Phases(Record, frozen=True, kw_only=True):
-    """Seconds of each phase; those not reached are absent."""
-
-    data_s: Optional[float]
-    build_s: Union[float, UnsetType, None] = UNSET
-    trace_s: Union[float, UnsetType, None] = UNSET
-    # the session's setup of training or inference, trace_s in it
-    prepare_s: Union[float, UnsetType, None] = UNSET
-    first_execution_s: Union[float, UnsetType, None] = UNSET
-    warmup_s: Union[float, UnsetType, None] = UNSET
-    measured_s: Union[float, UnsetType, None] = UNSET
+    reference_repetitions: Optional[Positive] = None  # of the yardstick at a time
 
 
 class Warmup(Record, frozen=True, kw_only=True):
@@ -335,12 +313,11 @@ class Regression(Record, frozen=True, kw_only=True):
 class BenchmarkReport(Record, frozen=True, kw_only=True):
     """One benchmark.
 
-    Everything under predicted and predicted_memory is predicted by a model of the IPU; everything else was measured on
-    the device named.
+    Everything under predicted is predicted by a model of the IPU; everything else was measured on the device named.
     """
 
     kind: Literal["ipucnn benchmark"] = "ipucnn benchmark"
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     model: str  # registered name
     preset: Optional[str]  # preset the options came from
     mode: Annotated[str, one_of("training", "inference")]  # what the network does
@@ -359,7 +336,6 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     environment: Dict[str, Any]  # versions, git revision, machine, command line
     compilation: Optional[Compilation] = None
     execution: Optional[ExecutionFacts] = None
-    phases: Phases
     warmup: Optional[Warmup] = None
     executions: List[Execution] = []  # every measured execution
     measured: Optional[MeasuredFigures] = None  # null if the result is void or nothing was measured

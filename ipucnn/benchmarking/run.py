@@ -8,13 +8,12 @@ import traceback
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, MemoryAdvice, PlainDict
 from ipucnn.benchmarking import machine, statistics
-from ipucnn.benchmarking.baseline import Gate, check_same_machine, compared_options
-from ipucnn.benchmarking.benchmark import Benchmark, program_of
+from ipucnn.benchmarking.benchmark import Benchmark, compared_options, program_of
 from ipucnn.benchmarking.contenders import Yardstick
 from ipucnn.benchmarking.input_pipeline import data_share, pipeline_figures
 from ipucnn.benchmarking.measure import Measured, Measurement, Report, ignore_progress, measure, shortfall
@@ -28,14 +27,12 @@ from ipucnn.benchmarking.records import (
     ExecutionFacts,
     MeasuredFigures,
     MeasuringSettings,
-    Phases,
     PipelineFigures,
-    PredictedMemory,
     Prediction,
     Regression,
     Warmup,
 )
-from ipucnn.benchmarking.settings import DATA, DATA_KINDS, END_TO_END, SESSION
+from ipucnn.benchmarking.settings import DATA, DATA_KINDS, END_TO_END
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
@@ -85,6 +82,8 @@ def run(benchmark: Benchmark, progress: Report = ignore_progress, verbose: bool 
 
     report = first_report(benchmark, session.device, environment())
     if benchmark.baseline is not None:
+        from ipucnn.benchmarking.baseline import check_same_machine
+
         check_same_machine(benchmark.baseline, str(settings.baseline), report.device)
     reset_peak_memory()
     try:
@@ -125,7 +124,6 @@ def first_report(benchmark: Benchmark, device: DeviceInfo, environment: PlainDic
         program=benchmark.program.to_dict(),
         device=DeviceFacts(**asdict(device)),
         environment=environment,
-        phases=Phases(data_s=benchmark.data_s),
         notes=notes,
     )
 
@@ -137,15 +135,12 @@ def _steps(
     from ipucnn.benchmarking.work import compile_work
 
     progress("building the network", 0, 0, "")
-    started = time.perf_counter()
     model = run_setup.build(benchmark.setup)
-    build_s = time.perf_counter() - started
     program = settle_splits(benchmark.program, model, benchmark.resolved, None)
     benchmark = replace(benchmark, program=program)
     predicted, notes = _predictions(benchmark, model)
     report = structs.replace(
         report,
-        phases=structs.replace(report.phases, build_s=build_s),
         program=program.to_dict(),
         predicted=predicted,
         notes=[*report.notes, *notes],
@@ -156,7 +151,6 @@ def _steps(
     peak = machine.MatmulPeak(session.place) if has_peak else None
     session.would_fit = _memory_advice(benchmark, model)
     progress("compiling", 0, 0, "")
-    started = time.perf_counter()
     work = compile_work(benchmark, session, model)
     benchmark = replace(benchmark, program=work.program)
     if work.compilation is not None:
@@ -164,10 +158,7 @@ def _steps(
             report,
             device=DeviceFacts(**asdict(session.device)),
             program=work.program.to_dict(),
-            compilation=_compilation(work.compilation, report),
-            phases=structs.replace(
-                report.phases, trace_s=work.compilation.trace_s, prepare_s=time.perf_counter() - started
-            ),
+            compilation=_compilation(work.compilation),
         )
         yield report
     timed = _time(benchmark, session, work, began, progress)
@@ -198,7 +189,7 @@ def _memory_advice(benchmark: Benchmark, model: KerasModel) -> MemoryAdvice:
     return prediction_would_fit(model, name, config, "benchmark")
 
 
-def _compilation(compiled: CompilationReport, report: BenchmarkReport) -> Compilation:
+def _compilation(compiled: CompilationReport) -> Compilation:
     return Compilation(
         num_layers=compiled.num_layers,
         num_parameters=compiled.num_parameters,
@@ -208,9 +199,6 @@ def _compilation(compiled: CompilationReport, report: BenchmarkReport) -> Compil
         trace_s=compiled.trace_s,
         fused_micro_batches=compiled.fused_micro_batches,
         compile_s=compiled.compile_s,
-        predicted_memory=[
-            PredictedMemory(system=p.system, precision=p.precision, ipus=p.memory) for p in report.predicted
-        ],
     )
 
 
@@ -227,11 +215,12 @@ def _time(benchmark: Benchmark, session: Session, work: Work, began: float, prog
     """Measures the contenders, as long as the baseline's executions where there is one."""
     settings, baseline, gate, before = benchmark.settings, benchmark.baseline, None, None
     if baseline is not None and baseline.execution is not None:
+        from ipucnn.benchmarking.baseline import Gate
+
         first = work.contenders[0]
         first.fixed_units = baseline.execution.samples // first.samples_per_unit
         gate = Gate(baseline, str(settings.baseline), settings.max_regression, benchmark.seed)
-        repeated = baseline.execution.reference_repetitions
-        before = None if repeated is UNSET else repeated
+        before = baseline.execution.reference_repetitions
     yardstick = Yardstick(session.place, before) if settings.scope != DATA else None
     occupation = machine.Occupation()
 
@@ -267,56 +256,47 @@ def _measured_report(
 ) -> BenchmarkReport:
     """The report with all that was timed."""
     measurements, scope = timed.measured.measurements, benchmark.settings.scope
-    first, notes = measurements[0], list(report.notes)
-    compilation, phases = report.compilation, report.phases
-    if compilation is not None and session.compilation is not None:
-        compilation = structs.replace(compilation, cached=session.compilation.cached)
-    if first.first_s:
-        if compilation is not None:
-            compilation = structs.replace(
-                compilation,
-                first_execution_s=first.first_s,
-                compile_s=compilation.trace_s + first.first_s,
-            )
-        phases = structs.replace(phases, first_execution_s=first.first_s, warmup_s=first.warmup_s)
-        if not first.steady and first.executions:
-            notes.append("warm-up ended by its time limit, before times were steady")
+    first, has_figures = measurements[0], bool(measurements[0].executions)
+    compilation, is_compiled = report.compilation, report.compilation is not None
+    if compilation is not None:
+        compilation = structs.replace(
+            compilation,
+            cached=session.compilation.cached if session.compilation is not None else compilation.cached,
+            first_execution_s=first.first_s or None,
+            compile_s=compilation.trace_s + first.first_s if first.first_s else compilation.compile_s,
+        )
+    warmup = Warmup(executions=first.warmup_executions, seconds=first.warmup_s, steady=first.steady)
+    program, execution = _execution(benchmark, first, timed.repetitions)
+    figures = _figures(report, benchmark, first, timed.others_share, peak) if has_figures else None
+    notes = (
+        "warm-up ended by its time limit, before times were steady"
+        if has_figures and not first.steady
+        else None,
+        _MORE_THAN_PEAK if figures is not None and (figures.share_of_matmul_peak or 0.0) > 1.0 else None,
+        shortfall(timed.measured, benchmark.settings.limits),
+    )
     report = structs.replace(
         report,
-        interrupted=timed.measured.interrupted,
         compilation=compilation,
-        phases=phases,
-        warmup=Warmup(executions=first.warmup_executions, seconds=first.warmup_s, steady=first.steady)
-        if first.first_s
-        else None,
+        warmup=warmup if first.first_s else None,
+        interrupted=timed.measured.interrupted,
         executions=first.executions,
-        regression=timed.regression,
-    )
-    lacking = shortfall(timed.measured, benchmark.settings.limits)
-    late = [lacking] if lacking is not None else []
-    if not first.executions:
-        return structs.replace(report, notes=[*notes, *late])
-    figures = _figures(report, benchmark, first, timed.others_share, peak)
-    if (figures.share_of_matmul_peak or 0.0) > 1.0:
-        notes.append(_MORE_THAN_PEAK)
-    measured_s = sum(e.wall_s for m in measurements for e in m.executions)
-    program, execution = _execution(benchmark, first, timed.repetitions)
-    is_network = compilation is not None
-    return structs.replace(
-        report,
-        phases=structs.replace(phases, measured_s=measured_s),
-        program=program.to_dict() if is_network else report.program,
-        execution=execution if is_network else None,
+        program=program.to_dict() if is_compiled and has_figures else report.program,
+        execution=execution if is_compiled and has_figures else None,
         measured=figures,
-        data_pipeline=_pipeline(report, benchmark, measurements) if scope == DATA else None,
-        end_to_end=data_share([m.executions for m in measurements], benchmark.seed)
-        if scope == END_TO_END
-        else None,
-        comparison=_comparison(report, benchmark, measurements, work.rival)
-        if work.rival is not None and scope == SESSION
-        else None,
-        notes=[*notes, *late],
+        regression=timed.regression,
+        notes=[*report.notes, *filter(None, notes)],
     )
+    if not has_figures:
+        return report
+    if scope == DATA:
+        return structs.replace(report, data_pipeline=_pipeline(report, benchmark, measurements))
+    if scope == END_TO_END:
+        executions = [measurement.executions for measurement in measurements]
+        return structs.replace(report, end_to_end=data_share(executions, benchmark.seed))
+    if work.rival is not None:
+        return structs.replace(report, comparison=_comparison(report, benchmark, measurements, work.rival))
+    return report
 
 
 def _execution(
@@ -334,7 +314,7 @@ def _execution(
         micro_batches=units * p.num_micro_batches if training else units,
         samples=units * first.contender.samples_per_unit,
         fused_micro_batches=p.fused_micro_batches,
-        reference_repetitions=UNSET if repetitions is None else repetitions,
+        reference_repetitions=repetitions,
     )
 
 

@@ -9,7 +9,6 @@ from ipucnn.config import values
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand
-from ipucnn.runs.exported import is_exported
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
 MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
 KERAS = "keras"
-RIVALS = (KERAS,)
 # A call of Keras' fit takes some 50 ms whatever it does: executions long enough that this hardly counts.
 COMPARED_EXECUTION_S = 2.0
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
@@ -105,68 +103,79 @@ def make_settings(
                 f"{option} compares the network's speed, and --mode {scope} measures something else",
                 f"drop {option}, or use --mode {work}",
             )
+    if max_regression is not None and baseline is None:
+        raise ConfigurationError(
+            f"--max-regression {shown_value(max_regression)} needs something to compare with",
+            "add --baseline report.json",
+        )
+    if system is not None:
+        from ipucnn.hardware import get_system
+
+        system = get_system(system).name
+    return BenchmarkSettings(
+        mode=work,
+        scope=scope,
+        limits=_limits(executions, min_time_s, max_time_s, is_compared=compare_with is not None),
+        compare_with=_rival(compare_with, work, trust),
+        system=system,
+        profile=_profile(system_profile, system) if system_profile is not None else None,
+        baseline=expand(baseline) if baseline is not None else None,
+        max_regression=_share(max_regression or "5%"),
+        trust=trust,
+    )
+
+
+def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, is_compared: bool) -> Limits:
+    """How long to measure; the command line has refused what is no number of executions or seconds."""
     if executions < MIN_ROUNDS:
         raise ConfigurationError(
             f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
             f"use --executions {MIN_ROUNDS}",
         )
     if min_time_s is None:
-        min_time_s = min(Limits.min_time_s, max(0.0, max_time_s))
-    for name, seconds in (("--min-time", min_time_s), ("--max-time", max_time_s)):
-        if not 0 <= seconds < float("inf"):
-            raise ConfigurationError(f"{name} {seconds:g}: must be a number of seconds", f"{name} 10")
+        min_time_s = min(Limits.min_time_s, max_time_s)
     if max_time_s < min_time_s:
         raise ConfigurationError(
             f"--max-time {max_time_s:g} is less than --min-time {min_time_s:g}",
             f"use --max-time {min_time_s:g}",
         )
-    of_file = compare_with is not None and is_exported(expand(compare_with))
-    if of_file and work == TRAINING:
+    execution_s = COMPARED_EXECUTION_S if is_compared else Limits.execution_s
+    return Limits(executions, min_time_s, max_time_s, execution_s=execution_s)
+
+
+def _rival(compare_with: Optional[str], work: str, trust: bool) -> Optional[str]:
+    """What the session is compared with: "keras", an exported file, or nothing."""
+    is_file = False
+    if compare_with is not None:
+        from ipucnn.runs.exported import is_exported
+
+        is_file = is_exported(expand(compare_with))
+    if is_file and work == TRAINING:
         raise ConfigurationError(
             f"{shown_value(compare_with)} is an exported network, which is not trained",
             "use --inference, or --compare-with keras",
         )
-    if trust and not of_file:
+    if trust and not is_file:
         raise ConfigurationError("--trust: there is no SavedModel to run", "drop it, or name one as MODEL")
-    if compare_with is not None and not of_file and compare_with.lower() not in RIVALS:
+    if compare_with is None or is_file:
+        return compare_with
+    if compare_with.lower() != KERAS:
         raise ConfigurationError(
             f"--compare-with {shown_value(compare_with)}: there is no such rival",
-            did_you_mean(compare_with, RIVALS)
+            did_you_mean(compare_with, (KERAS,))
             or f"use --compare-with {KERAS}, or an .onnx or .tflite file that `ipucnn export` wrote",
         )
-    if system is not None:
-        from ipucnn.hardware import get_system
+    return KERAS
 
-        system = get_system(system).name
-    profile = None
-    if system_profile is not None:
-        from ipucnn.hardware import SYSTEMS
-        from ipucnn.planning.calibration import calibrated_system, read_profile
 
-        profile = read_profile(expand(system_profile))
-        calibrated_system(profile, SYSTEMS[system or profile.system])
-    if max_regression is not None and baseline is None:
-        raise ConfigurationError(
-            f"--max-regression {shown_value(max_regression)} needs something to compare with",
-            "add --baseline report.json",
-        )
-    share = _share(max_regression) if max_regression is not None else BenchmarkSettings.max_regression
-    return BenchmarkSettings(
-        mode=work,
-        scope=scope,
-        limits=Limits(
-            min_executions=executions,
-            min_time_s=min_time_s,
-            max_time_s=max_time_s,
-            execution_s=COMPARED_EXECUTION_S if compare_with else Limits.execution_s,
-        ),
-        compare_with=compare_with.lower() if compare_with and not of_file else compare_with,
-        system=system,
-        profile=profile,
-        baseline=expand(baseline) if baseline is not None else None,
-        max_regression=share,
-        trust=trust,
-    )
+def _profile(path: str, system: Optional[str]) -> "SystemProfile":
+    """The profile of ``--system-profile``, which suits the system."""
+    from ipucnn.hardware import SYSTEMS
+    from ipucnn.planning.calibration import calibrated_system, read_profile
+
+    profile = read_profile(expand(path))
+    calibrated_system(profile, SYSTEMS[system or profile.system])
+    return profile
 
 
 def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, str]:

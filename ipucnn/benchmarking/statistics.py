@@ -17,6 +17,8 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 NUM_RESAMPLES = 2000
 # With fewer executions a bootstrap interval is far too narrow whatever is done to it, and is left out.
 INTERVAL_NEEDS = 6
+# Share of the processors that others may take of a quiet machine.
+QUIET_SHARE = 0.05
 # Executions compared with as many before them to tell whether times still fall.
 STEADY_WINDOW = 3
 STEADY_CHANGE = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking.benchmark import Benchmark
@@ -21,9 +21,11 @@ from ipucnn.benchmarking.measure import Contender
 from ipucnn.benchmarking.settings import DATA, DEVICE_GENERATED, END_TO_END
 from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.exported import ExportedNetwork
 from ipucnn.sessions.session import CompilationReport, Session
 from ipucnn.training.program import Program
+
+if TYPE_CHECKING:
+    from ipucnn.runs.exported import ExportedNetwork
 
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.
 _OPEN_STEPS = 64
@@ -97,17 +99,19 @@ def _pipeline(
     config, setup, training = benchmark.config, benchmark.setup, benchmark.settings.training
     return pipeline.train_batches(
         setup.source,
-        batch_size=samples_per_element,
-        samples_per_epoch=max(1, setup.source.info.num_train),
-        input_shape=setup.input_shape,
-        input_range=input_range or setup.input_range,
-        augment=config.augment and training,
-        seed=benchmark.seed,
-        shuffle=config.shuffle and training,
-        num_parallel=config.pipeline_num_parallel,
-        output_shape=setup.output_shape,
-        until=until,
-        shard=(benchmark.instances.count, benchmark.instances.index),
+        pipeline.Stream(
+            batch_size=samples_per_element,
+            samples_per_epoch=max(1, setup.source.info.num_train),
+            input_shape=setup.input_shape,
+            input_range=input_range or setup.input_range,
+            augment=config.augment and training,
+            seed=benchmark.seed,
+            shuffle=config.shuffle and training,
+            num_parallel=config.pipeline_num_parallel,
+            output_shape=setup.output_shape,
+            until=until,
+            shard=(benchmark.instances.count, benchmark.instances.index),
+        ),
     )
 
 

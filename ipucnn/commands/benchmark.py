@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import typer
 
@@ -18,6 +18,7 @@ from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
+    from ipucnn.benchmarking.suite import Suite
     from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
 
@@ -140,33 +141,34 @@ def benchmark(
         "system": system,
         "baseline": baseline,
         "max_regression": max_regression,
+        "system_profile": system_profile,
+        "trust": trust or None,
+        "mode": mode,
+        "training": training,
     }
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
-    if suite is not None or request.is_wildcard:
-        from ipucnn.errors import ConfigurationError
-
-        refused = {"--trust": trust, "--system-profile": system_profile, "--baseline": baseline}
-        for option, value in {**refused, "--max-regression": max_regression}.items():
-            if value:
-                raise ConfigurationError(
-                    f"{option} is for one benchmark, not for suites", "drop it, or name one network"
-                )
-        words = [] if mode is None else ["--mode", mode]
-        words += [] if training is None else ["--training" if training else "--inference"]
-        benchmark_suite(
-            request,
-            suite,
-            _typed_words(request, words, measuring),
-            resume=resume,
-            versus=versus,
-            verbose=verbose,
-            json_output=json_output,
-        )
+    if suite is None and not request.is_wildcard:
+        _check_no_suite({"--resume": resume, "--versus": versus})
+        _benchmark_one(request, measuring, verbose, json_output)
         return
-    _check_no_suite({"--resume": resume, "--versus": versus})
-    measuring.update({"mode": mode, "training": training, "system_profile": system_profile, "trust": trust})
-    _benchmark_one(request, measuring, verbose, json_output)
+    _check_suite(measuring)
+    typed = _typed_words(request, measuring)
+    benchmark_suite(
+        request, suite, typed, resume=resume, versus=versus, verbose=verbose, json_output=json_output
+    )
+
+
+def _check_suite(measuring: PlainDict) -> None:
+    """Refuses what a suite does not take."""
+    from ipucnn.errors import ConfigurationError
+
+    for name in ("trust", "system_profile", "baseline", "max_regression"):
+        if name in measuring:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is for one benchmark, not for suites",
+                "drop it, or name one network",
+            )
 
 
 def _check_no_suite(flags: PlainDict) -> None:
@@ -184,10 +186,13 @@ def _check_no_suite(flags: PlainDict) -> None:
 def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
     """The benchmark's configuration; of an exported file that of its network, which is then compared with the file."""
     from ipucnn.models.registry import list_models
-    from ipucnn.runs.exported import is_exported, read_exported
 
     model = request.model
-    if model is None or model in {record.name for record in list_models()} or not is_exported(Path(model)):
+    if model is None or model in {record.name for record in list_models()}:
+        return request.resolve()
+    from ipucnn.runs.exported import is_exported, read_exported
+
+    if not is_exported(Path(model)):
         return request.resolve()
     from ipucnn.config.resolve import refuse_unnamed
     from ipucnn.errors import ConfigurationError
@@ -198,10 +203,10 @@ def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
             f"--compare-with {measuring['compare_with']}: MODEL is an exported file, which is what is compared",
             "drop it, or give the network's name as MODEL",
         )
-    exported = read_exported(expand(model), bool(measuring["trust"]))
+    exported = read_exported(expand(model), bool(measuring.get("trust")))
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
-    command += " --trust" if measuring["trust"] else ""
+    command += " --trust" if measuring.get("trust") else ""
     refuse_unnamed(f"the network of {shown_value(model)}", name, f"type: {command}")
     measuring["compare_with"] = model
     below = [(f"export {model}", exported.options())]
@@ -213,7 +218,6 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     if request.print_config:
         request.show(resolved, json_output)
         return
-    from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
     from ipucnn.benchmarking.benchmark import prepare
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.run import run
@@ -231,23 +235,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     with telling_of_indexing():
         benchmark = prepare(resolved, settings)
-    note(resolved.choice.message)
-    public = resolved.public_note()
-    if public:
-        note(public)
-    if benchmark.baseline is not None and is_too_short(benchmark.baseline):
-        have = counted(len(benchmark.baseline.executions), "execution")
-        note(
-            f"{settings.baseline} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be "
-            "inconclusive"
-        )
-    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
-
-    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
-    if effect:
-        note(effect)
-    for warning in device_warnings(resolved.config.device):
-        note(f"warning: {warning}")
+    _tell(resolved, benchmark.baseline, settings.baseline)
     with BenchmarkProgress() as progress:
         report, exit_code = run(benchmark, progress.update, verbose)
     path = folder
@@ -261,6 +249,30 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     _end(report, exit_code, path)
 
 
+def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
+    """What to know before the benchmark begins, on stderr."""
+    from ipucnn.reports.console import note
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+
+    note(resolved.choice.message)
+    public = resolved.public_note()
+    if public:
+        note(public)
+    if baseline is not None:
+        from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
+
+        if is_too_short(baseline):
+            have = counted(len(baseline.executions), "execution")
+            note(
+                f"{where} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be inconclusive"
+            )
+    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
+    if effect:
+        note(effect)
+    for warning in device_warnings(resolved.config.device):
+        note(f"warning: {warning}")
+
+
 def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
     """Raises what the exit code says, once the report is out.
 
@@ -268,9 +280,7 @@ def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
     from ipucnn import interrupts
-    from ipucnn.benchmarking.baseline import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
-    from ipucnn.reports.console import note
 
     if report.void is not None:
         error = UserError(f"the result is void: {report.void}", report.hint)
@@ -283,13 +293,18 @@ def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
             "these count; the report has them" if report.executions else None,
         )
     slower = report.regression
-    if slower is not None and slower.verdict == INCONCLUSIVE:
+    if slower is None:
+        return
+    from ipucnn.benchmarking.baseline import INCONCLUSIVE, LEAST_EXECUTIONS
+    from ipucnn.reports.console import note
+
+    if slower.verdict == INCONCLUSIVE:
         why = slower.why_inconclusive
         advice = "take a longer --max-time, a baseline with a longer --min-time, or a quieter machine"
         if why is not None:
             advice = f"{why}; use --executions {LEAST_EXECUTIONS} for both, and a longer --max-time"
         note(f"whether this is slower than {slower.baseline} is inconclusive: {advice}")
-    if slower is not None and slower.regressed:
+    if slower.regressed:
         raise ThresholdError(
             f"{1 - slower.ratio.value:.1%} slower than {slower.baseline}, {slower.allowed:.1%} are allowed",
             f"the interval of the ratio is in {path}",
@@ -345,22 +360,7 @@ def benchmark_suite(
         raise DataError(
             f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
         )
-    result = suite_run.pending(plan)
-    if resume:
-        result = suite_run.with_kept_rows(result, folder)
-    elif run_dir is None:
-        folder = suite_run.claimed_folder(plan)
-    num_kept = sum(row.status == "done" for row in result.rows)
-    if num_kept:
-        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
-    is_interrupted = False
-    with report.SuiteProgress(num_kept, len(plan.rows)) as progress:
-        try:
-            for so_far, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
-                result = so_far
-                progress.row(row_id, row)
-        except KeyboardInterrupt:
-            is_interrupted = True
+    folder, result, is_interrupted = _run_rows(plan, folder, resume, run_dir is None, verbose)
     compared = suite_run.speedups(result, other, versus or "")
     if json_output:
         print(result.to_json(), end="")
@@ -372,6 +372,32 @@ def benchmark_suite(
     words += [*(["--suite", name] if name else []), *typed, *(["--versus", versus] if versus else [])]
     again = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
     _end_suite(result, is_interrupted, again)
+
+
+def _run_rows(
+    plan: Suite, folder: Path, resume: bool, is_default: bool, verbose: bool
+) -> Tuple[Path, SuiteResult, bool]:
+    """Runs the rows without a result: the folder that was taken, what they came to, whether it was interrupted."""
+    from ipucnn.benchmarking import suite_run
+    from ipucnn.reports.console import note
+    from ipucnn.reports.suite import SuiteProgress
+
+    result = suite_run.pending(plan)
+    if resume:
+        result = suite_run.with_kept_rows(result, folder)
+    elif is_default:
+        folder = suite_run.claimed_folder(plan)
+    num_kept = sum(row.status == "done" for row in result.rows)
+    if num_kept:
+        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
+    with SuiteProgress(num_kept, len(plan.rows)) as progress:
+        try:
+            for so_far, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
+                result = so_far
+                progress.row(row_id, row)
+        except KeyboardInterrupt:
+            return folder, result, True
+    return folder, result, False
 
 
 def _check_one_process() -> None:
@@ -429,12 +455,15 @@ def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
         raise error
 
 
-def _typed_words(request: RunRequest, mode: List[str], measuring: PlainDict) -> List[str]:
+def _typed_words(request: RunRequest, measuring: PlainDict) -> List[str]:
     """The options of runs and of measuring that were typed, as words."""
     from ipucnn.config.options import BY_NAME
 
-    words = list(mode)
+    words: List[str] = []
     for name, value in measuring.items():
+        if name == "training":
+            words += ["--training" if value else "--inference"]
+            continue
         flag = name[:-2] if name.endswith("_s") else name
         words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
     words += ["--config", request.config_name] if request.config_name else []

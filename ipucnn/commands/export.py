@@ -71,9 +71,7 @@ def export(
     from ipucnn.runs.trained import Named
 
     if form is None:
-        raise ConfigurationError(
-            "--format is missing: nothing says what to write", "choose one, for example --format onnx"
-        )
+        raise ConfigurationError("--format is missing", "choose one, for example --format onnx")
     request = ExportRequest(
         Named("export", run, flags, which=checkpoint, weights=weights),
         form,

@@ -83,7 +83,7 @@ def infer(
     """Classify or segment images: the most probable labels with their probabilities, or masks.
 
     A segmentation network takes images of any size and volumes (TIFF files of several pages), and writes a mask and a
-    probability map of each into --output. Inputs that cannot be read are reported and passed over; the exit code
+    probability map of each into --output. Inputs that cannot be read are reported and skipped; the exit code
     is then 3.
     """
     from ipucnn.filesystem import expand, write_output

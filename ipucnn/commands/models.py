@@ -17,7 +17,7 @@ from ipucnn.text import counted, shown_value
 # Column titles, whether they are numbers, and the terminal width from which on they are shown.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
     ("model", False, 0),
-    ("home data set", False, 0),
+    ("default data set", False, 0),
     ("input", True, 0),
     ("classes", True, 0),
     ("parameters", True, 0),
@@ -61,7 +61,7 @@ def models(
     """List the networks, or show the layers of one.
 
     Parameters are the trainable ones; MACs are the multiply-accumulates of the forward pass of one sample. Both are for
-    the model's home data set, unless --dataset names another one. --summary prints the names of layers that
+    the model's default data set, unless --dataset names another one. --summary prints the names of layers that
     --pipeline-splits takes.
     """
     if summary:

@@ -248,7 +248,7 @@ def _calibrate(
     names: List[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
 ) -> None:
     """Fits a profile to what was measured, prints it, and keeps it."""
-    from ipucnn.benchmarking.prediction import read_measurement
+    from ipucnn.benchmarking.measurement import read_measurement
     from ipucnn.hardware import get_system, smallest_system
     from ipucnn.planning.calibration import calibrate, plan_measurement, suspicious
     from ipucnn.planning.pipeline_plan import read_plan

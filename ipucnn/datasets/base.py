@@ -8,17 +8,18 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
 
+import msgspec
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.tfrecord import place_of, read_record
+from ipucnn.datasets.sources.tfrecord import place_of, read_example
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
-from ipucnn.text import shown_value
+from ipucnn.text import printable, shown_value
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 
@@ -182,7 +183,9 @@ class RecordExamples:
 
     def encoded(self, index: int) -> bytes:
         """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
-        return read_record(*self._place(index), "image/encoded")
+        data = read_example(*self._place(index), {"image/encoded": bytes})["image/encoded"]
+        assert isinstance(data, bytes)
+        return data
 
     def describe(self, index: int) -> str:
         return f"the image in {place_of(*self._place(index))}"
@@ -216,7 +219,9 @@ class DataSource:
     pool_sha256: str = ""
 
 
-AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral")
+EXAMPLES = (ArrayExamples, FileExamples, EncodedExamples, RecordExamples)
+TASKS = ("classification", "segmentation")
+AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral", "elastic")
 _MOST_CLASSES = 2**17
 _OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 
@@ -281,129 +286,80 @@ def _own_source(made: "DataSource", location: str) -> "DataSource":
     Raises:
         DataError: facts and examples contradict each other, or are not of the types that their documentation names.
     """
+
+    def need(is_right: bool, what: str, hint: str) -> None:
+        if not is_right:
+            raise DataError(f"{location}: the DataSource {what}", hint)
+
     info = made.info
-
-    def refuse(what: str, hint: str) -> DataError:
-        return DataError(f"{location}: the DataSource {what}", hint)
-
-    if not isinstance(info, DatasetInfo):
-        raise refuse(
-            f"has info of the type {type(info).__name__}", "give it an ipucnn.datasets.base.DatasetInfo"
+    need(
+        isinstance(info, DatasetInfo), f"has info of the type {type(info).__name__}", "give it a DatasetInfo"
+    )
+    try:
+        info = msgspec.convert({key: _plain(value) for key, value in vars(info).items()}, DatasetInfo)
+    except msgspec.ValidationError as error:
+        need(
+            False, f"has wrong facts: {printable(str(error))}", "ipucnn.datasets.base.DatasetInfo says which"
         )
-    if info.task not in ("classification", "segmentation"):
-        raise refuse(f"has task = {shown_value(repr(info.task))}", "it is 'classification' or 'segmentation'")
-    shape = info.image_shape
-    sides = isinstance(shape, tuple) and len(shape) == 3 and all(_is_count(n) for n in shape if n is not None)
-    if not sides or shape[2] not in (1, 3):
-        raise refuse(
-            f"has image_shape = {shown_value(repr(shape))}",
-            "it is (height, width, 1 or 3), with None for sides that differ",
+    is_masks, channels = info.task == "segmentation", info.image_shape[2]
+    need(info.task in TASKS, f"has task = {shown_value(repr(info.task))}", f"it is one of {', '.join(TASKS)}")
+    need(channels in (1, 3), f"has image_shape = {info.image_shape}", "images have 1 or 3 channels")
+    names = f"has num_classes = {info.num_classes} and {len(info.class_names)} class_names"
+    need(0 < info.num_classes == len(info.class_names), names, "name each class once")
+    for key, values in (("mean", info.mean), ("std", info.std)):
+        is_right = len(values) == channels and all(map(math.isfinite, values))
+        text = f"has {key} = {shown_value(repr(values))} for {channels} channels"
+        need(
+            is_right and (key == "mean" or min(values) > 0),
+            text,
+            "give one for each channel; a deviation is above 0",
         )
-    names = info.class_names
-    if not isinstance(names, tuple) or not all(isinstance(own, str) for own in names):
-        raise refuse(
-            "has class_names that are no tuple of texts", "name each class: class_names=('cat', 'dog')"
-        )
-    if not _is_count(info.num_classes) or info.num_classes != len(names):
-        raise refuse(
-            f"has num_classes = {shown_value(repr(info.num_classes))} and {len(names)} class_names",
-            "name each class once",
-        )
-    for key in ("mean", "std"):
-        values = getattr(info, key)
-        good = isinstance(values, tuple) and len(values) == shape[2]
-        good = good and all(isinstance(n, (int, float, np.number)) and math.isfinite(n) for n in values)
-        if not good or (key == "std" and min(values) <= 0):
-            raise refuse(
-                f"has {key} = {shown_value(repr(values))} for {shape[2]} channels",
-                "give one number for each channel, in units of 0 to 255; a deviation is above 0",
-            )
-    if info.augmentation not in AUGMENTATION_NAMES:
-        raise refuse(
-            f"has augmentation = {shown_value(repr(info.augmentation))}",
-            f"it is one of {', '.join(AUGMENTATION_NAMES)}",
-        )
-    parts = []
+    is_known = info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic")
+    text = f"has augmentation = {shown_value(repr(info.augmentation))}"
+    need(is_known, text, f"it is one of {', '.join(AUGMENTATION_NAMES)}; elastic is for tiled images")
+    parts: List[Examples] = []
     for what, number in (("train", info.num_train), ("eval", info.num_eval)):
         examples = getattr(made, what)
-        if not isinstance(examples, (ArrayExamples, FileExamples, EncodedExamples, RecordExamples)):
-            raise refuse(
-                f"has {what} of the type {type(examples).__name__}",
-                "it is one of the kinds of examples in ipucnn.datasets.base",
-            )
-        parts.append(_checked(examples, what, number, info, refuse))
-    return replace(made, train=parts[0], eval=parts[1])
+        kind = type(examples).__name__
+        need(isinstance(examples, EXAMPLES), f"has {what} of the type {kind}", "it is a kind of Examples")
+        shape, is_right = (len(examples),), not is_masks
+        if isinstance(examples, ArrayExamples):
+            size, shape = examples.images.shape[1:], examples.images.shape[: 3 if is_masks else 1]
+            is_right = all(side in (None, given) for side, given in zip(info.image_shape, size))
+            text = f"has {what} of {size} and image_shape = {info.image_shape}"
+            need(is_right, text, "let both say the same")
+            is_right = len(examples.names) in (0, len(examples))
+        text = f"has masks in {kind}, or {what} with other numbers of names than of images"
+        need(is_right, text, "masks are in ArrayExamples; name the file of each image, or of none")
+        content = {"FileExamples": str, "EncodedExamples": bytes}.get(kind, str)
+        values = getattr(
+            examples, {"FileExamples": "paths", "EncodedExamples": "data"}.get(kind, "names"), ()
+        )
+        is_right = all(isinstance(value, content) for value in values)
+        need(
+            is_right,
+            f"has {what} with {kind} that are not all {content.__name__}",
+            f"give {content.__name__}",
+        )
+        try:
+            labels = np.asarray(examples.labels)
+        except ValueError:  # of several lengths
+            labels = np.zeros(0)
+        text = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
+        is_right = number == len(examples) > 0 and labels.dtype.kind in "iu" and labels.shape == shape
+        need(is_right, text, f"give whole numbers of the shape {shape}, and at least one")
+        low, high = int(labels.min()), int(labels.max())
+        text = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
+        need(0 <= low <= high < info.num_classes, text, "number the classes from 0")
+        parts.append(replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32)))
+    return replace(made, info=info, train=parts[0], eval=parts[1])
 
 
-def _checked(
-    examples: Examples, what: str, number: int, info: DatasetInfo, refuse: Callable[[str, str], DataError]
-) -> Examples:
-    """The examples of one part, with labels of the type that readers give."""
-    try:
-        labels = np.asarray(examples.labels)
-    except ValueError:
-        raise refuse(
-            f"has labels of {what} of several lengths", "give a whole number for each image"
-        ) from None
-    is_masks = info.task == "segmentation"
-    wanted: Tuple[int, ...] = (len(labels),) if labels.ndim else (1,)
-    if isinstance(examples, ArrayExamples):
-        own = examples.images.shape[1:]
-        if any(side not in (None, given) for side, given in zip(info.image_shape, own)):
-            raise refuse(f"has {what} of {own} and image_shape = {info.image_shape}", "let both say the same")
-        wanted = examples.images.shape[: 3 if is_masks else 1]
-        counts = {len(examples.images)}
-        if not all(isinstance(name, str) for name in examples.names) or len(examples.names) not in (
-            0,
-            *counts,
-        ):
-            raise refuse(
-                f"has {what} with {len(examples.names)} names for {len(examples.images)} images",
-                "name the file of each image as a text, or of none",
-            )
-    elif is_masks:
-        raise refuse(
-            f"has masks in {type(examples).__name__}", "masks are in ArrayExamples, beside their images"
-        )
-    elif isinstance(examples, FileExamples):
-        counts = {len(examples.paths)}
-        if not all(isinstance(path, str) for path in examples.paths):
-            raise refuse(f"has {what} with paths that are no texts", "give paths as str(path)")
-    elif isinstance(examples, EncodedExamples):
-        counts = {len(examples.data)}
-        if not all(isinstance(data, bytes) for data in examples.data):
-            raise refuse(f"has {what} with data that are no bytes", "give the bytes of an image file each")
-    else:
-        columns = [np.asarray(own) for own in (examples.shards, examples.numbers, examples.places)]
-        counts = {len(own) for own in columns}
-        if any(own.dtype.kind not in "iu" or own.ndim != 1 for own in columns):
-            raise refuse(f"has {what} with places that are no whole numbers", "give arrays of whole numbers")
-        if len(columns[0]) and not 0 <= columns[0].min() <= columns[0].max() < len(examples.paths):
-            raise refuse(
-                f"has {what} with shards beyond its {len(examples.paths)} paths", "count them from 0"
-            )
-    if counts != {len(labels) if labels.ndim else -1} or counts != {number} or not number:
-        raise refuse(
-            f"says num_{what} = {shown_value(repr(number))}, and has {sorted(counts)[0]} examples with "
-            f"{labels.size if labels.ndim == 1 else labels.shape} labels",
-            "give as many of each, and at least one",
-        )
-    if labels.dtype.kind not in "iu" or labels.shape != wanted:
-        raise refuse(
-            f"has labels of {what} that are {labels.dtype} {labels.shape}",
-            f"give whole numbers of the shape {wanted}",
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= info.num_classes:
-        raise refuse(
-            f"has labels of {what} from {low} to {high}, and {info.num_classes} classes",
-            "number the classes from 0",
-        )
-    return replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
+def _plain(value: object) -> object:
+    """NumPy's numbers, alone or in a tuple, as Python's."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _own_examples(part: object, what: str, location: str) -> "ArrayExamples":

@@ -1,9 +1,8 @@
-"""What the first bytes of an image file claim, read before Pillow believes them.
+"""What the tables of an image file claim, read before Pillow believes them.
 
-Pillow reads an image's size without decoding it, but some files make it take much memory before the size can be
-checked.  It allocates the canvas of a WebP, and may copy the first frame of a GIF, as soon as it opens the file.  Every
-entry of the tables in TIFF and EXIF may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB).  And it
-decodes the tiles of a TIFF whole, however small its pages are.  Only these cases are looked at here.
+Pillow has a limit of pixels of its own, which ``images.opened`` sets, but none of what tables say.  Every entry of the
+tables in TIFF and EXIF may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB), and the tiles of a
+TIFF are decoded whole, however small its pages are.  Only these cases are looked at here.
 """
 
 import re
@@ -46,50 +45,39 @@ def is_tiff(data: bytes) -> bool:
     return data[:2] in (b"II", b"MM")
 
 
-def check_header(data: bytes, origin: str) -> Optional[Tuple[int, int]]:
-    """Refuses tables that would expand; the size of what must be known before the file is opened.
+def check_header(data: bytes, origin: str) -> Tuple[int, int]:
+    """Refuses tables that would expand.
 
     Args:
         data: the file.
         origin: what it is, for messages.
 
     Returns:
-        (width, height) of a WebP or GIF file, or of the largest tile of a TIFF (0 where it has none), else None: Pillow
-        tells without harm.
+        (width, height) of the largest tile of a TIFF, 0 where there is none.
 
     Raises:
         DataError: its tables claim more bytes than the file has, or lie over one another.
     """
     if is_tiff(data):
         return _check_tables(data, origin, 0)
-    if data[:4] == b"GIF8":
-        return _gif_size(data)
+    tables: List[bytes] = []
     if data[:2] == b"\xff\xd8":
-        exif: List[bytes] = []
-        for marker, part in _jpeg_segments(data):
-            if marker == 0xE1 and part[:6] == b"Exif\0\0":
-                exif.append(part[6:])
-                if len(exif) > MAX_EXIF_SEGMENTS:
-                    raise DataError(
-                        f"{origin} is damaged: it has more than {MAX_EXIF_SEGMENTS} EXIF segments",
-                        "get the file again",
-                    )
-            elif marker == 0xE2 and part[:4] == b"MPF\0":
-                _check_tables(part[4:], origin, _SLACK_BYTES)
-        _check_tables(b"".join(exif), origin, _SLACK_BYTES)
+        segments = list(_jpeg_segments(data))
+        exif = [part[6:] for marker, part in segments if marker == 0xE1 and part[:6] == b"Exif\0\0"]
+        if len(exif) > MAX_EXIF_SEGMENTS:
+            raise DataError(
+                f"{origin} is damaged: it has more than {MAX_EXIF_SEGMENTS} EXIF segments",
+                "get the file again",
+            )
+        tables = [part[4:] for marker, part in segments if marker == 0xE2 and part[:4] == b"MPF\0"]
+        tables.append(b"".join(exif))
     elif data[:8] == b"\x89PNG\r\n\x1a\n":
-        for kind, part in _chunks(data, 8, ">I4s", True):
-            if kind == b"eXIf":
-                _check_tables(part[6:] if part[:4] == b"Exif" else part, origin, _SLACK_BYTES)
+        tables = [part for kind, part in _chunks(data, 8, ">I4s", True) if kind == b"eXIf"]
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = (0, 0)
-        for kind, part in _chunks(data, 12, "<4sI", False):
-            if kind == b"EXIF":
-                _check_tables(part[6:] if part[:4] == b"Exif" else part, origin, _SLACK_BYTES)
-            found = _webp_size(kind, part)
-            size = max(size[0], found[0]), max(size[1], found[1])
-        return size
-    return None
+        tables = [part for kind, part in _chunks(data, 12, "<4sI", False) if kind == b"EXIF"]
+    for table in tables:
+        _check_tables(table[6:] if table[:4] == b"Exif" else table, origin, _SLACK_BYTES)
+    return 0, 0
 
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
@@ -135,61 +123,6 @@ def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[T
         kind, length = (second, first) if has_checksum else (first, second)
         yield kind, data[at + 8 : at + 8 + length]
         at += 8 + length + (4 if has_checksum else length % 2)
-
-
-def _webp_size(kind: bytes, part: bytes) -> Tuple[int, int]:
-    if kind == b"VP8X" and len(part) >= 10:
-        return int.from_bytes(part[4:7], "little") + 1, int.from_bytes(part[7:10], "little") + 1
-    if kind == b"VP8L" and len(part) >= 5:
-        bits = int.from_bytes(part[1:5], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if kind == b"VP8 " and len(part) >= 10:
-        return (
-            int.from_bytes(part[6:8], "little") & 0x3FFF,
-            int.from_bytes(part[8:10], "little") & 0x3FFF,
-        )
-    return 0, 0
-
-
-def _gif_size(data: bytes) -> Tuple[int, int]:
-    """The size of the screen, widened as Pillow does it to where the first frame ends.
-
-    The blocks before that frame are passed over exactly as Pillow passes over them, in damaged files too: it would
-    find a frame where it is not looked for here.
-    """
-    if len(data) < 13:
-        return 0, 0
-    width, height = struct.unpack_from("<2H", data, 6)
-    at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 128 else 0)
-
-    def block() -> bytes:
-        nonlocal at
-        length = data[at] if at < len(data) else 0
-        part = data[at + 1 : at + 1 + length]
-        at += 1 + length
-        return part
-
-    while at < len(data):
-        kind = data[at : at + 1]
-        at += 1
-        if kind == b";":
-            break
-        if kind == b"!":
-            label = data[at : at + 1]
-            at += 1
-            part = block()
-            if label == b"\xfe":
-                while part:
-                    part = block()
-                continue
-            if label == b"\xff" and part.startswith(b"NETSCAPE2.0"):
-                block()
-            while block():
-                pass
-        elif kind == b"," and at + 8 <= len(data):
-            left, top, frame_width, frame_height = struct.unpack_from("<4H", data, at)
-            return max(width, left + frame_width), max(height, top + frame_height)
-    return width, height
 
 
 def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:

@@ -11,7 +11,7 @@ import io
 import math
 import warnings
 from types import ModuleType
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple, Type, Union
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.hashing import uniform
-from ipucnn.datasets.image_headers import check_header, is_tiff, plain_jpeg_size
+from ipucnn.datasets.image_headers import check_header, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
@@ -57,18 +57,23 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
     Raises:
         DataError: no image, damaged, of too many pixels, or of pixels that cannot be converted.
     """
-    needed = check_header(data, origin) or (0, 0)
-    check_pixels(*needed, max_pixels, f"a tile of {origin}" if is_tiff(data) else origin)
+    tile = check_header(data, origin)
+    check_pixels(*tile, max_pixels, f"a tile of {origin}")
     Image = pillow()
+    # It refuses twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.
+    Image.MAX_IMAGE_PIXELS = max_pixels  # type: ignore[attr-defined]
     try:
         # What may be here is what docs/datasets.md lists: other formats are rare in data sets, and some of
         # Pillow's readers start programs (PostScript) or trust what they read.
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_pixels(image.width, image.height, max_pixels, origin)
-        with decoding(max(image.width, needed[0]), max(image.height, needed[1]), origin):
+        with decoding(max(image.width, tile[0]), max(image.height, tile[1]), origin):
             yield image
     except DataError:
         raise
+    except Image.DecompressionBombError as error:
+        text = f"{origin} has more pixels than --max-image-pixels {max_pixels}"
+        raise DataError(text, "shrink it, or allow more of them") from error
     except Image.UnidentifiedImageError as error:
         raise DataError(f"{origin} is not an image in a known format", hint) from error
     except Exception as error:
@@ -81,12 +86,10 @@ _pillow: List[ModuleType] = []
 
 
 def pillow() -> ModuleType:
-    """Pillow's ``Image``, set up once: our own limit of pixels in place of its, and quiet about damaged files."""
+    """Pillow's ``Image``, set up once to be quiet about damaged files."""
     if not _pillow:
         from PIL import Image
 
-        # It warns on stderr beyond 89 million pixels, and raises beyond 179 million.
-        Image.MAX_IMAGE_PIXELS = None
         warnings.filterwarnings("ignore", module=r"PIL\.")
         _silence_libtiff()
         _pillow.append(Image)
@@ -351,7 +354,7 @@ def decode_for_training(
     boxes = crops_of(crops)
     mirrored = uniform(state, boxes.flips) < 0.5
     size, channels = out.shape[:2], out.shape[2]
-    plain = _tools().jpeg_size(data) if channels == 3 else None
+    plain = plain_jpeg_size(data) if channels == 3 else None
     if plain is not None:
         check_pixels(*plain, max_pixels, origin)
         with decoding(*plain, origin):
@@ -407,7 +410,6 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
 class _Tools(NamedTuple):
     """What each photograph of training goes through: an import inside a function takes time, even if it is done."""
 
-    jpeg_size: Callable[[bytes], Optional[Tuple[int, int]]]
     decode: Callable[..., Tensor]
     refusal: Type[Exception]
     resize: Callable[..., None]
@@ -419,10 +421,10 @@ def _tools() -> _Tools:
 
     decode, refusal = tf.raw_ops.DecodeAndCropJpeg, tf.errors.InvalidArgumentError
     if not HAS_KERNELS:
-        return _Tools(plain_jpeg_size, decode, refusal, _resize_with_pillow)
+        return _Tools(decode, refusal, _resize_with_pillow)
     from ipucnn.datasets import kernels
 
-    return _Tools(kernels.plain_jpeg_size, decode, refusal, kernels.resize)
+    return _Tools(decode, refusal, kernels.resize)
 
 
 def _resize_with_pillow(

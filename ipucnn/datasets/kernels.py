@@ -5,7 +5,7 @@ Importing this imports Numba, and compiles the functions or loads them from its 
 instructions of LLVM, since its compiler does not find them by itself.
 """
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -17,42 +17,9 @@ from llvmlite import ir  # noqa: E402 - once Numba was imported as it has to be
 from numba.core import cgutils  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
-_BYTES, _PIXELS = (numba.types.Array(numba.uint8, dimensions, "C", readonly=True) for dimensions in (1, 3))
+_PIXELS = numba.types.Array(numba.uint8, 3, "C", readonly=True)
 _WEIGHT_BITS = 22
 """Pillow's weights of 8-bit pixels are multiples of 2**-22 (libImaging/Resample.c, PRECISION_BITS)."""
-
-
-@jit(_BYTES, numba.int64[::1], fastmath=False)
-def _plain_jpeg_size(data, found):  # type: ignore[no-untyped-def]
-    at, size, seen = 2, len(data), False
-    found[:] = 0
-    while at + 4 <= size and data[0] == 0xFF and data[1] == 0xD8:
-        marker = data[at + 1]
-        if data[at] != 0xFF or marker in (0xFF, 0x00, 0x01) or 0xD0 <= marker <= 0xD9:
-            at += 1
-            continue
-        begin, end = at + 4, at + 2 + max(2, np.int64(data[at + 2]) << 8 | np.int64(data[at + 3]))
-        at, end = end, min(end, size)
-        if marker == 0xDA:
-            break
-        is_mpf = end - begin >= 4 and data[begin] == 77 and data[begin + 1] == 80 and data[begin + 2] == 70
-        is_frame = marker in (0xC0, 0xC1, 0xC2)
-        is_odd = is_frame and (seen or end - begin < 6 or data[begin] != 8 or data[begin + 5] != 3)
-        if marker == 0xE1 or is_odd or (is_mpf and data[begin + 3] == 0):
-            found[0] = 0
-            return
-        if is_frame:
-            found[0] = np.int64(data[begin + 3]) << 8 | np.int64(data[begin + 4])
-            found[1] = np.int64(data[begin + 1]) << 8 | np.int64(data[begin + 2])
-            seen = True
-
-
-def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
-    """As ``image_headers.plain_jpeg_size``."""
-    found: np.ndarray = np.empty(2, np.int64)
-    _plain_jpeg_size(np.frombuffer(data, np.uint8), found)
-    width, height = found.tolist()
-    return (width, height) if width and height else None
 
 
 @jit(inline="always", fastmath=False)

@@ -5,10 +5,12 @@ The order of epoch e is a permutation that is a pure function of (seed, e), and 
 A run that was cut anywhere, or that changes how many micro-batches it fuses, sees the same samples.
 """
 
+import itertools
 import re
 import shlex
 from contextlib import contextmanager
-from typing import Callable, Iterator, List, Optional, Tuple
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -37,32 +39,14 @@ _ALIGNED_BYTES = 64
 NOTHING = -1
 """The index of an image that is not there: what the last batch of an evaluation is filled up with."""
 STAGES = ("read", "decode", "augment", "batch")
-"""What a training sample goes through, in this order; see ``until`` of :func:`train_batches`."""
+"""What a training sample goes through, in this order; see ``until`` of :class:`Stream`."""
 
 
-def train_batches(
-    source: DataSource,
-    *,
-    batch_size: int,
-    samples_per_epoch: int,
-    input_shape: InputShape,
-    input_range: str,
-    augment: bool,
-    seed: int,
-    start_epoch: int = 0,
-    start_sample: int = 0,
-    shuffle: bool = True,
-    num_parallel: Optional[int] = None,
-    output_shape: Optional[Tuple[int, int]] = None,
-    weigh_padding: bool = False,
-    until: str = "batch",
-    shard: Tuple[int, int] = (1, 0),
-    mixing: Optional[Mixing] = None,
-) -> tf.data.Dataset:
-    """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
+@dataclass(frozen=True)
+class Stream:
+    """Which training batches are made, and how.
 
-    Args:
-        source: an opened data set.
+    Attributes:
         batch_size: samples per batch; any number, whole epochs need not be whole batches.
         samples_per_epoch: after how many samples the next epoch's permutation begins.  Fewer than the set
             has: each epoch leaves others out.  More: further permutations of the same epoch follow.
@@ -84,110 +68,182 @@ def train_batches(
             centre of the image, "augment" a random crop instead.
         shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
         mixing: what else is done to images that are no tiles; batches are then whole micro-batches.
+    """
+
+    batch_size: int
+    samples_per_epoch: int
+    input_shape: InputShape
+    input_range: str
+    augment: bool
+    seed: int
+    start_epoch: int = 0
+    start_sample: int = 0
+    shuffle: bool = True
+    num_parallel: Optional[int] = None
+    output_shape: Optional[Tuple[int, int]] = None
+    weigh_padding: bool = False
+    until: str = "batch"
+    shard: Tuple[int, int] = (1, 0)
+    mixing: Optional[Mixing] = None
+
+    def rounds(self, num_examples: int) -> int:
+        """How many permutations of the examples an epoch goes through."""
+        return -(-self.samples_per_epoch // num_examples)
+
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented before the stage to stop after."""
+        return self.augment and STAGES.index(self.until) >= STAGES.index("augment")
+
+
+Tickets = Tuple[Tensor, Tensor, Tensor]
+"""(epochs, rounds, indices) of samples, int64 [batch] each."""
+
+
+def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
+    """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
     A file that cannot be decoded raises when its batch is asked for; wrap the loop in
     :func:`data_errors` to get a DataError.
     """
-    if batch_size < 1 or samples_per_epoch < 1:
+    if stream.batch_size < 1 or stream.samples_per_epoch < 1:
         raise ConfigurationError(
-            f"batch size {batch_size} and {samples_per_epoch} samples per epoch must be positive",
+            f"batch size {stream.batch_size} and {stream.samples_per_epoch} samples per epoch must be positive",
             "use a smaller --micro-batch-size, or more samples",
         )
-    examples, info = source.train, source.info
-    _require_examples(examples, info)
-    rounds = -(-samples_per_epoch // len(examples))
+    examples = source.train
+    _require_examples(examples, source.info)
     order = sample_order(
         len(examples),
-        samples_per_epoch=samples_per_epoch,
-        seed=seed,
-        start_epoch=start_epoch,
-        start_sample=start_sample,
-        shuffle=shuffle,
+        samples_per_epoch=stream.samples_per_epoch,
+        seed=stream.seed,
+        start_epoch=stream.start_epoch,
+        start_sample=stream.start_sample,
+        shuffle=stream.shuffle,
     )
-    if shard[0] > 1:
-        order = order.batch(batch_size, drop_remainder=True).shard(*shard).unbatch()
-    parallel = parallel_calls(num_parallel)
-    augment = augment and STAGES.index(until) >= STAGES.index("augment")
-    if isinstance(examples, ArrayExamples):
-        augmentation = AUGMENTATIONS[info.augmentation if augment and not info.tiled else "none"]
-        stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
-
-        def prepare(tickets: Tensor) -> Tuple[Tensor, ...]:
-            epochs, turns, indices = split_ticket(tickets, rounds)
-            if info.tiled:
-                random = draws(seed, epochs, turns, indices, ELASTIC_DRAWS)
-                size = (input_shape[0], input_shape[1])
-                images, labels = training_tiles(
-                    stored_images, stored_labels, indices, random, size, output_shape or size, augment
-                )
-                images = prepare_range(images, input_shape, input_range, info)
-                labels = tf.cast(labels, tf.int32)
-                return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
-            random = draws(seed, epochs, turns, indices, augmentation.num_draws)
-            images, labels = tf.gather(stored_images, indices), tf.gather(stored_labels, indices)
-            if until == "read":
-                return images, labels
-            if not augmentation.after_resize:
-                images, labels = augmentation.apply(images, labels, random)
-            images = prepare_size(images, input_shape)
-            if augmentation.after_resize:
-                images, labels = augmentation.apply(images, labels, random)
-            if until != "batch":
-                return images, labels
-            labels = prepare_labels(labels, input_shape, output_shape)
-            if mixing is not None:
-                words, mean = (epochs, turns, indices), pixel_mean(info, input_shape)
-                images, labels = mixing.apply(images, labels, seed, words, mean)
-            images = prepare_range(images, input_shape, input_range, info)
-            return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
-
-        # Small batches are prepared several at a time: most of their cost is per call.
-        batch_bytes = _batch_bytes(batch_size, input_shape)
-        group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
-
-        def prepare_group(tickets: Tensor) -> Tuple[Tensor, ...]:
-            return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in prepare(tickets))
-
-        batches = order.batch(group * batch_size, drop_remainder=True)
-        if until != "batch":
-            return _map(batches, prepare, parallel)
-        batches = _map(batches, prepare if group == 1 else prepare_group, parallel)
-        if group > 1:
-            batches = batches.unbatch()
+    if stream.shard[0] > 1:
+        order = order.batch(stream.batch_size, drop_remainder=True).shard(*stream.shard).unbatch()
+    if not isinstance(examples, ArrayExamples):
+        batches = _file_batches(examples, source.info, stream, order)
     else:
-        all_labels = tf.constant(examples.labels)
+        make = _tiles if source.info.tiled else _arrays
+        rounds = stream.rounds(len(examples))
+        batches = _grouped(make(examples, source.info, stream), stream, order, rounds)
+    return batches.prefetch(_prefetch(stream.batch_size, stream.input_shape))
 
-        def decode(tickets: Tensor) -> Tuple[Tensor, ...]:
-            epochs, turns, indices = split_ticket(tickets, rounds)
-            images = _decode_in_python(
-                examples, info, input_shape, (seed, epochs, turns) if augment else None, indices
-            )
-            labels = tf.gather(all_labels, indices)
-            rest = (_first_round(turns),) if weigh_padding else ()
-            return (images, labels, *rest) if mixing is None else (images, labels, *rest, tickets)
 
-        def finish(images: Tensor, labels: Tensor, *rest: Tensor) -> Tuple[Tensor, ...]:
-            images = prepare_size(images, input_shape)
-            if mixing is not None:
-                words, rest = split_ticket(rest[-1], rounds), rest[:-1]
-                images, labels = mixing.apply(images, labels, seed, words, pixel_mean(info, input_shape))
-            return (prepare_range(images, input_shape, input_range, info), labels, *rest)
+def _arrays(
+    examples: ArrayExamples, info: DatasetInfo, stream: Stream
+) -> Callable[[Tickets], Tuple[Tensor, ...]]:
+    """What makes batches of images in memory."""
+    augmentation = AUGMENTATIONS[info.augmentation if stream.augments else "none"]
+    stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
 
-        def join(*calls: Tensor) -> Tuple[Tensor, ...]:
-            return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
+    def prepare(tickets: Tickets) -> Tuple[Tensor, ...]:
+        random = draws(stream.seed, *tickets, augmentation.num_draws)
+        images, labels = tf.gather(stored_images, tickets[2]), tf.gather(stored_labels, tickets[2])
+        if stream.until == "read":
+            return images, labels
+        if not augmentation.after_resize:
+            images, labels = augmentation.apply(images, labels, random)
+        images = prepare_size(images, stream.input_shape)
+        if augmentation.after_resize:
+            images, labels = augmentation.apply(images, labels, random)
+        if stream.until != "batch":
+            return images, labels
+        labels = prepare_labels(labels, stream.input_shape, stream.output_shape)
+        return _mixed(images, labels, info, stream, tickets)
 
-        if until == "read":
-            return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
-        at_once = _files_at_once(batch_size)
-        calls = order.batch(at_once, drop_remainder=True)
-        if until != "batch":
-            return _map(calls, decode, parallel).unbatch()
-        if at_once == batch_size:
-            batches = _map(calls, lambda tickets: finish(*decode(tickets)), parallel)
-        else:
-            batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
-            batches = _map(batches, join, parallel)
-    return batches.prefetch(_prefetch(batch_size, input_shape))
+    return prepare
+
+
+def _tiles(
+    examples: ArrayExamples, info: DatasetInfo, stream: Stream
+) -> Callable[[Tickets], Tuple[Tensor, ...]]:
+    """What makes batches of tiles of images in memory."""
+    stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
+    size = stream.input_shape[:2]
+
+    def prepare(tickets: Tickets) -> Tuple[Tensor, ...]:
+        random = draws(stream.seed, *tickets, ELASTIC_DRAWS)
+        images, labels = training_tiles(
+            stored_images,
+            stored_labels,
+            tickets[2],
+            random,
+            size,
+            stream.output_shape or size,
+            stream.augments,
+        )
+        images = prepare_range(images, stream.input_shape, stream.input_range, info)
+        return images, tf.cast(labels, tf.int32)
+
+    return prepare
+
+
+def _grouped(
+    prepare: Callable[[Tickets], Tuple[Tensor, ...]], stream: Stream, order: tf.data.Dataset, rounds: int
+) -> tf.data.Dataset:
+    """Batches of what is in memory; small ones are prepared several at a time: most of their cost is per call."""
+    batch_size = stream.batch_size
+    group = _group(batch_size, stream.input_shape) if stream.until == "batch" else 1
+
+    def prepare_group(numbers: Tensor) -> Tuple[Tensor, ...]:
+        tickets = split_ticket(numbers, rounds)
+        columns = prepare(tickets)
+        if stream.weigh_padding and stream.until == "batch":
+            columns = (*columns, _first_round(tickets[1]))
+        if group == 1:
+            return columns
+        return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in columns)
+
+    batches = order.batch(group * batch_size, drop_remainder=True)
+    batches = _map(batches, prepare_group, parallel_calls(stream.num_parallel))
+    return batches.unbatch() if group > 1 else batches
+
+
+def _file_batches(
+    examples: ImageFiles, info: DatasetInfo, stream: Stream, order: tf.data.Dataset
+) -> tf.data.Dataset:
+    """Batches of images that are decoded when they are needed."""
+    batch_size, parallel = stream.batch_size, parallel_calls(stream.num_parallel)
+    rounds = stream.rounds(len(examples))
+    all_labels = tf.constant(examples.labels)
+    if stream.until == "read":
+        return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
+    at_once = _files_at_once(batch_size)
+
+    def decode(numbers: Tensor) -> Tuple[Tensor, ...]:
+        epochs, turns, indices = split_ticket(numbers, rounds)
+        random = (stream.seed, epochs, turns) if stream.augments else None
+        images = _decode_in_python(examples, info, stream.input_shape, random, indices)
+        return images, tf.gather(all_labels, indices), numbers
+
+    def finish(images: Tensor, labels: Tensor, numbers: Tensor) -> Tuple[Tensor, ...]:
+        tickets = split_ticket(numbers, rounds)
+        columns = _mixed(prepare_size(images, stream.input_shape), labels, info, stream, tickets)
+        return (*columns, _first_round(tickets[1])) if stream.weigh_padding else columns
+
+    def join(*calls: Tensor) -> Tuple[Tensor, ...]:
+        return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
+
+    calls = order.batch(at_once, drop_remainder=True)
+    if stream.until != "batch":
+        return _map(calls, lambda numbers: decode(numbers)[:2], parallel).unbatch()
+    if at_once == batch_size:
+        return _map(calls, lambda numbers: finish(*decode(numbers)), parallel)
+    batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
+    return _map(batches, join, parallel)
+
+
+def _mixed(
+    images: Tensor, labels: Tensor, info: DatasetInfo, stream: Stream, tickets: Tickets
+) -> Tuple[Tensor, ...]:
+    """Images of the network's size and their labels, mixed and in the network's range."""
+    if stream.mixing is not None:
+        mean = pixel_mean(info, stream.input_shape)
+        images, labels = stream.mixing.apply(images, labels, stream.seed, tickets, mean)
+    return prepare_range(images, stream.input_shape, stream.input_range, info), labels
 
 
 def _first_round(turns: Tensor) -> Tensor:
@@ -304,19 +360,30 @@ def constant_batch(batches: tf.data.Dataset) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(next(iter(batches))).repeat()
 
 
-_MARKER = "ipucnn-data-error:"
+_raised: Dict[str, DataError] = {}
+"""Errors of functions that TensorFlow calls, until they are raised again: only a text of theirs crosses it."""
 
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Turns the TensorFlow error of a pipeline that met a bad file into the DataError behind it."""
+    """Raises the DataError of a file in place of the TensorFlow error of the pipeline that met it."""
     try:
         yield
     except tf.errors.OpError as error:
-        found = re.search(re.escape(_MARKER) + r"(.*?)\x1f(.*?)\x1f", str(error), re.DOTALL)
-        if found is None:
+        found = re.search(r"ipucnn-data-error-\d+", str(error))
+        if found is None or found.group() not in _raised:
             raise
-        raise DataError(found.group(1), found.group(2) or "check the files of the data set") from None
+        raise _raised[found.group()] from None
+
+
+def _crossing(error: DataError) -> ValueError:
+    """What TensorFlow is told in place of an error: the name under which :func:`data_errors` finds it."""
+    name = f"ipucnn-data-error-{next(_numbers)}"
+    _raised[name] = error
+    return ValueError(name)
+
+
+_numbers = itertools.count()
 
 
 def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
@@ -326,7 +393,7 @@ def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
         try:
             return examples.encoded(int(position))
         except DataError as error:
-            raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error
+            raise _crossing(error) from error
 
     return tf.numpy_function(read, [index], tf.string)
 
@@ -359,9 +426,8 @@ def _decode_in_python(
                             data, origin, image, state, info.max_image_pixels, info.crops
                         )
         except DataError as error:
-            # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
             hint = _hint_of_file(error, info)
-            raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{hint}\x1f") from error
+            raise _crossing(DataError(printable(error.message), hint, error.code)) from error
         return images
 
     epochs, turns = random[1:] if random is not None else (indices, indices)
@@ -436,10 +502,13 @@ def parallel_calls(num_parallel: Optional[int]) -> int:
 def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
     """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
     calls = max(parallel_calls(num_parallel), num_cores())
-    group = max(
-        1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape))
-    )
-    return _prefetch(batch_size, input_shape) + calls * group
+    return _prefetch(batch_size, input_shape) + calls * _group(batch_size, input_shape)
+
+
+def _group(batch_size: int, input_shape: InputShape) -> int:
+    """How many batches of images in memory are prepared by one call."""
+    batch_bytes = _batch_bytes(batch_size, input_shape)
+    return max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
 
 
 def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:

@@ -1,9 +1,15 @@
-"""Which data sets there are, and where their files lie."""
+"""Which data sets there are, and where their files lie.
 
+A data set is one row of :data:`DATASETS`: what is known of it, how its files are recognised in a folder, and how it is
+read.  :func:`find_kinds` says what a folder is, to every command.
+"""
+
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -15,7 +21,7 @@ from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, real, shown
+from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, read_bytes, real, shown
 from ipucnn.python_files import (
     PythonFunction,
     entry_point,
@@ -25,14 +31,43 @@ from ipucnn.python_files import (
     load_entry_point,
     own_code_failed,
 )
-from ipucnn.text import shown_value
+from ipucnn.text import printable, shown_value
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
+_MOST_INFO_BYTES = 2**26
 TFDS_PREFIX = "tfds:"
 ANY_TASK = "any"
 GROUP = "ipucnn.datasets"
 """Entry points of installed packages: functions as those of Python files."""
+
+
+class Opening(NamedTuple):
+    """What a reader is given; each takes what concerns its data set.
+
+    Attributes:
+        name: of the set.
+        location: the folder of its files; the current one for sets without files.
+        task: "classification" or "segmentation".
+        seed: of generated sets.
+        image_shape: (height, width, channels) of generated sets.
+        num_classes: of noise.
+        max_image_pixels: what an image, or a page of a volume, may have at most.
+        least_train: training images that noise has at least.
+        validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
+        allow_partial: leave out images without a mask, and masks without an image.
+    """
+
+    name: str
+    location: Path = Path()
+    task: str = "classification"
+    seed: int = 0
+    image_shape: Optional[Tuple[int, int, int]] = None
+    num_classes: Optional[int] = None
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    least_train: int = 0
+    validation_fraction: float = imagefolder.HELD_OUT_SHARE
+    allow_partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +77,9 @@ class DatasetRecord:
     Attributes:
         task: "classification", "segmentation", or "any".
         summary: one line for tables and help.
-        files: what has to lie where, for messages; empty for sets that need no files.
+        open: reads it.
+        has_files: whether a folder holds its files, complete or not, by their names; None of sets without files.
+        files: what has to lie where, for messages; empty for sets without files.
         folders: where below the data folder it may lie.
         image_shape: (height, width, channels) of its images, where that is known without a look at them.
         num_classes: likewise.
@@ -51,6 +88,8 @@ class DatasetRecord:
 
     task: str
     summary: str
+    open: Callable[[Opening], DataSource]
+    has_files: Optional[Callable[[Path], bool]] = None
     files: str = ""
     folders: Tuple[str, ...] = ()
     image_shape: Optional[Tuple[int, int, int]] = None
@@ -58,23 +97,73 @@ class DatasetRecord:
     num_examples: Optional[Tuple[int, int]] = None
 
 
+def _open_membranes(asked: Opening) -> DataSource:
+    from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
+
+    height, width = asked.image_shape[:2] if asked.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
+    return open_membranes(height, width, asked.seed)
+
+
+def _open_random(asked: Opening) -> DataSource:
+    classes = asked.num_classes or (2 if asked.task == "segmentation" else 10)
+    shape, num_train = (
+        asked.image_shape or embedded.DEFAULT_SHAPE,
+        max(embedded.NUM_TRAIN, asked.least_train),
+    )
+    return embedded.open_random(*shape, classes, asked.task, asked.seed, num_train)
+
+
+def _open_imagenet(asked: Opening) -> DataSource:
+    if records.has_shards(asked.location):
+        return records.open_records(asked.location)
+    return imagefolder.open_imagefolder(asked.location, asked.name)
+
+
+def _open_imagefolder(asked: Opening) -> DataSource:
+    return imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction)
+
+
+def _open_idx(asked: Opening) -> DataSource:
+    return idx.open_idx(asked.name, asked.location)
+
+
+def _open_cifar(asked: Opening) -> DataSource:
+    return cifar.open_cifar(asked.name, asked.location)
+
+
+def _open_tfds(asked: Opening) -> DataSource:
+    from ipucnn.datasets.sources.tfds import open_tfds
+
+    return open_tfds(asked.name, asked.location)
+
+
 _IDX_SIZE = (idx.FULL_SIZE["train"], idx.FULL_SIZE["eval"])
 _CIFAR_SIZE = (50_000, cifar.TEST_SIZE)
 _IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
 DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord(
-        "classification", "8x8 handwritten digits, embedded (scikit-learn)", "", (), (8, 8, 1), 10
+        "classification",
+        "8x8 handwritten digits, embedded (scikit-learn)",
+        lambda asked: embedded.open_digits(),
+        image_shape=(8, 8, 1),
+        num_classes=10,
     ),
-    "membranes": DatasetRecord("segmentation", "generated tissue with membrane masks, any size"),
+    "membranes": DatasetRecord(
+        "segmentation", "generated tissue with membrane masks, any size", _open_membranes
+    ),
     "isbi2012": DatasetRecord(
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
+        lambda asked: isbi2012.open_isbi2012(asked.location, asked.max_image_pixels),
+        isbi2012.has_files,
         "train-volume.tif and train-labels.tif",
         ("isbi2012", "ISBI2012", "isbi-2012"),
     ),
     "mnist": DatasetRecord(
         "classification",
         "28x28 handwritten digits",
+        _open_idx,
+        idx.has_files,
         _IDX_FILES,
         ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
         (28, 28, 1),
@@ -84,6 +173,8 @@ DATASETS: Dict[str, DatasetRecord] = {
     "fashion_mnist": DatasetRecord(
         "classification",
         "28x28 clothes",
+        _open_idx,
+        idx.has_files,
         _IDX_FILES,
         ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
         (28, 28, 1),
@@ -93,6 +184,8 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar10": DatasetRecord(
         "classification",
         "32x32 colour, 10 classes",
+        _open_cifar,
+        lambda folder: cifar.find_layout("cifar10", folder) is not None,
         "cifar-10-batches-py or cifar-10-batches-bin",
         (
             *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"),
@@ -105,6 +198,8 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar100": DatasetRecord(
         "classification",
         "32x32 colour, 100 classes",
+        _open_cifar,
+        lambda folder: cifar.find_layout("cifar100", folder) is not None,
         "cifar-100-python or cifar-100-binary",
         (
             *("cifar-100-python", "cifar-100-binary", "cifar100"),
@@ -117,51 +212,80 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagenet": DatasetRecord(
         "classification",
         "ImageNet as TFRecord files or as an image folder",
+        _open_imagenet,
+        lambda folder: records.has_shards(folder) or imagefolder.has_parts(folder),
         "imagenet/train-*-of-01024 and validation-*-of-00128, or imagenet/{train,val}/CLASS/*.JPEG",
         ("imagenet",),
         num_classes=1000,
         num_examples=(1_281_167, 50_000),  # Russakovsky et al. 2015, table 2
     ),
-    "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
-    "imagemasks": DatasetRecord(
-        "segmentation", "a folder of image and mask pairs", "[train|val/]{images,masks}/NAME.png"
+    "imagefolder": DatasetRecord(
+        "classification",
+        "an image folder",
+        _open_imagefolder,
+        lambda folder: imagefolder.has_parts(folder) or imagefolder.is_undivided(folder),
+        "{train,val}/CLASS/*.jpg",
     ),
-    "random": DatasetRecord("any", "noise made on the host, for throughput"),
+    "imagemasks": DatasetRecord(
+        "segmentation",
+        "a folder of image and mask pairs",
+        lambda asked: imagemasks.open_imagemasks(asked.location, asked.max_image_pixels, asked.allow_partial),
+        imagemasks.has_files,
+        "[train|val/]{images,masks}/NAME.png",
+    ),
+    "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
 }
+_BY_LAYOUT = ("imagefolder", "imagemasks")
+"""Sets that are known by how a folder is laid out: any folder's name will do."""
 
 
 def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
-    """The folder that holds ``name``: ``path`` itself, or one of the usual ones below it.
+    """The folder that holds ``name``, complete or not: ``path`` itself, or one of the usual ones below it.
 
-    MNIST and Fashion-MNIST have the same file names: where ``path`` itself holds them, its name decides,
-    unless the set was named (``explicit``).
+    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet: where ``path`` itself has
+    them, its name decides, unless the set was named (``explicit``).
     """
-    for folder in (path, *(path / below for below in DATASETS[name].folders)):
-        if not _has_files(name, folder):
-            continue
-        is_right = explicit or folder != path
-        if name in idx.CLASS_NAMES:
-            is_fashion = "fashion" in real(folder).as_posix().lower()
-            is_right = is_right or is_fashion == (name == "fashion_mnist")
-        elif name == "imagenet":
-            # Any image folder could be ``path`` itself: only if it was asked for, or has the name.
-            is_right = is_right or real(folder).name.lower() == "imagenet"
-        else:
-            is_right = True
-        if is_right:
+    record = DATASETS[name]
+    assert record.has_files is not None
+    for folder in (path, *(path / below for below in record.folders)):
+        if record.has_files(folder) and (explicit or folder != path or _is_called(name, folder)):
             return folder
     return find_tfds(name, path)
 
 
-def _has_files(name: str, folder: Path) -> bool:
-    """Whether a folder holds a set that is found by its files, in the layout it is published in."""
-    if name in cifar.LAYOUTS:
-        return cifar.find_layout(name, folder) is not None
+def _is_called(name: str, folder: Path) -> bool:
+    """Whether a folder's name says nothing against a set whose files are in it."""
     if name in idx.CLASS_NAMES:
-        return idx.has_files(folder)
-    if name == "isbi2012":
-        return isbi2012.has_files(folder)
-    return name == "imagenet" and (records.has_shards(folder) or imagefolder.is_image_folder(folder))
+        return ("fashion" in real(folder).as_posix().lower()) == (name == "fashion_mnist")
+    return name != "imagenet" or real(folder).name.lower() == "imagenet"
+
+
+def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
+    """Which data sets are in a folder, complete or not, by name and place; one that is the folder itself is alone."""
+    # Hugging Face writes a file of this name into image folders, too; beside TFDS's records there are no folders.
+    described = is_file(folder / INFO_FILE)
+    if described and not (imagemasks.has_files(folder) or imagefolder.has_parts(folder)):
+        return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
+    found = []
+    for name, record in DATASETS.items():
+        if record.has_files is not None and name not in _BY_LAYOUT:
+            location = find_location(name, folder)
+            # Class folders are an image folder, whatever it is called.
+            if location is not None and (name, location, records.has_shards(folder)) != (
+                "imagenet",
+                folder,
+                False,
+            ):
+                found.append((name, location))
+    if any(location == folder for _, location in found):
+        return found
+    if records.has_shards(folder):
+        found.append(("imagenet", folder))
+    elif imagemasks.has_files(folder):
+        found.append(("imagemasks", folder))
+    elif DATASETS["imagefolder"].has_files(folder):  # type: ignore[misc]
+        found.append(("imagefolder", folder))
+    return found
 
 
 def is_tfds(name: str, location: Path) -> bool:
@@ -171,8 +295,9 @@ def is_tfds(name: str, location: Path) -> bool:
     """
     if name.startswith(TFDS_PREFIX):
         return True
-    is_named_by_layout = name in ("imagefolder", "imagemasks")
-    return not is_named_by_layout and is_file(location / INFO_FILE) and not _has_files(name, location)
+    has_files = DATASETS[name].has_files
+    is_named_by_layout = has_files is None or name in _BY_LAYOUT
+    return not is_named_by_layout and is_file(location / INFO_FILE) and not has_files(location)  # type: ignore[misc]
 
 
 def find_tfds(name: str, path: Path) -> Optional[Path]:
@@ -183,9 +308,11 @@ def find_tfds(name: str, path: Path) -> Optional[Path]:
         path: the folder that holds NAME/[CONFIG/]VERSION, or NAME itself, or the version itself.
     """
     base_name, _, version = name.partition(":")
-    parts = base_name.split("/")
-    if is_file(path / INFO_FILE) and parts[0] in real(path).parts:
-        return path
+    parts = tuple(base_name.split("/"))
+    if is_file(path / INFO_FILE):
+        names, its_version = _described(path)
+        if names[: len(parts)] == parts and version in ("", its_version):
+            return path
     roots = [path.joinpath(*parts)]
     if real(path).name == parts[0]:
         roots.append(path.joinpath(*parts[1:]))
@@ -197,6 +324,17 @@ def find_tfds(name: str, path: Path) -> Optional[Path]:
         if found:
             return max(found, key=lambda folder: (_version(folder.name), str(folder)))
     return None
+
+
+def _described(folder: Path) -> Tuple[Tuple[str, ...], str]:
+    """(NAME,) or (NAME, CONFIG), and the version, as a prepared set describes itself; of a description that says no
+    name, those of its folders."""
+    with suppress(UserError, ValueError, RecursionError):
+        about = json.loads(read_bytes(folder / INFO_FILE, _MOST_INFO_BYTES))
+        if isinstance(about, dict) and isinstance(about.get("name"), str):
+            names = (about["name"], about.get("configName"))
+            return tuple(str(name) for name in names if name), str(about.get("version", ""))
+    return (real(folder).parent.name,), real(folder).name
 
 
 def _folders(folder: Path) -> List[Path]:
@@ -322,7 +460,7 @@ def choose_dataset(
             set where it lies in ``path`` and the embedded one of the task otherwise.
         path: ``--dataset-path``, the folder to look in.
         home: the model's home data set.
-        task: the model's task.
+        task: the model's task; ANY_TASK for verification, which takes incomplete sets, too.
         download: whether a set that is absent may be fetched (it is when it is opened).
         divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.
         reads_files: False where the published size of a set will do if it is absent.
@@ -344,39 +482,35 @@ def choose_dataset(
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
         folder = expand(name)
-        if is_folder(folder):
-            if isbi2012.has_files(folder):
-                _check_task(f"folder {folder}", "segmentation", task)
-                return Choice("isbi2012", folder, f"data set isbi2012 from {folder}", task)
-            if task == "segmentation" or imagemasks.is_imagemasks(folder):
-                _check_task(f"folder {folder}", "segmentation", task)
-                return _choose_imagemasks(folder)
-            if records.has_shards(folder):
-                return Choice("imagenet", folder, f"data set imagenet from {folder}")
-            return _choose_imagefolder(folder, divides)
+        kind = kind_of(folder)
+        if kind is Kind.FOLDER:
+            return choose_folder(folder, task, divides)
         entry = entry_point(GROUP, name)
         if entry is not None:
             make = _of_package(name, load_entry_point(entry))
             return Choice(name, None, f"data set {name} of {entry.value}", task, make=make)
+        if kind is not Kind.ABSENT:
+            raise DataError(
+                f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
+            )
         raise _unknown(name, task)
-    _check_task(f"data set {known}", DATASETS[known].task, task)
-    if known == "imagefolder":
-        return _choose_imagefolder(path, divides)
-    if known == "imagemasks":
-        return _choose_imagemasks(path)
-    if not DATASETS[known].files:
-        return Choice(known, None, f"data set {known}, {_origin(known)}", task)
+    record, chosen_task = DATASETS[known], _task_of(known, task)
+    _check_task(f"data set {known}", record.task, task)
+    if known in _BY_LAYOUT and task != ANY_TASK:
+        return _choose_layout(known, path, divides)
+    if not record.files:
+        return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     location = find_location(known, path, explicit=True)
     if location is not None:
-        return Choice(known, location, f"data set {known} from {location}", task)
-    size = None if reads_files else DATASETS[known].num_examples
+        return Choice(known, location, f"data set {known} from {location}", chosen_task)
+    size = None if reads_files else record.num_examples
     if size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
         return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
     if download and known in REMOTES:
-        return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
+        return Choice(known, None, f"data set {known}, to be downloaded to {path}", chosen_task, path)
     check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
 
@@ -442,56 +576,30 @@ def open_dataset(
         _check_task(choice.message, source.info.task, choice.task)
     elif choice.is_absent:
         source = _open_published(choice.name)
-    elif choice.name == "imagefolder":
-        source = imagefolder.open_imagefolder(fetch(choice, download), choice.name, validation_fraction)
     else:
-        source = _open(
-            choice, download, seed, image_shape, num_classes, max_image_pixels, least_train, allow_partial
+        asked = Opening(
+            choice.name,
+            task=choice.task,
+            seed=seed,
+            image_shape=image_shape,
+            num_classes=num_classes,
+            max_image_pixels=max_image_pixels,
+            least_train=least_train,
+            validation_fraction=validation_fraction,
+            allow_partial=allow_partial,
         )
+        read: Callable[[Opening], DataSource] = _open_tfds
+        if choice.name in DATASETS and DATASETS[choice.name].has_files is None:
+            read = DATASETS[choice.name].open
+        else:
+            asked = asked._replace(location=fetch(choice, download))
+            if not is_tfds(choice.name, asked.location):
+                read = DATASETS[choice.name].open
+        source = read(asked)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     if skip_damaged and isinstance(source.train, FileExamples):
         source = without_damaged(source)
     return limit_source(source, limit_train, limit_eval, seed)
-
-
-def _open(
-    choice: Choice,
-    download: bool,
-    seed: int,
-    image_shape: Optional[Tuple[int, int, int]],
-    num_classes: Optional[int],
-    max_image_pixels: int,
-    least_train: int,
-    allow_partial: bool,
-) -> DataSource:
-    name = choice.name
-    if name == "digits":
-        return embedded.open_digits()
-    if name == "membranes":
-        from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
-
-        height, width = image_shape[:2] if image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
-        return open_membranes(height, width, seed)
-    if name == "random":
-        classes = num_classes or (2 if choice.task == "segmentation" else 10)
-        shape, num_train = image_shape or embedded.DEFAULT_SHAPE, max(embedded.NUM_TRAIN, least_train)
-        return embedded.open_random(*shape, classes, choice.task, seed, num_train)
-    location = fetch(choice, download)
-    if is_tfds(name, location):
-        from ipucnn.datasets.sources.tfds import open_tfds
-
-        return open_tfds(name, location)
-    if name in idx.CLASS_NAMES:
-        return idx.open_idx(name, location)
-    if name in cifar.LAYOUTS:
-        return cifar.open_cifar(name, location)
-    if name == "isbi2012":
-        return isbi2012.open_isbi2012(location, max_image_pixels)
-    if name == "imagemasks":
-        return imagemasks.open_imagemasks(location, max_image_pixels, allow_partial)
-    if name == "imagenet" and records.has_shards(location):
-        return records.open_records(location)
-    return imagefolder.open_imagefolder(location, name)
 
 
 def _open_published(name: str) -> DataSource:
@@ -544,7 +652,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     if download and home in REMOTES:
         return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
     get = _how_to_get(home)
-    why = f"{home}, this model's home data set, is not in {path} ({get})"
+    why = f"{home}, this model's default data set, is not in {path} ({get})"
     if task == "segmentation" and imagemasks.is_imagemasks(path):
         why += f"; {path} has images and masks: add --dataset imagemasks to take them"
     elif task == "classification" and imagefolder.is_image_folder(path):
@@ -560,9 +668,9 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     full_name = TFDS_PREFIX + name
     location = find_tfds(name, path)
     if location is not None:
-        return Choice(full_name, location, f"data set {full_name} from {location}", task)
+        return Choice(full_name, location, f"data set {full_name} from {location}")
     if download:
-        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", task, path)
+        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", download_to=path)
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
 
 
@@ -593,19 +701,55 @@ def check_is_there(folder: Path) -> None:
         raise DataError(f"--dataset-path {folder} is {kind.value}, not a folder", hint)
 
 
-def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
+def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
+    """What a folder is that was given in place of a name.
+
+    Raises:
+        ConfigurationError: a set for another task, or several.
+        DataError: no set, or one without a part that training needs.
+    """
+    found = find_kinds(folder)
+    if not found and task == ANY_TASK:
+        raise DataError(
+            f"{shown(folder)} holds no data set that is known",
+            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
+            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
+        )
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{shown(folder)} holds {' and '.join(name for name, _ in found)}",
+            f"--dataset {found[0][0]} --dataset-path {shown(folder)}",
+        )
+    layout = "imagemasks" if task == "segmentation" else "imagefolder"
+    name, location = found[0] if found else (layout, folder)
+    chosen_task = _task_of(name, task)
+    _check_task(f"folder {folder}", chosen_task, task)
+    if name in _BY_LAYOUT and task != ANY_TASK:
+        return _choose_layout(name, folder, divides)
+    return Choice(name, location, f"data set {name} from {location}", chosen_task)
+
+
+def _task_of(name: str, task: str) -> str:
+    """The task of a set; of one for any, that which is asked for."""
+    own = DATASETS[name].task if name in DATASETS else "classification"
+    asked = "classification" if task == ANY_TASK else task
+    return asked if own == ANY_TASK else own
+
+
+def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
+    """An image folder, or one of images and masks, with all that training needs.
+
+    Raises:
+        DataError: it is not there, or lacks something.
+    """
     check_is_there(folder)
-    if not imagefolder.is_image_folder(folder) and not (divides and imagefolder.is_undivided(folder)):
+    if name == "imagemasks" and not imagemasks.is_imagemasks(folder):
+        raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
+    is_divided = name == "imagemasks" or imagefolder.is_image_folder(folder)
+    if not is_divided and not (divides and imagefolder.is_undivided(folder)):
         layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
-    return Choice("imagefolder", folder, f"data set imagefolder from {folder}")
-
-
-def _choose_imagemasks(folder: Path) -> Choice:
-    check_is_there(folder)
-    if not imagemasks.is_imagemasks(folder):
-        raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
-    return Choice("imagemasks", folder, f"data set imagemasks from {folder}", "segmentation")
+    return Choice(name, folder, f"data set {name} from {folder}", DATASETS[name].task)
 
 
 def _how_to_get(name: str) -> str:

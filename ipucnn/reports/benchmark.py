@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
-from ipucnn.benchmarking.baseline import QUIET_SHARE
-from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
+from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, QUIET_SHARE, block_length
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -18,6 +17,7 @@ from ipucnn.reports.console import (
     fact_table,
     note,
     plain_table,
+    print_table,
 )
 from ipucnn.text import counted
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
     from ipucnn.benchmarking.records import (
         BenchmarkReport,
+        Comparison,
         EndToEnd,
         ExecutionFacts,
         Interval,
         MeasuredFigures,
         PipelineFigures,
         Prediction,
+        Regression,
     )
 
 _VERDICTS = {
@@ -44,6 +46,7 @@ _CACHED = {
     False: ", executable not in the cache",
     None: "; the host keeps no executables in a cache",
 }
+_WHAT = "what is done"
 # Lines of progress in a pipe are at least so far apart, but for the ends of phases.
 _EVERY_S = 15.0
 
@@ -93,8 +96,8 @@ def _bounds(value: Interval) -> str:
     return f"{units.number(value.lower)} to {units.number(value.upper)}"
 
 
-def _rate(number: Optional[float], unit: str) -> str:
-    return "" if number is None else f"{units.count(number)}{unit}"
+def _flop(number: Optional[float]) -> str:
+    return "" if number is None else f"{units.count(number)}FLOP/s"
 
 
 def _band(prediction: Prediction) -> str:
@@ -112,143 +115,104 @@ def _memory(prediction: Prediction) -> str:
 
 def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
     """Titles and rows of the table of figures; the first column names the row."""
-    measured, rival = report.measured, report.comparison
-    step = "weight update" if report.mode == "training" else "micro-batch"
+    m, rival, predicted = report.measured, report.comparison, report.predicted
     titles = ["", f"measured\n{report.device.kind.upper()}"]
     titles += [f"measured\n{rival.rival}"] if rival else []
-    titles += [f"predicted\n{p.system}, {p.precision}" for p in report.predicted]
-    void = "void" if report.void else "nothing measured"
-    blank = [""] * bool(rival)
-    predicted = report.predicted
+    titles += [f"predicted\n{p.system}, {p.precision}" for p in predicted]
 
-    def row(name: str, own: str, others: List[str], key: Callable[[Prediction], str]) -> List[str]:
-        return [name, own if measured else "", *(others or blank), *(key(p) for p in predicted)]
+    def row(name: str, own: str, key: Callable[[Prediction], str], other: str = "") -> List[str]:
+        return [name, own, *([other] if rival else []), *map(key, predicted)]
 
-    rows = [
-        [
-            "images/s",
-            units.number(measured.images_per_s.value) if measured else void,
-            *([units.number(rival.images_per_s.value)] if rival else []),
-            *(units.number(p.images_per_s) if p.images_per_s else "none" for p in predicted),
-        ]
-    ]
-    m = measured
-    rival_step = [units.seconds(m.step_samples / rival.images_per_s.value)] if rival and m else []
-    rows += [
+    nothing = "void" if report.void else "nothing measured"
+    rate = units.number(m.images_per_s.value) if m else nothing
+    rival_rate = rival.images_per_s.value if rival else None
+    rival_step = m.step_samples / rival_rate if m and rival_rate else None
+    step = "weight update" if report.mode == "training" else "micro-batch"
+    share = f"{m.share_of_matmul_peak:.1%}" if m and m.share_of_matmul_peak else ""
+    return titles, [
+        row("images/s", rate, lambda p: units.number(p.images_per_s) or "none", units.number(rival_rate)),
         row(
             "95 % interval",
             _bounds(m.images_per_s) if m else "",
-            [_bounds(rival.images_per_s)] if rival else [],
             lambda p: "",
+            _bounds(rival.images_per_s) if rival else "",
         ),
-        row("80 % band", "", [], _band),
+        row("80 % band", "", _band),
         row(
             f"time of a {step}",
             units.seconds(m.step_s if m else None),
-            rival_step,
             lambda p: units.seconds(p.step_s),
+            units.seconds(rival_step),
         ),
-        row(
-            "arithmetic",
-            _rate(m.flop_per_s if m else None, "FLOP/s"),
-            [],
-            lambda p: _rate(p.flop_per_s, "FLOP/s"),
-        ),
-        row(
-            "share of peak",
-            f"{m.share_of_matmul_peak:.1%}" if m and m.share_of_matmul_peak else "",
-            [],
-            lambda p: f"{p.share_of_peak:.1%}" if p.share_of_peak else "",
-        ),
-        row("peak memory", units.size(m.peak_memory_bytes if m else None), [], _memory),
-        row("IPUs", "", [], lambda p: str(p.num_ipus or "")),
+        row("arithmetic", _flop(m.flop_per_s if m else None), lambda p: _flop(p.flop_per_s)),
+        row("share of peak", share, lambda p: f"{p.share_of_peak:.1%}" if p.share_of_peak else ""),
+        row("peak memory", units.size(m.peak_memory_bytes if m else None), _memory),
+        row("IPUs", "", lambda p: str(p.num_ipus or "")),
     ]
-    return titles, rows
 
 
-def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
+def facts(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
     """What was measured, on what, and how sure it is, as (name, value)."""
-    compilation, execution, measured = report.compilation, report.execution, report.measured
-    device, environment, program = report.device, report.environment, report.program
-    size = "x".join(map(str, report.input_shape))
-    rows = [
-        ("network", f"{report.model}, input {size}, seed {report.seed}"),
-        ("data", f"{report.data.kind}: {report.data.description} ({report.data.name})"),
-        ("program", _program_line(program, execution, report.mode)),
-        (
-            "device",
-            f"{device.name}, {counted(device.num_cores, 'core')}, {units.size(device.memory_bytes)}; "
-            f"TensorFlow {environment.get('tensorflow')}, Keras {environment.get('keras')}",
-        ),
-    ]
-    if compilation is not None:
-        number = compilation.num_graph_operations
-        operations = f"{number:,} graph operations, " if number else ""
-        rows.append(
-            (
-                "compilation",
-                f"{counted(compilation.num_layers, 'layer')}, {operations}"
-                f"{units.count(compilation.num_parameters)} parameters, "
-                f"{units.count(compilation.macs_per_sample)} MACs per sample",
-            )
-        )
-        first = compilation.first_execution_s
-        rows.append(
-            (
-                "compile time",
-                f"{units.duration(compilation.trace_s)} tracing"
-                + (f", {units.duration(first)} first execution" if first else "")
-                + _CACHED[compilation.cached],
-            )
-        )
-    if report.warmup is not None:
-        warm = report.warmup
-        how = "until steady" if warm.steady else "not steady when its time was over"
-        rows.append(
-            ("warm-up", f"{counted(warm.executions, 'execution')}, {units.duration(warm.seconds)}, {how}")
-        )
-    if measured is not None:
-        rows += _spread_rows(measured)
+    yield from _work_rows(report)
+    if report.measured is not None:
+        yield from _spread_rows(report.measured)
     if report.end_to_end is not None:
-        rows += _end_to_end_rows(report.end_to_end)
+        yield from _end_to_end_rows(report.end_to_end)
     if report.comparison is not None:
-        ratio = report.comparison.ratio
-        rows.append(("session / keras", f"{_interval(ratio)} times the images/s, in turns in one process"))
-        by_cpu = report.comparison.ratio_by_processor_time
-        if by_cpu is not None and measured and (measured.others_share or 0.0) > QUIET_SHARE:
-            rows.append(
-                (
-                    "the same",
-                    f"{_interval(by_cpu)} by processor time, which does not count waiting for others",
-                )
-            )
-        rows.append(("keras is", report.comparison.description))
+        yield from _comparison_rows(report.comparison, report.measured)
     if report.regression is not None:
-        r = report.regression
-        rows.append(
-            (
-                "baseline",
-                f"{_interval(r.ratio)} times its speed: {_VERDICTS[r.verdict]} "
-                f"({r.allowed:.1%} may be lost)" + (f"; {r.why_inconclusive}" if r.why_inconclusive else ""),
-            )
-        )
-        if r.ratio_by_processor_time:
-            rows.append(
-                (
-                    "baseline by",
-                    f"time {_interval(r.ratio_by_time)}, processor time "
-                    f"{_interval(r.ratio_by_processor_time)}: the machine was busy, so both count",
-                )
-            )
+        yield from _baseline_rows(report.regression)
     for prediction in report.predicted:
         for text in prediction.notes:
-            rows.append((f"predicted, {prediction.precision}", text))
-    rows += [("note", text) for text in report.notes]
+            yield f"predicted, {prediction.precision}", text
+    for text in report.notes:
+        yield "note", text
     if report.void:
-        rows.append(("void", report.void))
+        yield "void", report.void
         if report.hint:
-            rows.append(("hint", report.hint))
-    return rows
+            yield "hint", report.hint
+
+
+def _work_rows(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
+    """Network, data, program and device, and what compiling and warming up took."""
+    device, environment, compiled, warm = report.device, report.environment, report.compilation, report.warmup
+    yield "network", f"{report.model}, input {'x'.join(map(str, report.input_shape))}, seed {report.seed}"
+    yield "data", f"{report.data.kind}: {report.data.description} ({report.data.name})"
+    yield "program", _program_line(report.program, report.execution, report.mode)
+    machine = f"{device.name}, {counted(device.num_cores, 'core')}, {units.size(device.memory_bytes)}"
+    versions = f"TensorFlow {environment.get('tensorflow')}, Keras {environment.get('keras')}"
+    yield "device", f"{machine}; {versions}"
+    if compiled is not None:
+        number, first = compiled.num_graph_operations, compiled.first_execution_s
+        operations = f"{number:,} graph operations, " if number else ""
+        counts = f"{units.count(compiled.num_parameters)} parameters, "
+        counts += f"{units.count(compiled.macs_per_sample)} MACs per sample"
+        yield "compilation", f"{counted(compiled.num_layers, 'layer')}, {operations}{counts}"
+        text = f"{units.duration(compiled.trace_s)} tracing"
+        text += f", {units.duration(first)} first execution" if first else ""
+        yield "compile time", text + _CACHED[compiled.cached]
+    if warm is not None:
+        how = "until steady" if warm.steady else "not steady when its time was over"
+        yield "warm-up", f"{counted(warm.executions, 'execution')}, {units.duration(warm.seconds)}, {how}"
+
+
+def _comparison_rows(found: Comparison, measured: Optional[MeasuredFigures]) -> Iterator[Tuple[str, str]]:
+    yield "session / keras", f"{_interval(found.ratio)} times the images/s, in turns in one process"
+    by_cpu = found.ratio_by_processor_time
+    if by_cpu is not None and measured and (measured.others_share or 0.0) > QUIET_SHARE:
+        why = "by processor time, which does not count waiting for others"
+        yield "the same", f"{_interval(by_cpu)} {why}"
+    yield "keras is", found.description
+
+
+def _baseline_rows(found: Regression) -> Iterator[Tuple[str, str]]:
+    why = f"; {found.why_inconclusive}" if found.why_inconclusive else ""
+    verdict = f"{_VERDICTS[found.verdict]} ({found.allowed:.1%} may be lost){why}"
+    yield "baseline", f"{_interval(found.ratio)} times its speed: {verdict}"
+    by_cpu = found.ratio_by_processor_time
+    if by_cpu is not None:
+        both = f"time {_interval(found.ratio_by_time)}, processor time {_interval(by_cpu)}"
+        yield "baseline by", f"{both}: the machine was busy, so both count"
 
 
 def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode: str) -> str:
@@ -265,59 +229,43 @@ def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode:
     if execution is not None:
         line += f"; executions of {counted(execution.samples, 'image')}"
         if execution.fused_micro_batches > 1:
-            line += f", {counted(execution.fused_micro_batches, 'micro-batch')} computed as one"
+            line += f", {execution.fused_micro_batches} micro-batches fused"
     return line
 
 
-def _spread_rows(measured: MeasuredFigures) -> List[Tuple[str, str]]:
-    spread = measured.execution
+def _spread_rows(measured: MeasuredFigures) -> Iterator[Tuple[str, str]]:
+    """How much was measured, and how it scatters."""
+    spread, count = measured.execution, measured.num_executions
+    how = f"which needs {counted(INTERVAL_NEEDS, 'execution')}"
+    if count >= INTERVAL_NEEDS:
+        how = f"bootstrap over blocks of {counted(block_length(count), 'execution')}"
+    amount = f"{counted(count, 'execution')}, {counted(measured.total_samples, 'image')} in "
+    yield "measured", f"{amount}{units.duration(measured.total_s)}; interval: 95 %, {how}"
     varies = spread.coefficient_of_variation
     times = f"{units.seconds(spread.min_s)} least, {units.seconds(spread.max_s)} most"
-    latency = []
-    for row in measured.percentiles:
-        name = f"p{row.percent:g}"
-        if row.value_s is None:
-            latency.append(f"{name} needs {row.needs}")
-        else:
-            latency.append(f"{name} {units.seconds(row.value_s)} (at most {units.seconds(row.at_most_s)})")
-    rows = [
-        (
-            "measured",
-            f"{counted(measured.num_executions, 'execution')}, {counted(measured.total_samples, 'image')} in "
-            f"{units.duration(measured.total_s)}; interval: 95 %, "
-            + (
-                f"bootstrap over blocks of {counted(block_length(measured.num_executions), 'execution')}"
-                if measured.num_executions >= INTERVAL_NEEDS
-                else f"which needs {counted(INTERVAL_NEEDS, 'execution')}"
-            ),
-        ),
-        (
-            "an execution",
-            times + (f", standard deviation {varies:.1%}" if varies is not None else ""),
-        ),
-        ("percentiles", "; ".join(latency)),
+    yield "an execution", times + (f", standard deviation {varies:.1%}" if varies is not None else "")
+    latency = [
+        f"p{row.percent:g} needs {row.needs}"
+        if row.value_s is None
+        else f"p{row.percent:g} {units.seconds(row.value_s)} (at most {units.seconds(row.at_most_s)})"
+        for row in measured.percentiles
     ]
-    if measured.others_share is not None:
-        quiet = "" if measured.others_share <= QUIET_SHARE else ": no quiet machine"
-        rows.append(
-            ("others took", f"{units.percent(measured.others_share)} of the processors meanwhile{quiet}")
-        )
-    if measured.matmul_peak:
-        peak = measured.matmul_peak
-        rows.append(("peak", f"{units.count(peak.flop_per_s)}FLOP/s: {peak.method}"))
-    return rows
+    yield "percentiles", "; ".join(latency)
+    others, peak = measured.others_share, measured.matmul_peak
+    if others is not None:
+        quiet = "" if others <= QUIET_SHARE else ": no quiet machine"
+        yield "other programs", f"used {units.percent(others)} of the processors{quiet}"
+    if peak:
+        yield "peak", f"{units.count(peak.flop_per_s)}FLOP/s: {peak.method}"
 
 
-def _end_to_end_rows(found: EndToEnd) -> List[Tuple[str, str]]:
+def _end_to_end_rows(found: EndToEnd) -> Iterator[Tuple[str, str]]:
     share = found.data_share
-    text = f"{share.value:.1%}"
-    if share.lower is not None:
-        text += f" ({share.lower:.1%} to {share.upper:.1%})"
-    return [
-        ("data cost", f"{text} of the time: waiting for the input pipeline, and the cores that it takes"),
-        ("without", f"{_interval(found.constant_batch.images_per_s)} images/s on a constant batch"),
-        ("pipeline", f"{_interval(found.pipeline.images_per_s)} images/s alone"),
-    ]
+    interval = "" if share.lower is None else f" ({share.lower:.1%} to {share.upper:.1%})"
+    why = "waiting for the input pipeline, and the cores that it takes"
+    yield "data cost", f"{share.value:.1%}{interval} of the time: {why}"
+    yield "without", f"{_interval(found.constant_batch.images_per_s)} images/s on a constant batch"
+    yield "pipeline", f"{_interval(found.pipeline.images_per_s)} images/s alone"
 
 
 def part_rows(found: PipelineFigures) -> List[List[str]]:
@@ -348,50 +296,42 @@ def _own_time(seconds: Interval) -> str:
     return f"{line}\n({text(seconds.lower)} to {text(seconds.upper)})"
 
 
-def _print_pipeline(out: Console, report: BenchmarkReport, found: PipelineFigures) -> None:
-    """The table of the pipeline's parts, and of the IPUs that the pipeline could feed."""
+def _print_rows(out: Console, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table whose first column names the rows, and whose others hold figures."""
     from rich.text import Text
 
-    name = f"{report.data.name}: input pipeline of {report.model}, {report.mode}"
-    table = plain_table(title=name)
-    titles = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", "what is done")
-    for index, title in enumerate(titles):
-        table.add_column(Text(title), justify="right" if 0 < index < 4 else "left", overflow="fold")
-    for row in part_rows(found):
-        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
-    out.print(table)
-    if not found.feeds:
-        return
-    table = plain_table()
-    for index, title in enumerate(
-        ("predicted", "images/s of one IPU", "IPUs the pipeline could feed", "95 % interval")
-    ):
-        table.add_column(Text(title), justify="right" if index else "left")
-    for feed in found.feeds:
-        number = feed.num_ipus
-        table.add_row(
-            Text(f"{feed.system}, {feed.precision}", style="bold"),
-            units.number(feed.images_per_s_per_ipu),
-            units.number(number.value),
-            _bounds(number),
-        )
-    out.print(table)
+    table = plain_table(title=title or None, padding=(0, 1, 0, 0))
+    for index, head in enumerate(heads):
+        is_text = index == 0 or head == _WHAT
+        table.add_column(head, justify="left" if is_text else "right", overflow="fold")
+    for name, *cells in rows:
+        table.add_row(Text(name, style="bold"), *map(Text, cells))
+    print_table(out, table)
+
+
+def _print_pipeline(out: Console, report: BenchmarkReport, found: PipelineFigures) -> None:
+    """The table of the pipeline's parts, and of the IPUs that the pipeline could feed."""
+    title = f"{report.data.name}: input pipeline of {report.model}, {report.mode}"
+    heads = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", _WHAT)
+    _print_rows(out, title, heads, part_rows(found))
+    if found.feeds:
+        feed_heads = ("predicted", "images/s of one IPU", "IPUs the pipeline could feed", "95 % interval")
+        feeds = [
+            (
+                f"{feed.system}, {feed.precision}",
+                units.number(feed.images_per_s_per_ipu),
+                units.number(feed.num_ipus.value),
+                _bounds(feed.num_ipus),
+            )
+            for feed in found.feeds
+        ]
+        _print_rows(out, "", feed_heads, feeds)
 
 
 def _print_figures(out: Console, report: BenchmarkReport) -> None:
     """The table of figures, measured and predicted side by side."""
-    from rich.text import Text
-
-    titles, rows = columns(report)
     what = f"{report.model}: {report.mode}" + (", end to end" if report.scope == "end-to-end" else "")
-    if report.interrupted:
-        what += ", interrupted"
-    table = plain_table(title=what)
-    for index, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
-    out.print(table)
+    _print_rows(out, what + (", interrupted" if report.interrupted else ""), *columns(report))
 
 
 def print_benchmark(report: BenchmarkReport) -> None:

@@ -131,10 +131,14 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
         own.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
         if sum(spans(column)[1] for column in shown) > room and spare >= 0:
             # Rich would take the missing width off the widest columns, in the middle of words.
-            for column in own.columns:
-                least, most = spans(column)
-                column.width = least + min(spare, most - least)
-                spare -= column.width - least
+            widths = [spans(column)[0] for column in own.columns]
+            for _ in range(spare):
+                _, narrowest = min(
+                    (width, i) for i, width in enumerate(widths) if width < spans(own.columns[i])[1]
+                )
+                widths[narrowest] += 1
+            for column, width in zip(own.columns, widths):
+                column.width = width
         out.print(own)
         if not rest:
             return

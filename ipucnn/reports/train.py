@@ -343,7 +343,7 @@ def report_rows(
     rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
     validation = report["validation"]
     if validation:
-        line = f"{validation['accuracy']:.2%} of {validation['samples']:,.0f} held-out samples"
+        line = f"{validation['accuracy']:.2%} of {counted(int(validation['samples']), 'held-out sample')}"
         line += _region(data)
         if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
             line += f" (best {report['best_validation']['accuracy']:.2%})"
@@ -408,11 +408,15 @@ def report_rows(
             "model",
             f"{units.count(compiled['num_parameters'])} parameters, "
             f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
-            f"{counted(compiled['fused_micro_batches'], 'micro-batch')} computed as one",
+            f"{_fused(compiled['fused_micro_batches'])}",
         )
     )
     rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
+
+
+def _fused(number: int) -> str:
+    return "micro-batches not fused" if number == 1 else f"{number:,} micro-batches fused"
 
 
 def samples_measured(report: PlainDict) -> Optional[int]:

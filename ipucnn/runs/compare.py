@@ -196,7 +196,12 @@ def find_runs(folder: Path) -> List[Path]:
             f"{folder} is a file, not a folder with runs in it", f"ipucnn runs {shown(folder.parent)}"
         )
     if not is_folder(folder):
-        raise DataError(f"folder {folder} does not exist", "train a first run: ipucnn train toy_model")
+        usual = Path("runs")
+        others = folder != usual and is_folder(usual)
+        raise DataError(
+            f"folder {folder} does not exist",
+            "list the runs in runs: ipucnn runs" if others else "train a first run: ipucnn train toy_model",
+        )
     return list(_runs_in(folder, depth=2))
 
 

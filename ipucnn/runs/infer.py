@@ -426,7 +426,9 @@ def infer_masks(
     opened, failed = _open_all(trained, subset, paths, say)
     failed += len(problems)
     if not opened:
-        raise DataError(f"none of the {failed} inputs could be read", "the lines above say why")
+        if failed == 1:
+            raise DataError("the input could not be read", "the line above says why")
+        raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
     total = sum(len(source.sizes) for _, source in opened)
     network.warn_of_seams((size for _, source in opened for size in source.sizes), say)
     on_total(total)

@@ -356,7 +356,7 @@ def training_batches(
         shard: (count, index) of the instances that train together.
     """
     from ipucnn.datasets.mixing import Mixing
-    from ipucnn.datasets.pipeline import constant_batch, train_batches
+    from ipucnn.datasets.pipeline import Stream, constant_batch, train_batches
 
     config = setup.config
     epoch, update = divmod(first_update, program.weight_updates_per_epoch)
@@ -373,21 +373,23 @@ def training_batches(
         )
     batches = train_batches(
         setup.source,
-        batch_size=samples_per_element,
-        # Padding is taken from a further permutation of the epoch.
-        samples_per_epoch=program.samples_per_epoch + program.samples_padded_per_epoch,
-        weigh_padding=program.samples_padded_per_epoch > 0,
-        input_shape=setup.input_shape,
-        input_range=setup.input_range,
-        augment=config.augment,
-        seed=setup.seed,
-        start_epoch=epoch,
-        start_sample=update * program.global_batch_size,
-        shuffle=config.shuffle,
-        num_parallel=config.pipeline_num_parallel,
-        output_shape=setup.output_shape,
-        shard=shard,
-        mixing=mixing,
+        Stream(
+            batch_size=samples_per_element,
+            # Padding is taken from a further permutation of the epoch.
+            samples_per_epoch=program.samples_per_epoch + program.samples_padded_per_epoch,
+            weigh_padding=program.samples_padded_per_epoch > 0,
+            input_shape=setup.input_shape,
+            input_range=setup.input_range,
+            augment=config.augment,
+            seed=setup.seed,
+            start_epoch=epoch,
+            start_sample=update * program.global_batch_size,
+            shuffle=config.shuffle,
+            num_parallel=config.pipeline_num_parallel,
+            output_shape=setup.output_shape,
+            shard=shard,
+            mixing=mixing,
+        ),
     )
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
@@ -405,7 +407,7 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
     """
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import Stream, train_batches
 
     num_images = len(setup.source.train)
     size = min(setup.config.precise_batch_norm, num_images)
@@ -413,14 +415,16 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     count = max(1, min(num_images, STATISTICS_SAMPLES) // size)
     batches = train_batches(
         setup.source,
-        batch_size=size,
-        samples_per_epoch=size * count,
-        input_shape=setup.input_shape,
-        input_range=setup.input_range,
-        augment=False,
-        seed=setup.seed,
-        num_parallel=setup.config.pipeline_num_parallel,
-        output_shape=setup.output_shape,
+        Stream(
+            batch_size=size,
+            samples_per_epoch=size * count,
+            input_shape=setup.input_shape,
+            input_range=setup.input_range,
+            augment=False,
+            seed=setup.seed,
+            num_parallel=setup.config.pipeline_num_parallel,
+            output_shape=setup.output_shape,
+        ),
     )
     return batches.take(count), count, size
 

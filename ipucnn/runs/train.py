@@ -305,7 +305,7 @@ class TrainingRun:
         ]
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
-            which = "others each time" if self.resolved.config.shuffle else "always the same"
+            which = "a different subset each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {counted(self.program.weight_updates_per_epoch, 'weight update')} "
@@ -482,7 +482,7 @@ class TrainingRun:
         recorder = Recorder(self._settled(compilation), session, self.state, guard, timer)
         notes = self._notes_of_sharing(cluster, session.num_devices)
         notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
-        notes += [f"warning: {note}; passed over" for note in skipped]
+        notes += [f"warning: {note}; skipped" for note in skipped]
         if self.setup.record.own is not None:
             notes += [f"note: {note}" for note in self.setup.record.own.notes]
         notes += self._room_wanted(session.state)

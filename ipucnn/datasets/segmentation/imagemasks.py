@@ -14,7 +14,7 @@ import numpy as np
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
-from ipucnn.datasets.segmentation.isbi2012 import SHARE_HELD_OUT
+from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
     IMAGE_HINT,
     MaskClasses,
@@ -45,6 +45,12 @@ def has_pairs(folder: Path) -> bool:
 def is_imagemasks(folder: Path) -> bool:
     """Whether a folder is laid out as pairs of images and masks."""
     return has_pairs(folder) or has_pairs(folder / "train")
+
+
+def has_files(folder: Path) -> bool:
+    """Whether a folder, or a part of it, has images or masks, complete or not."""
+    parts = [folder, folder / "train", find_eval(folder) or folder]
+    return any(is_folder(part / below) for part in parts for below in BELOW)
 
 
 def parts_of(folder: Path) -> Set[Path]:
@@ -85,19 +91,12 @@ def read_mask(path: Path, max_pixels: int, colours: bool = False) -> np.ndarray:
         return mask_pixels(image, origin, colours)
 
 
-def find_classes(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> MaskClasses:
-    """What the values of a set's masks mean: what its table says, or else what all masks have together.
-
-    Args:
-        folder: the table's.
-        masks: files with their pixels; none is read where there is a table.
+def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> MaskClasses:
+    """What the values of a set's masks mean where no table says it: what all masks have together.
 
     Raises:
-        DataError: a table that is none, or values that are no classes.
+        DataError: values that are no classes.
     """
-    table = read_table(folder)
-    if table is not None:
-        return table
     values: Set[int] = set()
     for path, pixels in masks:
         origin = f"mask {printable(str(path))}"
@@ -191,14 +190,17 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _read_part(
-    folder: Path, files: Sequence[Tuple[Path, Path]], classes: MaskClasses, max_pixels: int
+    folder: Path,
+    files: Sequence[Tuple[Path, Path]],
+    stored: Mapping[Path, np.ndarray],
+    classes: MaskClasses,
+    max_pixels: int,
 ) -> ArrayExamples:
-    """The images of a folder with their masks, named as in it: ``images/one.tif``."""
+    """The images of a folder with their masks, as they are stored, by file; named as in it: ``images/one.tif``."""
     pairs: List[Tuple[np.ndarray, np.ndarray]] = []
     for image_path, mask_path in files:
         image = read_image(image_path, max_pixels)
-        pixels = read_mask(mask_path, max_pixels, classes.colours)
-        mask = classes.of(pixels, f"mask {printable(str(mask_path))}")
+        mask = classes.of(stored[mask_path], f"mask {printable(str(mask_path))}")
         if image.shape[:2] != mask.shape:
             sizes = ["x".join(map(str, a.shape[:2])) for a in (image, mask)]
             raise DataError(
@@ -256,14 +258,22 @@ def open_imagemasks(
         parts = [folder / "train", evaluation]
     pairs = {part: _pairs(part, allow_partial) for part in parts}
     files = {part: list(own.both.values()) for part, own in pairs.items()}
-    masks = (mask for own in files.values() for _, mask in own)
-    classes = find_classes(folder, ((path, read_mask(path, max_pixels)) for path in masks))
-    examples = [_read_part(part, own, classes, max_pixels) for part, own in files.items()]
+    table = read_table(folder)
+    stored: Dict[Path, np.ndarray] = {}
+    paths = [mask for own in files.values() for _, mask in own]
+    for path in paths:
+        stored[path] = read_mask(path, max_pixels, table is not None and table.colours)
+        if len(stored) == 1:
+            check_memory(
+                len(paths) * stored[path].nbytes, f"{printable(str(folder))} with {len(paths)} such masks"
+            )
+    classes = table or classes_of_masks(folder, stored.items())
+    examples = [_read_part(part, own, stored, classes, max_pixels) for part, own in files.items()]
     if own_split:
         (both,) = examples
         if len(both) < 2:
             raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
-        held_out = max(1, len(both) // SHARE_HELD_OUT)
+        held_out = num_held_out(len(both))
         examples = [both.subset(slice(None, -held_out)), both.subset(slice(-held_out, None))]
     else:
         first, last = (x.images[0] if x.images.shape[-1] > 1 else x.images[0, ..., 0] for x in examples)

@@ -6,7 +6,7 @@ Segmentation of neuronal structures in EM stacks challenge, Arganda-Carreras et 
 
 import contextlib
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ipucnn.aliases import PillowImage
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
+from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.datasets.segmentation.masks import pixels_of, to_classes
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
@@ -29,6 +30,11 @@ _ENDINGS = (".tif", ".tiff")
 def find_volume(folder: Path, stem: str) -> Optional[Path]:
     """The file of that volume in a folder, or None."""
     return next((folder / (stem + e) for e in _ENDINGS if is_file(folder / (stem + e))), None)
+
+
+def num_held_out(count: int) -> int:
+    """How many of so many slices or pairs, the last ones, are for evaluation."""
+    return max(1, count // SHARE_HELD_OUT)
 
 
 def has_files(folder: Path) -> bool:
@@ -66,7 +72,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
     masks = to_classes(labels, str(paths[1]))
     if not 0 < masks.mean() < 1:
         raise DataError(f"{paths[1]} has one value in all pixels: nothing to learn", "get the file again")
-    held_out = max(1, len(images) // SHARE_HELD_OUT)
+    held_out = num_held_out(len(images))
     images = np.ascontiguousarray(images)[..., np.newaxis]
     return array_source(
         ArrayExamples(images[:-held_out], masks[:-held_out]),
@@ -88,30 +94,51 @@ HINT = "save it as an 8-bit grey multi-page TIFF"
 
 
 def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
-    """uint8 [slices, h, w] of a multi-page TIFF; a page of one bit becomes 0 and 255.
+    """uint8 [slices, h, w] of a multi-page TIFF.
+
+    Raises:
+        DataError: as :func:`read_pages`, or pages of different sizes.
+    """
+    pages = [page for page in read_pages(path, max_pixels) if page is not None]
+    for number, page in enumerate(pages):
+        if page.shape != pages[0].shape:
+            sizes = " and ".join("x".join(map(str, one.shape)) for one in (pages[0], page))
+            origin = page_name(path, number, len(pages))
+            raise DataError(f"{origin}: there are pages of different sizes: {sizes}", HINT, "wrong-shape")
+    return np.stack(pages)
+
+
+def read_pages(
+    path: Path, max_pixels: int = MAX_IMAGE_PIXELS, problems: Problems = STRICT
+) -> List[Optional[np.ndarray]]:
+    """uint8 [h, w] of each page of a multi-page TIFF, 0 and 255 where it has one bit.
 
     Args:
         path: the file.
         max_pixels: what a page may have at most.
+        problems: what hears of pages that cannot be read, which are None then.
 
     Raises:
-        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, pages of different sizes, or more of them
-            than half of the memory holds.
+        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, or more pages than half of the memory holds.
     """
-    with open_volume(path, max_pixels) as (volume, count):
-        height, width = volume.height, volume.width
-        origin = printable(str(path))
-        # What is stored here, and as much again for the parts that training and evaluation get.
+    pages: List[Optional[np.ndarray]] = []
+    with problems.noting(None, path.name, path), open_volume(path, max_pixels) as (volume, count):
+        height, width, origin = volume.height, volume.width, printable(str(path))
+        # What is stored here, and as much again for the array that they become.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
-        slices: np.ndarray = np.empty((count, height, width), np.uint8)
+        first_held_out = count - num_held_out(count)
         for page in range(count):
-            slices[page] = read_page(volume, page, page_name(path, page, count), (height, width), max_pixels)
-    return slices
+            pages.append(None)
+            subset = "train" if page < first_held_out else "eval"
+            said = page_name(path, page, count)
+            with problems.noting(subset, f"{path.name}, page {page + 1}", path, said):
+                pages[-1] = _read_page(volume, page, said, max_pixels)
+    return pages
 
 
 @contextlib.contextmanager
 def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]]:
-    """A multi-page TIFF, for :func:`read_page`, and the number of its pages.
+    """A multi-page TIFF, for :func:`_read_page`, and the number of its pages.
 
     Raises:
         DataError: absent, no TIFF, or its list of pages is damaged.
@@ -134,20 +161,17 @@ def page_name(path: Path, page: int, count: int) -> str:
     return f"{printable(str(path))}, page {page + 1} of {count}"
 
 
-def read_page(
-    volume: PillowImage, page: int, origin: str, size: Optional[Tuple[int, int]], max_pixels: int
-) -> np.ndarray:
+def _read_page(volume: PillowImage, page: int, origin: str, max_pixels: int) -> np.ndarray:
     """uint8 [h, w] of one page, 0 and 255 where it has one bit.
 
     Args:
         volume: of :func:`open_volume`.
         page: from 0.
         origin: what it is, for messages.
-        size: (height, width) it should have; None takes any.
         max_pixels: what it may have at most.
 
     Raises:
-        DataError: damaged, of another size, or no 8-bit grey.
+        DataError: damaged, or no 8-bit grey.
     """
     try:
         volume.seek(page)
@@ -156,9 +180,6 @@ def read_page(
             raise DataError(
                 f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT, "wrong-mode"
             )
-        if size is not None and (volume.height, volume.width) != size:
-            sizes = f"{size[0]}x{size[1]} and {volume.height}x{volume.width}"
-            raise DataError(f"{origin}: there are pages of different sizes: {sizes}", HINT, "wrong-shape")
         volume.load()
         pixels = np.array(volume)
     except DataError:

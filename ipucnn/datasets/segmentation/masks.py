@@ -232,7 +232,7 @@ def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.nda
             hint,
             "mask-values",
         )
-    return pixels.astype(np.int64) if pixels.dtype != np.uint8 else pixels
+    return pixels.astype(np.uint16) if pixels.dtype != np.uint8 else pixels
 
 
 # Which pictures networks for masks take, for training on pairs and for segmentation alike.

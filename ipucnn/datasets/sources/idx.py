@@ -8,12 +8,13 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Dict, List, Optional, Tuple, Union
+from typing import BinaryIO, Dict, Optional, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
 from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file, open_regular
 from ipucnn.text import printable
@@ -140,30 +141,47 @@ def _read_idx(
     return data.reshape(shape)
 
 
-def _read_part(folder: Path, part: str, name: str) -> ArrayExamples:
-    paths = {kind: find_file(folder, FILES[f"{part}_{kind}"]) for kind in ("images", "labels")}
-    missing: List[str] = [FILES[f"{part}_{kind}"] for kind, path in paths.items() if path is None]
-    if missing:
-        raise DataError(
-            f"{name} in {folder} lacks {' and '.join(missing)} (plain or .gz)",
-            f"copy all four idx files there, or pass --dataset {name} --download",
-        )
-    assert paths["images"] is not None and paths["labels"] is not None
-    images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
-    if len(images) != len(labels):
-        raise DataError(
-            f"{paths['images']} has {len(images)} images but {paths['labels']} has {len(labels)} labels",
-            AGAIN,
-            "count-mismatch",
-        )
+def read_part(
+    folder: Path, part: str, name: str, problems: Problems = STRICT
+) -> Dict[str, Tuple[Path, np.ndarray]]:
+    """ "images" [n, h, w] and "labels" [n] of "train" or "eval", each with its file.
+
+    Raises:
+        DataError: one is absent, or cannot be read; with ``problems`` that only it is not among what is returned.
+    """
+    found: Dict[str, Tuple[Path, np.ndarray]] = {}
+    for kind, num_dimensions in (("images", 3), ("labels", 1)):
+        stem = FILES[f"{part}_{kind}"]
+        path = find_file(folder, stem)
+        if path is None:
+            hint = f"copy all four idx files there, or pass --dataset {name} --download"
+            missing = f"{stem} (plain or .gz)"
+            problems.refuse(
+                DataError(f"{name} in {folder} lacks {missing}", hint, "missing-file"), part, missing
+            )
+            continue
+        with problems.noting(part, path.name, path):
+            found[kind] = path, read_idx(path, num_dimensions)
+    if len(found) == 2:
+        (image_path, images), (label_path, labels) = found["images"], found["labels"]
+        if len(images) != len(labels):
+            text = f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels"
+            example = f"{image_path.name}: {len(images)} images, {len(labels)} labels"
+            problems.refuse(DataError(text, AGAIN, "count-mismatch"), part, example)
+    return found
+
+
+def _examples(folder: Path, part: str, name: str) -> ArrayExamples:
+    found = read_part(folder, part, name)
+    images, (path, labels) = found["images"][1], found["labels"]
     if labels.max() > 9:
-        raise DataError(f"{paths['labels']} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
+        raise DataError(f"{path} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
     return ArrayExamples(images[..., np.newaxis], labels.astype(np.int32))
 
 
 def open_idx(name: str, folder: Path) -> DataSource:
     """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
-    train, evaluation = _read_part(folder, "train", name), _read_part(folder, "eval", name)
+    train, evaluation = _examples(folder, "train", name), _examples(folder, "eval", name)
     if train.images.shape[1:] != evaluation.images.shape[1:]:
         raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
     warnings = [

@@ -11,8 +11,9 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, asking, is_folder
+from ipucnn.filesystem import Kind, asking, is_folder, kind_of
 from ipucnn.text import counted, printable
 
 EVAL_NAMES = ("val", "valid", "validation", "test")
@@ -27,16 +28,37 @@ UNBALANCED = 5
 
 def find_eval(folder: Path) -> Optional[Path]:
     """The evaluation part: val, or as some sets name it."""
-    return next((folder / name for name in EVAL_NAMES if is_folder(folder / name)), None)
+    return next((folder / name for name in EVAL_NAMES if _is_part(folder / name)), None)
+
+
+def find_train(folder: Path) -> Optional[Path]:
+    """The training part."""
+    return folder / "train" if _is_part(folder / "train") else None
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder is a part of a data set; one of images alone is a class that is called as a part."""
+    if not is_folder(folder):
+        return False
+    try:
+        has_folders = any(leads_to(entry, Kind.FOLDER) for entry in list_folder(folder))
+        return has_folders or not _has_image(folder)
+    except DataError:  # which is told once the set is read
+        return True
+
+
+def has_parts(folder: Path) -> bool:
+    """Whether a folder has a training or an evaluation part."""
+    return find_train(folder) is not None or find_eval(folder) is not None
 
 
 def is_image_folder(folder: Path) -> bool:
-    return is_folder(folder / "train") and find_eval(folder) is not None
+    return find_train(folder) is not None and find_eval(folder) is not None
 
 
 def is_undivided(folder: Path) -> bool:
-    """Whether a folder has two or more folders of images, none of which is a part of a data set."""
-    if is_folder(folder / "train") or find_eval(folder) is not None:
+    """Whether a folder has two or more folders of images, and no part of a data set."""
+    if not is_folder(folder) or has_parts(folder):
         return False
     return sum(map(_is_class, list_folder(folder))) > 1
 
@@ -69,30 +91,76 @@ def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
         return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
 
 
-def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
-    """The images below one part in the order of class and file name, and how many files were passed over."""
+def scan(
+    part: Path,
+    subset: str,
+    classes: Dict[str, int],
+    problems: Problems = STRICT,
+    is_undivided: bool = False,
+) -> Tuple[FileExamples, int]:
+    """The images below one part in the order of class and file name, and how many files were passed over.
+
+    Args:
+        part: of the data set.
+        subset: which of them it is.
+        classes: labels by name; filled with the class folders of the first part, of a folder that is divided here those
+            with images.
+        problems: what hears of the rest; with it images of unknown classes have the label -1.
+        is_undivided: the part is a folder that is divided here.
+
+    Raises:
+        DataError: the part has a class that the first one lacks, or cannot be listed.
+    """
+    is_first = not classes
     paths: List[str] = []
     labels: List[int] = []
     skipped = 0
-    for entry in list_folder(part):
-        if not leads_to(entry, Kind.FOLDER):
-            continue
-        files = [f for f in list_folder(Path(entry.path)) if leads_to(f, Kind.FILE)]
-        images = [f.path for f in files if f.name.lower().endswith(EXTENSIONS)]
-        skipped += len(files) - len(images)
-        if not images:
-            continue
-        if entry.name not in classes:
-            raise DataError(
-                f"{part} has the class '{printable(entry.name)}', which the training part lacks",
-                "both parts need the same class folders",
-            )
-        paths += images
-        labels += [classes[entry.name]] * len(images)
+    with problems.noting(subset, part.name, part):
+        for entry in list_folder(part):
+            name = f"{part.name}/{printable(entry.name)}"
+            with problems.noting(subset, name, Path(entry.path)):
+                if not leads_to(entry, Kind.FOLDER):
+                    problems.find("passed-over", subset, f"{name}: not in a class folder")
+                    continue
+                images, others = _list_images(Path(entry.path), name, subset, problems)
+                skipped += others
+                if is_undivided and not images:
+                    problems.find("passed-over", subset, f"{name}: a folder without images")
+                elif is_first:
+                    classes[entry.name] = len(classes)
+                elif entry.name not in classes and images:
+                    unknown = DataError(
+                        f"{part} has the class '{printable(entry.name)}', which the training part lacks",
+                        "both parts need the same class folders",
+                        "unknown-class",
+                    )
+                    problems.refuse(unknown, subset, f"{name}: {counted(len(images), 'image')}")
+                paths += images
+                labels += [classes.get(entry.name, -1)] * len(images)
     return FileExamples(tuple(paths), np.array(labels, np.int32)), skipped
 
 
-def _divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
+def _list_images(folder: Path, shown_name: str, subset: str, problems: Problems) -> Tuple[List[str], int]:
+    """The image files of a class folder by their names, and how many other files there are."""
+    images, others = [], 0
+    for entry in list_folder(folder):
+        name = f"{shown_name}/{printable(entry.name)}"
+        with problems.noting(subset, name, Path(entry.path)):
+            if not leads_to(entry, Kind.FILE):
+                kind = kind_of(Path(entry.path))
+                if kind is Kind.ABSENT:
+                    problems.find("missing-file", subset, f"{name}: a link that leads nowhere")
+                else:
+                    problems.find("passed-over", subset, f"{name}: {kind.value}")
+            elif entry.name.lower().endswith(EXTENSIONS):
+                images.append(entry.path)
+            else:
+                others += 1
+                problems.find("passed-over", subset, f"{name}: no image by its name")
+    return images, others
+
+
+def divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
     """Training and evaluation examples, of each class as :func:`held_out` has it."""
     chosen: List[int] = []
     for label in np.unique(examples.labels):
@@ -157,31 +225,29 @@ def open_imagefolder(
         DataError: a part is absent or without images, or the evaluation part has a class of its own.
     """
     evaluation_part, undivided = find_eval(folder), is_undivided(folder)
-    if not undivided and (not is_folder(folder / "train") or evaluation_part is None):
+    if not undivided and not is_image_folder(folder):
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
     part = folder if undivided else folder / "train"
-    names = [e.name for e in list_folder(part) if leads_to(e, Kind.FOLDER)]
-    if undivided:
-        names = [class_name for class_name in names if _has_image(part / class_name)]
-    classes = {class_name: label for label, class_name in enumerate(names)}
-    train, skipped_train = _scan(part, classes)
+    classes: Dict[str, int] = {}
+    train, skipped_train = scan(part, "train", classes, is_undivided=undivided)
+    names = list(classes)
     warnings, skipped_eval = [], 0
     if undivided or evaluation_part is None:
-        train, evaluation = _divide(train, validation_fraction)
+        train, evaluation = divide(train, validation_fraction)
         if not len(evaluation):
             raise DataError(
                 f"{folder}: every class has one image alone, and none can be held out", "add images"
             )
         warnings.append(division(folder, len(train), len(evaluation)))
     else:
-        evaluation, skipped_eval = _scan(evaluation_part, classes)
+        evaluation, skipped_eval = scan(evaluation_part, "eval", classes)
         for where, examples in ((part, train), (evaluation_part, evaluation)):
             if len(examples) == 0:
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
     if skipped_train + skipped_eval:
-        warnings.append(
-            f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
-        )
+        skipped = skipped_train + skipped_eval
+        files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
+        warnings.append(f"{folder}: skipped {files}")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""

@@ -31,14 +31,7 @@ from ipucnn.datasets.sources.records import (
     list_shards,
     shard_name,
 )
-from ipucnn.datasets.sources.tfrecord import (
-    BadExample,
-    Feature,
-    features_of,
-    frame,
-    make_example,
-    read_records,
-)
+from ipucnn.datasets.sources.tfrecord import Feature, frame, make_example, read_example, scan_records
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     check_makeable,
@@ -314,20 +307,18 @@ def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
     """Whether a file is there that has the records it should have, each with the right checksum, name and label."""
     if not is_file(shard.path):
         return False
+    wanted = {ENCODED: bytes, LABEL: int, FILENAME: bytes}
     count = 0
-    with open_regular(shard.path) as file:
-        for record in read_records(file, file_size(shard.path)):
-            if record.code or count == len(shard.images):
+    try:
+        for number, at, _, _ in scan_records(shard.path):
+            found = read_example(str(shard.path), number, at, wanted)
+            name = os.fsencode(os.path.basename(shard.images[number])) if number < len(shard.images) else b""
+            if not name or (found[LABEL], found[FILENAME]) != (shard.labels[number] + 1, name):
                 return False
-            try:
-                found = features_of(record.data, {ENCODED: bytes, LABEL: int, FILENAME: bytes})
-            except BadExample:
-                return False
-            name = os.fsencode(os.path.basename(shard.images[count]))
-            if (found[LABEL], found[FILENAME]) != (shard.labels[count] + 1, name):
-                return False
-            count += 1
+            count = number + 1
             tell(count)
+    except DataError:
+        return False
     return count == len(shard.images)
 
 

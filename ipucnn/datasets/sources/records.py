@@ -265,12 +265,3 @@ def open_records(folder: Path) -> DataSource:
         crops="imagenet",
     )
     return DataSource(info, train, evaluation)
-
-
-def num_records(path: Path) -> int:
-    """How many records a file has as far as it can be read."""
-    count = 0
-    with contextlib.suppress(DataError):
-        for number, _, _, _ in scan_records(path):
-            count = number + 1
-    return count

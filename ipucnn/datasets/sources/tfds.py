@@ -21,11 +21,10 @@ from ipucnn.datasets.base import (
     Examples,
     array_source,
 )
+from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError
 from ipucnn.filesystem import shown
-from ipucnn.text import size_text
 
-MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
 EVAL_SPLITS = ("test", "validation", "val", "valid")
 _OTHER_HINT = "choose another data set, or pass images in class folders with --dataset DIR"
@@ -156,7 +155,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
 
     Raises:
         MissingError: tensorflow-datasets is not installed.
-        DataError: it is damaged, no 8-bit image classification set, or larger than 8 GiB in memory.
+        DataError: it is damaged, no 8-bit image classification set, or larger than half of the memory.
     """
     tfds = _import_tfds()
     builder, image_key, label_key = open_builder(name, folder)
@@ -167,11 +166,8 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         stored = [builder.info.splits[s] for s in {train_split.split("[")[0], eval_split.split("[")[0]}]
         pixels = int(np.prod(shape)) if one_size else 0
         needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
-        if needed > MAX_BYTES:
-            raise DataError(
-                f"data set {name} needs {size_text(needed)} of memory, and at most {size_text(MAX_BYTES)} are taken",
-                "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR",
-            )
+        hint = "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR"
+        check_memory(needed, f"data set {name}", hint)
         read = _read_arrays if one_size else _read_encoded
         train = read(builder, tfds, train_split, image_key, label_key, name)
         evaluation = read(builder, tfds, eval_split, image_key, label_key, name)
@@ -225,14 +221,22 @@ def _as_dataset(
 def _read_arrays(
     builder: TfdsBuilder, tfds: ModuleType, split: str, image: str, label: str, name: str
 ) -> Examples:
-    images, labels = [], []
+    info = builder.info
+    images: np.ndarray = np.empty((info.splits[split].num_examples, *info.features[image].shape), np.uint8)
+    labels: np.ndarray = np.empty(len(images), np.int32)
     dataset = _as_dataset(builder, tfds, split, None).map(lambda e: (e[image], e[label]))
+    count = 0
     for image_batch, label_batch in dataset.batch(READ_BATCH).as_numpy_iterator():
-        images.append(image_batch)
-        labels.append(label_batch)
-    shape = tuple(builder.info.features[image].shape)
-    stacked = np.concatenate(images) if images else np.zeros((0, *shape), np.uint8)
-    return ArrayExamples(stacked, np.concatenate(labels or [np.zeros(0)]).astype(np.int32))
+        end = count + len(label_batch)
+        if end > len(images):
+            raise DataError(
+                f"data set {name} has more images in '{split}' than its description says",
+                "prepare the data set again",
+            )
+        images[count:end], labels[count:end] = image_batch, label_batch
+        count = end
+        del image_batch, label_batch
+    return ArrayExamples(images[:count], labels[:count])
 
 
 def _read_encoded(

@@ -11,7 +11,7 @@ list is {1: values}.
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import google_crc32c
 
@@ -43,42 +43,8 @@ def masked_crc32c(data: bytes) -> int:
 # -- records --------------------------------------------------------------------------------------------------
 
 
-class Record(NamedTuple):
-    """A record of a shard: its content, or what is wrong with it."""
-
-    data: bytes
-    code: str = ""
-    problem: str = ""
-    is_end: bool = False
-
-
 _LENGTH_DAMAGED = "the checksum of its length is wrong, so the rest of the file cannot be read"
 _CONTENT_DAMAGED = "the checksum of its content is wrong"
-
-
-def read_records(file: BinaryIO, num_bytes: int) -> Iterator[Record]:
-    """All records of a TFRecord file of so many bytes; ends with one that says why, where the rest cannot be found."""
-    at = 0
-    while at < num_bytes:
-        head = file.read(HEAD_BYTES)
-        length, problem = _length(head, at, num_bytes)
-        if problem:
-            yield Record(b"", "checksum" if problem == _LENGTH_DAMAGED else "truncated", problem, True)
-            return
-        at += length + FRAME_BYTES
-        if _is_too_large(length):
-            raise DataError(
-                f"a record of {length:,} bytes, more than half of the memory", "prepare the set again"
-            )
-        data = file.read(length)
-        tail = file.read(4)
-        if len(tail) < 4:
-            yield Record(b"", "truncated", "the file became shorter while it was read", True)
-            return
-        if masked_crc32c(data) != struct.unpack("<I", tail)[0]:
-            yield Record(b"", "checksum", _CONTENT_DAMAGED)
-        else:
-            yield Record(data)
 
 
 def _length(head: bytes, at: int, num_bytes: int) -> Tuple[int, str]:
@@ -94,6 +60,13 @@ def _length(head: bytes, at: int, num_bytes: int) -> Tuple[int, str]:
     return length, ""
 
 
+def _damaged(place: str, problem: str) -> DataError:
+    code = "truncated" if problem.startswith("truncated") else "unreadable"
+    return DataError(
+        f"{place}: {problem}", AGAIN, "checksum" if problem in (_LENGTH_DAMAGED, _CONTENT_DAMAGED) else code
+    )
+
+
 def _is_too_large(length: int) -> bool:
     """Whether a record takes more than half of the memory; of a small one nobody is asked how much there is."""
     return length > _FREELY_BYTES and length > available_bytes() // 2
@@ -104,12 +77,11 @@ def place_of(path: Union[str, Path], number: int, at: int) -> str:
     return f"{shown(path)}, record {number} at byte {at}"
 
 
-def read_record(path: str, number: int, at: int, name: str) -> bytes:
-    """The first value of a feature, which is bytes, in the record that begins at byte ``at`` of a file.
+def read_record(path: str, number: int, at: int) -> bytes:
+    """The content of the record that begins at byte ``at`` of a file.
 
     Raises:
-        DataError: naming file and record: truncated, a wrong checksum, more than half of the memory, or no Example with
-            such a feature.
+        DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
     """
     record = b""
     handle, num_bytes = open_handle(path)
@@ -130,13 +102,25 @@ def read_record(path: str, number: int, at: int, name: str) -> bytes:
     if not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
         problem = _CONTENT_DAMAGED
     if problem:
-        raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
+        raise _damaged(place_of(path, number, at), problem)
+    return record[HEAD_BYTES:-4]
+
+
+def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> Dict[str, Feature]:
+    """The first value of each of some features of the Example in a record; see :func:`read_record`.
+
+    Args:
+        path, number, at: the record's file, number and place.
+        names: the features and whether they are ``bytes`` or an ``int``.
+
+    Raises:
+        DataError: the record is damaged, or no Example with such features.
+    """
+    content = read_record(path, number, at)
     try:
-        value = features_of(record[HEAD_BYTES:-4], {name: bytes})[name]
+        return features_of(content, names)
     except BadExample as error:
         raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
-    assert isinstance(value, bytes)
-    return value
 
 
 def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
@@ -164,7 +148,7 @@ def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
         while at < num_bytes:
             length, problem = _length(read(at, HEAD_BYTES), at, num_bytes)
             if problem:
-                raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
+                raise _damaged(place_of(path, number, at), problem)
             content = at + HEAD_BYTES
             yield number, at, length, lambda place, size, content=content: read(content + place, size)  # type: ignore[misc]
             at += length + FRAME_BYTES

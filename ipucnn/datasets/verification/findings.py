@@ -18,7 +18,7 @@ class Code:
         message: what is wrong, of all that a finding counts.
         hint: what to do about it.
         partial: something of the set is not there, which ``--allow-partial`` makes a warning.
-        as_published: where all files are byte for byte the published ones, nobody can mend it: then it is a warning.
+        as_published: where all files are byte for byte the published ones, nobody can correct it: then it is a warning.
     """
 
     severity: str
@@ -52,7 +52,7 @@ CODES: Dict[str, Code] = {
     ),
     "passed-over": Code(
         WARNING,
-        "files or folders that are no samples, and are passed over",
+        "files or folders that are not samples, and are skipped",
         "remove them, or check their names",
     ),
     # -- whether it can be read
@@ -99,7 +99,7 @@ CODES: Dict[str, Code] = {
     "constant-image": Code(WARNING, "images of one colour all over", "check how they were exported"),
     # -- labels
     "label-range": Code(
-        ERROR, "labels that are none of the classes", "mend the labels, or remove the samples"
+        ERROR, "labels that are none of the classes", "correct the labels, or remove the samples"
     ),
     "unknown-class": Code(
         ERROR, "classes of the evaluation subset that the training subset lacks", "rename or move the folders"
@@ -127,7 +127,7 @@ CODES: Dict[str, Code] = {
     "conflict": Code(
         ERROR,
         "identical images with different labels or masks",
-        "at least one of the labels is wrong: mend or remove it",
+        "at least one of the labels is wrong: correct or remove it",
         as_published=True,
     ),
     "leakage": Code(

@@ -1,10 +1,11 @@
-"""What is kept of samples while a data set is verified: no pixels, but digests, histograms and counts."""
+"""Samples while a data set is verified: what is looked at together, and what is kept of it."""
 
 import hashlib
 import math
 from array import array
 from dataclasses import dataclass
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -54,6 +55,51 @@ def measure(images: np.ndarray) -> Measured:
     pixels = images.reshape(num, height * width, channels)
     constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
     return Measured(digests, histogram, pixels.mean(axis=1), constant)
+
+
+class Look(NamedTuple):
+    """What was seen of some samples of one size.
+
+    Attributes:
+        measured: of their pixels as training sees them.
+        size: (height, width).
+        labels: of their classes; of masks none.
+        images: uint8 [n, h, w, c]; None where they are not drawn.
+        masks: uint8 [n, h, w] of classes.
+        alike: properties that all samples should have in common; see ``survey.ALIKE``.
+        format: of an image file, Pillow's name of it.
+        frames: of an animation.
+    """
+
+    measured: Measured
+    size: Tuple[int, int]
+    labels: Sequence[int] = ()
+    images: Optional[np.ndarray] = None
+    masks: Optional[np.ndarray] = None
+    alike: Mapping[str, str] = {}
+    format: str = ""
+    frames: int = 1
+
+
+class Block(NamedTuple):
+    """Samples of one size that are looked at together: an image file, or some of an array.
+
+    Attributes:
+        subset: "train" or "eval".
+        numbers: of the samples among the subset's.
+        name: of the file or sample.
+        load: decodes and measures them, and keeps the pixels if it is told to; raises DataError, or returns None where
+            something of them was refused before.
+        path: of the file that is one sample.
+        said: what messages call it.
+    """
+
+    subset: str
+    numbers: Sequence[int]
+    name: str
+    load: Callable[[bool], Optional[Look]]
+    path: Optional[Path] = None
+    said: str = ""
 
 
 class Sample(NamedTuple):

@@ -1,26 +1,28 @@
 """What is gathered while a data set is verified, and what follows from it.
 
-The walks of this folder go over the samples and hand each to a :class:`Survey`, which keeps
-no pixels: of every sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.
-From these :meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in
-both subsets, and a mean that is not the published one.
+A :class:`Survey` hears of the problems that readers have with files, and of every sample.  It keeps no pixels: of each
+sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.  From these
+:meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in both
+subsets, and a mean that is not the published one.
 """
 
 import contextlib
 import hashlib
 import math
+import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.datasets.problems import Problems
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
-from ipucnn.datasets.verification.samples import Measured, Sample, SubsetSurvey, Watcher, measure
+from ipucnn.datasets.verification.samples import Block, Look, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file, open_regular, shown
 from ipucnn.text import printable
@@ -29,11 +31,29 @@ SCHEMA_VERSION = 1
 """Of the JSON report; grows when a key changes its meaning or goes away."""
 MOST_EXAMPLES = 10
 """Samples or files that a finding names; the count says how many there are."""
-BATCH = 256
-"""Samples in memory that are measured at once."""
 _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
     "no-eval-subset"
 }
+ENDINGS = {
+    "JPEG": (".jpg", ".jpeg"),
+    "MPO": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "DIB": (".bmp",),
+    "GIF": (".gif",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm"),
+}
+"""Of file names, by Pillow's name of a format."""
+USUAL_MODES = ("grey", "colour")
+ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
+    "mode": ("odd-mode", USUAL_MODES.__contains__),
+    "size": ("wrong-shape", bool),
+    "pixels": ("wrong-mode", bool),
+    "mask": ("mask-values", lambda values: "," not in values),
+}
+"""Properties that all samples should have in common: the finding of those that differ from most, and what is usual."""
 LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
 
 
@@ -46,7 +66,6 @@ class Known:
 
     Attributes:
         counts: samples by subset.
-        shape: (height, width, channels), where all samples have one.
         mean, std: per channel in 0..255 units of the subsets in ``measured_on``; empty where nobody published them.
         tolerance: how far a whole set may be from them: they are published rounded, or of other crops.
         measured_on: the subsets they were computed from.
@@ -54,7 +73,6 @@ class Known:
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    shape: Optional[Tuple[int, int, int]] = None
     mean: Tuple[float, ...] = ()
     std: Tuple[float, ...] = ()
     tolerance: float = 0.05
@@ -108,6 +126,11 @@ class Verification:
 
     def to_dict(self) -> PlainDict:
         """Plain data for JSON; docs/verify-dataset.md describes the keys."""
+        subsets = [
+            {**asdict(subset), "classes": [{"name": name, "count": count} for name, count in subset.classes]}
+            for subset in self.subsets
+        ]
+        published = {key: getattr(self.known, key) for key in ("mean", "std", "measured_on")}
         return {
             "schema_version": SCHEMA_VERSION,
             "dataset": self.dataset,
@@ -117,50 +140,17 @@ class Verification:
             "verdict": "errors" if self.num_errors else "warnings" if self.findings else "ok",
             "num_errors": self.num_errors,
             "num_warnings": self.num_warnings,
-            "class_names": list(self.class_names),
-            "subsets": [
-                {
-                    "name": subset.name,
-                    "samples": subset.samples,
-                    "expected": subset.expected,
-                    "checked": subset.checked,
-                    "readable": subset.readable,
-                    "smallest": subset.smallest,
-                    "largest": subset.largest,
-                    "channels": subset.channels,
-                    "class_unit": subset.class_unit,
-                    "classes": [{"name": name, "count": count} for name, count in subset.classes],
-                    "mean": list(subset.mean),
-                    "std": list(subset.std),
-                }
-                for subset in self.subsets
-            ],
-            "published": {
-                "mean": list(self.known.mean),
-                "std": list(self.known.std),
-                "measured_on": list(self.known.measured_on),
-            }
-            if self.known.mean
-            else None,
+            "class_names": self.class_names,
+            "subsets": subsets,
+            "published": published if self.known.mean else None,
             "checksums": {
                 kind: {"right": right, "wrong": wrong} for kind, (right, wrong) in self.checksums.items()
             },
-            "findings": [
-                {
-                    "code": finding.code,
-                    "severity": finding.severity,
-                    "subset": finding.subset,
-                    "count": finding.count,
-                    "message": finding.message,
-                    "examples": list(finding.examples),
-                    "hint": finding.hint,
-                }
-                for finding in self.findings
-            ],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
-class Survey:
+class Survey(Problems):
     """Gathers everything about a data set.
 
     Args:
@@ -174,7 +164,8 @@ class Survey:
         max_pixels: what an image may have at most.
 
     Attributes:
-        class_names, class_colours: set by the reader.
+        class_names, class_colours: set by the walk over the set's files.
+        shape: the (height, width) of all samples, if known; likewise.
         is_published: all files that hold samples have their published checksums; set by the reader.
         checksums: kind -> [right, wrong].
     """
@@ -194,13 +185,16 @@ class Survey:
         self.image_size, self.max_pixels = image_size, max_pixels
         self.class_names: Tuple[str, ...] = ()
         self.class_colours: Tuple[Tuple[int, int, int], ...] = ()
+        self.shape: Optional[Tuple[int, int]] = None
         self.is_published = False
         self.checksums: Dict[str, List[int]] = {}
+        self._checking = threading.Lock()
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
         self._watcher, self._limits = watcher, limits
         self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
         self._severities: Dict[str, str] = {}
-        self._tallies: Dict[str, Dict[str, List[Any]]] = {}
+        # By property, value and subset: how many samples, and the first of them.
+        self._tallies: Dict[str, Dict[str, Dict[str, Tuple[int, List[str]]]]] = {}
         # Of the few samples that are drawn: by subset and number, and by subset, name and property its value.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
         self._values: Dict[Tuple[str, str, str], str] = {}
@@ -209,49 +203,25 @@ class Survey:
     # -- what readers say -------------------------------------------------------------------------------------
 
     def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
-        """Notes a problem.
-
-        Args:
-            code: a key of CODES.
-            subset: that it is in; None for the set as a whole.
-            example: the file or sample, and what is wrong with it.
-            count: files, samples or classes it is about.
-        """
         before, examples = self._found.get((code, subset), (0, []))
         if example and len(examples) < MOST_EXAMPLES:
             examples.append(printable(example))
         self._found[code, subset] = (before + count, examples)
 
-    def check(self, kind: str, is_right: bool) -> None:
-        """Counts a checksum that was compared."""
-        self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
+    def refuse(self, error: DataError, subset: Optional[str], example: str) -> None:
+        self.find(error.code, subset, example)
 
     @contextlib.contextmanager
-    def noting(self, subset: Optional[str], name: str, path: Path) -> Iterator[None]:
-        """Around the reading of a file or sample: what is refused becomes a finding, and the block ends there.
-
-        Args:
-            subset: it is in.
-            name: what to call it.
-            path: the file.
-        """
+    def noting(self, subset: Optional[str], name: str, path: Path, said: str = "") -> Iterator[None]:
         try:
             yield
         except DataError as error:
-            self.note_error(subset, name, error, path)
+            self.note_error(subset, name, error, path, said)
 
     def note_error(
         self, subset: Optional[str], name: str, error: DataError, path: Optional[Path] = None, said: str = ""
     ) -> None:
-        """Turns what a reader refused into a finding.
-
-        Args:
-            subset: it is in.
-            name: the file or sample.
-            error: of the reader.
-            path: the file, which the message begins with.
-            said: what else the message calls it.
-        """
+        """Turns what a reader refused into a finding; of the arguments :meth:`noting` knows."""
         if path is not None and _is_empty(path):
             self.find("empty-file", subset, name)
             return
@@ -264,7 +234,12 @@ class Survey:
         reason = reason.strip(" :,")
         self.find(error.code, subset, f"{name}: {reason}" if reason else name)
 
-    def is_as_published(self, subset: Optional[str], path: Path, kind: str, published: str) -> bool:
+    def check(self, kind: str, is_right: bool) -> None:
+        """Counts a checksum that was compared; from any thread."""
+        with self._checking:
+            self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
+
+    def compare(self, subset: Optional[str], path: Path, kind: str, published: str) -> None:
         """Compares a file with the published checksum, and notes a difference.
 
         Args:
@@ -279,54 +254,44 @@ class Survey:
                 digest.update(chunk)
         is_right = digest.hexdigest() == published
         self.check(f"{kind} of files", is_right)
+        self.is_published &= is_right
         if not is_right:
             self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest.hexdigest()}")
-        return is_right
 
-    def tally(self, what: str, value: str, subset: str, example: str) -> None:
-        """Counts a property that all samples should have in common; see :meth:`odd_ones`."""
-        entry = self._tallies.setdefault(what, {}).setdefault(value, [0, {}])
-        entry[0] += 1
-        count, examples = entry[1].setdefault(subset, (0, []))
+    def _tally(self, what: str, value: str, subset: str, example: str) -> None:
+        """Counts a property that all samples should have in common; see :meth:`_check_alike`."""
+        entry = self._tallies.setdefault(what, {}).setdefault(value, {})
+        count, examples = entry.setdefault(subset, (0, []))
         if len(examples) < MOST_EXAMPLES:
             examples.append(example)
-        entry[1][subset] = (count + 1, examples)
+        entry[subset] = (count + 1, examples)
         if self._watcher.wants(self._done):
             self._values[what, subset, example] = value
 
-    def odd_ones(self, what: str, code: str, usual: Optional[Callable[[str], bool]] = None) -> None:
-        """Finds the samples whose property is not the one that most samples have.
-
-        Args:
-            what: as given to :meth:`tally`.
-            code: of the finding.
-            usual: which values may be the common one; any if not given.
-        """
-        values = self._tallies.get(what, {})
-        allowed = [value for value in values if usual is None or usual(value)]
-        common = max(allowed, key=lambda value: values[value][0], default=None)
-        for value, (_, by_subset) in values.items():
-            if value == common:
-                continue
-            for subset, (count, examples) in by_subset.items():
-                instead = f"{value}, not {common}" if common is not None else value
-                for number, example in enumerate(examples):
-                    self.find(
-                        code, subset, f"{example}: {instead}", count - len(examples) + 1 if not number else 1
-                    )
-        for (subset, number), sample in self._drawn.items():
-            if self._values.get((what, subset, sample.name), common) != common:
-                self._frame(subset, number, code)
+    def _check_alike(self) -> None:
+        """Finds the samples whose property is not the one that most samples have."""
+        for what, values in self._tallies.items():
+            code, is_usual = ALIKE[what]
+            sums = {value: sum(count for count, _ in found.values()) for value, found in values.items()}
+            allowed = filter(is_usual, values)
+            common = max(allowed, key=lambda value: sums[value], default=None)
+            for value, by_subset in values.items():
+                if value == common:
+                    continue
+                for subset, (count, examples) in by_subset.items():
+                    instead = f"{value}, not {common}" if common is not None else value
+                    for number, example in enumerate(examples):
+                        rest = 0 if number else count - len(examples)
+                        self.find(code, subset, f"{example}: {instead}", 1 + rest)
+            for (subset, number), sample in self._drawn.items():
+                if self._values.get((what, subset, sample.name), common) != common:
+                    self._frame(subset, number, code)
 
     def _frame(self, subset: str, number: int, code: str) -> None:
         """Tells a sample that is drawn, if this one is, of a problem that was found after it was read."""
         sample = self._drawn.get((subset, number))
         if sample is not None and code not in sample.problems:
             sample.problems.append(code)
-
-    def _draw(self, subset: str, number: int, position: int, sample: Sample) -> None:
-        self._drawn[subset, number] = sample
-        self._watcher.on_sample(position, sample)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Says how many samples each subset has, before any is handed in; limits are applied to these numbers."""
@@ -340,13 +305,8 @@ class Survey:
             self._total += kept
         self._watcher.on_total(self._total)
 
-    @property
-    def num_done(self) -> int:
-        """Samples that were looked at: the position of the next one."""
-        return self._done
-
     def wants(self, position: int) -> bool:
-        """Whether the sample at a position is one for the contact sheet."""
+        """Whether the sample at a position, of those that are looked at, is one for the contact sheet."""
         return self._watcher.wants(position)
 
     def left_out(self) -> None:
@@ -362,144 +322,103 @@ class Survey:
         self._done += count
         self._watcher.on_progress(min(self._done, self._total), self._total)
 
-    def add(
-        self,
-        subset: str,
-        number: int,
-        label: int,
-        measured: Measured,
-        image: Optional[np.ndarray],
-        problems: Sequence[str],
-        size: Tuple[int, int],
-    ) -> None:
-        """Takes one sample that a class is known of.
-
-        Args:
-            subset: it is in.
-            number: of it among the subset's.
-            label: its class.
-            measured: of its pixels.
-            image: uint8 [h, w, c]; None if :meth:`wants` said no.
-            problems: codes that were found about it already.
-            size: (height, width).
-        """
-        self._take(subset, [number], [label], measured, size, lambda _: image, problems)
-
-    def add_arrays(
-        self,
-        subset: str,
-        images: np.ndarray,
-        labels: np.ndarray,
-        first: int = 0,
-        problems: Sequence[str] = (),
-    ) -> None:
-        """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``.
-
-        ``problems`` are codes that were found about all of them.
-        """
-        into = self.subsets[subset]
-        for start in range(0, len(images), BATCH):
-            numbers = [n for n in range(start, min(start + BATCH, len(images))) if into.is_chosen(first + n)]
-            if not numbers:
-                continue
-            batch = images[numbers]
-            self._take(
-                subset,
-                [first + n for n in numbers],
-                [int(labels[n]) for n in numbers],
-                measure(batch),
-                batch.shape[1:3],
-                lambda k, batch=batch: batch[k],  # type: ignore[misc]
-                problems,
-            )
-
-    def _take(
-        self,
-        subset: str,
-        numbers: Sequence[int],
-        labels: Sequence[int],
-        measured: Measured,
-        size: Tuple[int, int],
-        image_of: Callable[[int], Optional[np.ndarray]],
-        problems: Sequence[str] = (),
-    ) -> None:
-        """Takes samples of one size, and checks each label and image by itself."""
-        into, num_classes = self.subsets[subset], len(self.class_names)
-        into.record(numbers, labels, measured, size)
-        legal = [label for label in labels if 0 <= label < num_classes]
-        into.count_classes(np.bincount(np.array(legal, np.int64), minlength=num_classes))
-        is_small = self.image_size is not None and (
-            size[0] < self.image_size[0] or size[1] < self.image_size[1]
-        )
-        for k, (number, label) in enumerate(zip(numbers, labels)):
-            own = list(problems)
-            if not 0 <= label < num_classes:
-                if "unknown-class" not in own:
-                    self.find(
-                        "label-range",
-                        subset,
-                        f"{into.name_of(number)}: label {label}, classes are 0 to {num_classes - 1}",
-                    )
-                own.append("label-range")
-            if measured.constant[k] and size[0] * size[1] > 1:
+    def take(self, block: Block, look: Look) -> None:
+        """Takes samples of one size, and checks each of them by itself."""
+        subset, into = block.subset, self.subsets[block.subset]
+        masks, labels = look.masks, look.labels
+        if masks is not None:
+            into.class_unit = "pixels"
+            labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
+        into.record(block.numbers, labels, look.measured, look.size)
+        if masks is None:
+            legal = [label for label in labels if 0 <= label < len(self.class_names)]
+            into.count_classes(np.bincount(np.array(legal, np.int64), minlength=len(self.class_names)))
+        common = self._check_together(block, look)
+        for k, number in enumerate(block.numbers):
+            problems = list(common)
+            if masks is None:
+                problems += self._check_label(block, number, labels[k])
+            else:
+                problems += self._check_mask(block, number, masks[k])
+            if look.measured.constant[k] and look.size[0] * look.size[1] > 1:
                 self.find("constant-image", subset, into.name_of(number))
-                own.append("constant-image")
-            if is_small:
-                self.find("small-image", subset, f"{into.name_of(number)}: {size[0]}x{size[1]}")
-                own.append("small-image")
+                problems.append("constant-image")
             if self._watcher.wants(self._done + k):
-                name = self.class_names[label] if 0 <= label < num_classes else f"label {label}"
-                image = image_of(k)
-                assert image is not None
-                self._draw(subset, number, self._done + k, Sample(into.name_of(number), name, own, image))
-        into.checked += len(numbers)
-        self._advance(len(numbers))
+                assert look.images is not None
+                mask = None if masks is None else masks[k]
+                label = self._class_name(labels[k]) if mask is None else self._rarest(mask)
+                name, classes = into.name_of(number), (self.class_names, self.class_colours)
+                sample = Sample(name, label, problems, look.images[k], mask, *classes)
+                self._drawn[subset, number] = sample
+                self._watcher.on_sample(self._done + k, sample)
+        into.checked += len(block.numbers)
+        self._advance(len(block.numbers))
 
-    def add_mask(
-        self,
-        subset: str,
-        number: int,
-        image: np.ndarray,
-        mask: np.ndarray,
-        problems: Sequence[str] = (),
-    ) -> None:
-        """Takes one sample with a mask.
+    def _check_together(self, block: Block, look: Look) -> List[str]:
+        """What is odd about the file of samples, and about their size: the codes."""
+        found = []
 
-        Args:
-            subset: it is in.
-            number: of it among the subset's.
-            image: uint8 [h, w, c].
-            mask: uint8 [h, w] of classes.
-            problems: codes that were found about it already.
-        """
-        into, num_classes = self.subsets[subset], len(self.class_names)
-        into.class_unit = "pixels"
-        measured = measure(image[np.newaxis])
-        into.record([number], [zlib.crc32(np.ascontiguousarray(mask).data)], measured, image.shape[:2])
+        def note(code: str, text: str) -> None:
+            self.find(code, block.subset, f"{block.name}: {text}", len(block.numbers))
+            found.append(code)
+
+        shown_size = f"{look.size[0]}x{look.size[1]}"
+        if self.shape is not None and tuple(look.size) != self.shape:
+            note("wrong-shape", f"{shown_size}, not {self.shape[0]}x{self.shape[1]}")
+        least = self.image_size if look.masks is None and self.image_size is not None else (0, 0)
+        if look.size[0] < least[0] or look.size[1] < least[1]:
+            note("small-image", shown_size)
+        for what, value in look.alike.items():
+            self._tally(what, value, block.subset, block.name)
+        if look.alike.get("mode", "grey") not in USUAL_MODES:
+            found.append("odd-mode")
+        if look.format:
+            ending = block.path.suffix.lower() if block.path is not None else ""
+            if ending and ending not in ENDINGS.get(look.format, (ending,)):
+                note("wrong-format", look.format)
+            if look.frames > 1:
+                note("several-frames", str(look.frames))
+        return found
+
+    def _check_label(self, block: Block, number: int, label: int) -> Sequence[str]:
+        if 0 <= label < len(self.class_names):
+            return ()
+        if label < 0 and block.path is not None:
+            return ("unknown-class",)  # of a folder, which was told
+        name = self.subsets[block.subset].name_of(number)
+        last = len(self.class_names) - 1
+        self.find("label-range", block.subset, f"{name}: label {label}, classes are 0 to {last}")
+        return ("label-range",)
+
+    def _check_mask(self, block: Block, number: int, mask: np.ndarray) -> List[str]:
+        into, num_classes, found = self.subsets[block.subset], len(self.class_names), []
         counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
         into.count_classes(counts[:num_classes])
-        found, name = list(problems), into.name_of(number)
+        name = into.name_of(number)
         if counts[num_classes:].any():
-            self.find("label-range", subset, f"{name}: class {len(counts) - 1} of {num_classes} in its mask")
+            self.find(
+                "label-range", into.name, f"{name}: class {len(counts) - 1} of {num_classes} in its mask"
+            )
             found.append("label-range")
         if (counts > 0).sum() == 1:
-            self.find("mask-constant", subset, f"{name}: all {self.class_names[int(counts.argmax())]}")
+            self.find("mask-constant", into.name, f"{name}: all {self._class_name(int(counts.argmax()))}")
             found.append("mask-constant")
-        if measured.constant[0] and mask.size > 1:
-            self.find("constant-image", subset, name)
-            found.append("constant-image")
-        if self._watcher.wants(self._done):
-            rarest = int(counts[:num_classes].argmin())
-            label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
-            sample = Sample(name, label, found, image, mask, self.class_names, self.class_colours)
-            self._draw(subset, number, self._done, sample)
-        into.checked += 1
-        self._advance(1)
+        return found
+
+    def _class_name(self, label: int) -> str:
+        return self.class_names[label] if 0 <= label < len(self.class_names) else f"label {label}"
+
+    def _rarest(self, mask: np.ndarray) -> str:
+        """The rarest class of a mask with its share."""
+        counts: Numbers = np.bincount(mask.reshape(-1), minlength=len(self.class_names))
+        rarest = int(counts[: len(self.class_names)].argmin())
+        return f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
 
     # -- what follows -----------------------------------------------------------------------------------------
 
     def finish(self, allow_partial: bool) -> Verification:
         """Compares what was gathered, and gives the report."""
+        self._check_alike()
         for subset in self.subsets.values():
             self._check_counts(subset)
             self._check_balance(subset)

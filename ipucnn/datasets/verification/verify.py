@@ -1,54 +1,55 @@
-"""Verifying a data set: which one is meant, what is published about it, and the walk over its files.
+"""Verifying a data set: which one is meant, what is published about it, and the look at every sample.
 
-Each kind of set has one walk, which reads its files as training does, with the same readers, and hands every sample to
-a :class:`~ipucnn.datasets.verification.survey.Survey`.  What a reader refuses is noted, and the walk goes on with the
-next file, page or record.  Nothing is executed, and no more than one file's samples are in memory.
+The walk over a set's files reads them as training does, with the same readers.  What a reader refuses is noted, and the
+walk goes on with the next file, page or record.  Nothing is executed.
 """
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, Optional, Tuple
 
-from ipucnn.datasets.base import IMAGENET_MEAN, ArrayExamples
+from ipucnn.datasets.base import IMAGENET_MEAN
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
     DATASETS,
-    INFO_FILE,
     TFDS_PREFIX,
     Choice,
-    canonical,
     check_divides,
     choose_dataset,
+    choose_folder,
     fetch,
-    find_location,
+    find_kinds,
     is_tfds,
     list_datasets,
     open_dataset,
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
-from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk_idx
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
-from ipucnn.datasets.verification.folders import walk_imagefolder, walk_imagemasks, walk_isbi2012
-from ipucnn.datasets.verification.records import walk_records, walk_tfds
-from ipucnn.datasets.verification.samples import Watcher
+from ipucnn.datasets.verification.samples import Block, Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
-from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, shown
-from ipucnn.python_files import is_python_name
-from ipucnn.text import printable
+from ipucnn.datasets.verification.walks import (
+    in_order,
+    walk_cifar,
+    walk_idx,
+    walk_imagefolder,
+    walk_imagemasks,
+    walk_isbi2012,
+    walk_records,
+    walk_source,
+    walk_tfds,
+)
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import expand, shown
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
-    record = DATASETS[name]
-    return Known(dict(zip((TRAIN, EVAL), record.num_examples or ())), record.image_shape, mean, std)
+    return Known(dict(zip((TRAIN, EVAL), DATASETS[name].num_examples or ())), mean, std)
 
 
 KNOWN: Dict[str, Known] = {
-    "digits": Known(
-        {TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}, DATASETS["digits"].image_shape
-    ),
+    "digits": Known({TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}),
     "membranes": Known({TRAIN: membranes.NUM_TRAIN, EVAL: membranes.NUM_EVAL}),
     "random": Known({TRAIN: embedded.NUM_TRAIN, EVAL: embedded.NUM_EVAL}),
     # Means and deviations of the whole training subset, as they are published everywhere for normalisation: MNIST
@@ -60,7 +61,7 @@ KNOWN: Dict[str, Known] = {
     "cifar100": _published("cifar100", (129.3039, 124.0699, 112.4336), (68.1702, 65.3918, 70.4184)),
     # Arganda-Carreras et al. 2015: 30 slices of 512x512.  Mean and deviation of the training stack as the challenge
     # gave it, measured on a pixel-identical copy.
-    "isbi2012": Known({TRAIN: 24, EVAL: 6}, (512, 512, 1), (126.163,), (44.022,), 0.05, (TRAIN, EVAL)),
+    "isbi2012": Known({TRAIN: 24, EVAL: 6}, (126.163,), (44.022,), 0.05, (TRAIN, EVAL)),
     # The mean is that of resized crops, and nobody publishes that of whole images: a warning, beyond a wide margin.
     "imagenet": replace(_published("imagenet", IMAGENET_MEAN), tolerance=10.0, severity=WARNING),
 }
@@ -114,23 +115,62 @@ def verify(
         image_size if has_files else None,
         max_pixels,
     )
-    if location is None:
-        walk_generated(survey, choice, image_size)
-    elif is_tfds(choice.name, location):
-        walk_tfds(survey, choice.name, location)
-    elif choice.name in idx.CLASS_NAMES:
-        walk_idx(survey, choice.name, location)
-    elif choice.name in cifar.LAYOUTS:
-        walk_cifar(survey, choice.name, location)
-    elif choice.name == "isbi2012":
-        walk_isbi2012(survey, location)
-    elif choice.name == "imagemasks":
-        walk_imagemasks(survey, location)
-    elif is_records:
-        walk_records(survey, location)
-    else:
-        walk_imagefolder(survey, location, validation_fraction or imagefolder.HELD_OUT_SHARE)
+    blocks = _walk(survey, choice, location, image_size, validation_fraction)
+    for (block, _), result in in_order(lambda item: item[0].load(item[1]), _wanted(survey, blocks)):
+        try:
+            look = result()
+        except DataError as error:
+            survey.note_error(block.subset, block.name, error, block.path, block.said)
+            look = None
+        if look is None:
+            survey.passed(block.subset, len(block.numbers))
+        else:
+            survey.take(block, look)
     return survey.finish(allow_partial)
+
+
+def _wanted(survey: Survey, blocks: Iterable[Block]) -> Iterator[Tuple[Block, bool]]:
+    """Each block, and whether a sample of it is drawn: its pixels are kept then."""
+    position = 0
+    for block in blocks:
+        end = position + len(block.numbers)
+        yield block, any(map(survey.wants, range(position, end)))
+        position = end
+
+
+def _walk(
+    survey: Survey,
+    choice: Choice,
+    location: Optional[Path],
+    image_size: Optional[Tuple[int, int]],
+    validation_fraction: Optional[float],
+) -> Iterator[Block]:
+    """The samples of a set, by its kind."""
+    name = choice.name
+    if location is not None:
+        if is_tfds(name, location):
+            return walk_tfds(survey, name, location)
+        if DATASETS[name].image_shape is not None:
+            survey.shape = DATASETS[name].image_shape[:2]  # type: ignore[index]
+        if name == "imagenet" and records.has_shards(location):
+            return walk_records(survey, location)
+        if name in ("imagenet", "imagefolder"):
+            return walk_imagefolder(survey, location, validation_fraction or imagefolder.HELD_OUT_SHARE)
+        if name in _WALKS:
+            return _WALKS[name](survey, location)
+    # Without a walk of its own: opened as for training.
+    shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
+    source = open_dataset(choice, image_shape=shape, max_image_pixels=survey.max_pixels)
+    survey.location = source.info.location
+    return walk_source(survey, source)
+
+
+_WALKS: Dict[str, Callable[[Survey, Path], Iterator[Block]]] = {
+    **{name: lambda survey, folder, name=name: walk_idx(survey, name, folder) for name in idx.CLASS_NAMES},  # type: ignore[misc]
+    **{name: lambda survey, folder, name=name: walk_cifar(survey, name, folder) for name in cifar.LAYOUTS},  # type: ignore[misc]
+    "isbi2012": walk_isbi2012,
+    "imagemasks": walk_imagemasks,
+}
 
 
 # -- which set ------------------------------------------------------------------------------------------------
@@ -148,117 +188,17 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         ConfigurationError: no such name, or it is not clear which set is meant.
         DataError: there is no such set.
     """
-    folder = expand(path)
     if name is None:
-        found = _find_kinds(folder)
-        if not found:
+        folder = expand(path)
+        if not find_kinds(folder):
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(folder)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(list_datasets())}, tfds:NAME, or a folder",
             )
-        return _only(found, folder)
-    if name.lower().startswith(TFDS_PREFIX):
-        return choose_dataset(name, folder, home="", task="classification", download=download)
-    if is_python_name(name):
-        return _choose_own(name, folder)
-    known = canonical(name)
-    if known is None:
-        return _choose_folder(name)
-    if known in ("imagefolder", "imagemasks", "imagenet"):
-        # Without one of its subsets training would not take it; here that is a finding.
-        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_classes
-        if known == "imagenet":
-            is_kind = _has_subset_or_shards
-        below = [folder / part for part in DATASETS[known].folders]
-        location = next((place for place in (*below, folder) if is_kind(place)), None)
-        if location is not None:
-            return Choice(known, location, "", DATASETS[known].task)
-    task = DATASETS[known].task
-    task = "classification" if task == "any" else task
-    return choose_dataset(known, folder, home="", task=task, download=download)
-
-
-def _choose_own(name: str, folder: Path) -> Choice:
-    """The data that a function of the user's own returns, which is called for their task."""
-    choice = choose_dataset(name, folder, home="", task=ANY_TASK)
+        return choose_folder(folder, ANY_TASK, divides=True)
+    choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
+    if choice.make is None:
+        return choice
+    # Called once, for its task: what it returns may differ from call to call.
     source = open_dataset(choice)
-    if not isinstance(source.train, ArrayExamples) or not isinstance(source.eval, ArrayExamples):
-        raise ConfigurationError(
-            f"{choice.message}: its examples are no arrays, and files are known by their layout alone",
-            "ipucnn verify-dataset FOLDER, of the files that it reads",
-        )
-    # Called once: what it returns may differ from call to call.
     return replace(choice, task=source.info.task, make=lambda: source)
-
-
-def _choose_folder(name: str) -> Choice:
-    folder = expand(name)
-    kind = kind_of(folder)
-    if kind is Kind.ABSENT:
-        raise ConfigurationError(
-            f"data set '{shown(name)}' is unknown, and there is no such folder",
-            did_you_mean(name, list_datasets())
-            or f"choose one of {', '.join(list_datasets())}, tfds:NAME, or a folder",
-        )
-    if kind is not Kind.FOLDER:
-        raise DataError(
-            f"DATASET {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
-        )
-    found = _find_kinds(folder)
-    if not found:
-        raise DataError(
-            f"{shown(folder)} holds no data set that is known",
-            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
-            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
-        )
-    return _only(found, folder)
-
-
-def _only(found: List[Choice], folder: Path) -> Choice:
-    if len(found) > 1:
-        names = [choice.name for choice in found]
-        raise ConfigurationError(
-            f"{shown(folder)} holds {' and '.join(names)}",
-            f"ipucnn verify-dataset {names[0]} --dataset-path {shown(folder)}",
-        )
-    return found[0]
-
-
-def _find_kinds(folder: Path) -> List[Choice]:
-    """The sets in a folder, complete or not."""
-    # Hugging Face writes a file of this name into image folders, too; beside TFDS's records there are no folders.
-    if is_file(folder / INFO_FILE) and not (_has_pairs_somewhere(folder) or _has_subset(folder)):
-        return [Choice(TFDS_PREFIX + printable(real(folder).parent.name), folder, "")]
-    found = []
-    for name, record in DATASETS.items():
-        if record.files and name not in ("imagefolder", "imagemasks"):
-            location = find_location(name, folder)
-            if location is not None:
-                found.append(Choice(name, location, "", record.task))
-    if any(choice.location == folder for choice in found):
-        return found
-    if records.has_shards(folder):
-        found.append(Choice("imagenet", folder, ""))
-    elif _has_pairs_somewhere(folder):
-        found.append(Choice("imagemasks", folder, "", "segmentation"))
-    elif _has_classes(folder):
-        found.append(Choice("imagefolder", folder, ""))
-    return found
-
-
-def _has_subset(folder: Path) -> bool:
-    return is_folder(folder / "train") or imagefolder.find_eval(folder) is not None
-
-
-def _has_classes(folder: Path) -> bool:
-    """Whether there is a part of an image folder, or class folders that are divided here."""
-    return _has_subset(folder) or (is_folder(folder) and imagefolder.is_undivided(folder))
-
-
-def _has_subset_or_shards(folder: Path) -> bool:
-    return _has_subset(folder) or records.has_shards(folder)
-
-
-def _has_pairs_somewhere(folder: Path) -> bool:
-    parts = [folder, folder / "train", imagefolder.find_eval(folder) or folder]
-    return any(is_folder(part / below) for part in parts for below in ("images", "masks"))

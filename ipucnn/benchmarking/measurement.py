@@ -1,0 +1,151 @@
+"""What was measured on IPUs, read from a run folder or the report of a benchmark, for a profile of the system."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional
+
+import yaml
+
+from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.benchmarking.prediction import INFERENCE_STEPS
+from ipucnn.benchmarking.records import BenchmarkReport, from_plain
+from ipucnn.config.bounds import MAX_COUNT
+from ipucnn.config.options import BY_KEY, RunConfig
+from ipucnn.datasets.registry import DATASETS, known_as
+from ipucnn.documents import read_record
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import is_file, is_folder, shown
+from ipucnn.json_fields import Fields, is_count, is_text, list_of, wrong_field
+from ipucnn.models.registry import get_model
+from ipucnn.planning.calibration import Measurement
+from ipucnn.planning.graphs.extract import known_graph, layer_graph
+from ipucnn.planning.settings import plan_settings
+from ipucnn.planning.splits import check_cuts
+from ipucnn.runs.folder import REPORT, RunFolder
+from ipucnn.runs.setup import network_options
+from ipucnn.text import shown_value
+from ipucnn.training.checkpoints import read_meta
+from ipucnn.training.program import Program
+
+_HINT = "give run folders of `ipucnn train`, or reports of `ipucnn benchmark`, that ran with --device ipu"
+_MOST_PIXELS = 2**16
+
+
+def _is_some(value: PlainValue) -> bool:
+    return is_count(value) and 0 < value <= MAX_COUNT
+
+
+_SIZES = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages", "ipus_per_replica")
+_PROGRAM_FIELDS: Fields = {
+    **dict.fromkeys(_SIZES, ("a whole number from 1", _is_some)),
+    "device_mapping": ("a list of IPUs", list_of(is_count)),
+    "pipeline_splits": ("a list of layers", list_of(is_text)),
+}
+
+
+class _Report(NamedTuple):
+    """What a report says; ``steps`` are the prescribed micro-batches of an execution of inference."""
+
+    config: RunConfig
+    program: PlainDict
+    device_kind: str
+    images_per_s: Optional[float]
+    input_shape: List[int]
+    num_classes: int
+    training: bool = True
+    steps: Optional[int] = None
+
+
+def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Measurement:
+    """The throughput in the report of a benchmark or of a training run, and the program that reached it.
+
+    Args:
+        path: a run folder, or its report.json.
+        import_tensorflow: called before a network is built whose layers are not known.
+
+    Raises:
+        ConfigurationError: it was not measured on IPUs, or not of a network's speed.
+        DataError: absent, damaged, or without a throughput.
+    """
+    path = path / REPORT if is_folder(path) else path
+    name = f"--calibrate {shown(path)}"
+    data = read_record(path, _HINT)
+    if not isinstance(data, dict):
+        raise DataError(f"{name} is no report", _HINT)
+    report = _of_benchmark(data, name) if "kind" in data else _of_run(path, name)
+    if report.device_kind != "ipu":
+        kind = report.device_kind.upper()
+        raise ConfigurationError(f"{name} was measured on a {kind}, and a profile is of IPUs", _HINT)
+    if not (report.images_per_s or 0) > 0:
+        raise DataError(f"{name} has no throughput: nothing was timed", _HINT)
+    if max(report.input_shape) > _MOST_PIXELS:
+        raise DataError(f"{name} has the input {tuple(report.input_shape)}", _HINT)
+    record = get_model(report.config.model_name)
+    height, width, channels = report.input_shape
+    options = network_options(record, report.config, (height, width, channels), report.num_classes)
+    graph = known_graph(record, options)
+    if graph is None:
+        import_tensorflow()
+        graph = layer_graph(record, options)
+    problem = wrong_field(report.program, _PROGRAM_FIELDS, _PROGRAM_FIELDS)
+    if problem:
+        raise DataError(f"{name}: its program {problem}", "make it again")
+    try:
+        program = Program.from_dict(report.program)
+        settings = plan_settings(report.config, program.layout, report.training)
+        check_cuts(program.pipeline_splits, graph)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{name}: its program is damaged: {shown_value(error)}", "make it again") from None
+    if not report.training:
+        settings = replace(settings, gradient_accumulation_count=report.steps or INFERENCE_STEPS)
+    if len(program.pipeline_splits) != settings.num_stages - 1:
+        raise DataError(f"{name} does not say which splits ran", "run it again with --pipeline-splits")
+    return Measurement(
+        shown(path), graph, tuple(program.pipeline_splits), settings, report.images_per_s or 0.0
+    )
+
+
+def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:
+    report = from_plain(data, BenchmarkReport, name, _HINT)
+    if report.scope == "data":
+        raise ConfigurationError(
+            f"{name} measured an input pipeline alone", "give reports of --mode training or inference"
+        )
+    # Flags that no YAML has say nothing of a network's speed.
+    options = {
+        key: value for key, value in report.options.items() if key not in BY_KEY or BY_KEY[key].in_yaml
+    }
+    config = RunConfig.from_yaml(yaml.safe_dump({**options, "model-name": report.model}), name)
+    known = DATASETS.get(known_as(report.data.name) or "")
+    return _Report(
+        config=config,
+        program=report.program,
+        device_kind=report.device.kind,
+        images_per_s=report.images_per_s,
+        input_shape=report.input_shape,
+        num_classes=(known and known.num_classes) or get_model(report.model).num_classes,
+        training=report.mode == "training",
+        steps=config.steps_per_execution,
+    )
+
+
+def _of_run(path: Path, name: str) -> _Report:
+    folder = RunFolder(path.parent)
+    report = folder.read_report()
+    try:
+        assert report is not None
+        kind = str(report["compilation"]["device"]["kind"])
+        images_per_s = float(report["measured"]["images_per_s"])
+        program, checkpoints = dict(report["program"]), list(map(str, report["checkpoints"]))
+    except (AssertionError, KeyError, TypeError, ValueError):
+        raise DataError(f"{name} is no report of a run", _HINT) from None
+    config = folder.read_config()
+    place = RunFolder(path.parent, config.checkpoint_dir).checkpoints
+    kept = [place / each for each in checkpoints if is_file(place / each)]
+    if not kept:
+        raise DataError(
+            f"{name}: the run kept no checkpoint, which knows the size of its images",
+            "give the report of a benchmark of it",
+        )
+    meta = read_meta(kept[-1])
+    return _Report(config, program, kind, images_per_s, meta["input_shape"], meta["num_classes"])
