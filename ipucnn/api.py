@@ -4,6 +4,7 @@ It says what the commands say: the same options under the same names, with ``_``
 (``ipucnn.errors.UserError``, with ``message`` and ``hint``), and the same results.
 """
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -32,7 +33,7 @@ from ipucnn.config import spec as numbers
 from ipucnn.config.options import BY_NAME, RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import absolute, expand, is_folder
+from ipucnn.filesystem import absolute, expand, is_folder, user_error_of
 from ipucnn.runs.compare import read_run
 from ipucnn.text import shown_value
 
@@ -49,6 +50,18 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 
 _ALSO_CALLED = {"batch_size": ("micro_batch_size", "global_batch_size")}
 """What Keras calls an option whose name here says more."""
+
+
+@contextlib.contextmanager
+def _as_the_command_line() -> Iterator[None]:
+    """What the command line says of the system's errors and of memory that ran out is a ``UserError`` here."""
+    try:
+        yield
+    except Exception as error:
+        told = user_error_of(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 _TEXTS = {
@@ -84,7 +97,8 @@ def _guarded(function: _Function) -> _Function:
                     f"{name} is of type {kind}: must be text or a path", f"for example {_TEXTS[name]}"
                 )
         options = given.pop("options", {})
-        return function(**given, **cast(Dict[str, object], options))
+        with _as_the_command_line():
+            return function(**given, **cast(Dict[str, object], options))
 
     return cast(_Function, checked)
 
@@ -109,6 +123,7 @@ class Run:
         return self._trained.names()
 
     @property
+    @_as_the_command_line()
     def history(self) -> List[Dict[str, Any]]:
         """The rows of the run's ``metrics.jsonl``, of a checkpoint those of its run; see :func:`read_history`.
 
@@ -120,6 +135,7 @@ class Run:
         return read_run(path if is_folder(path) else absolute(path).parent.parent).history
 
     @property
+    @_as_the_command_line()
     def keras_model(self) -> KerasModel:
         """The network as a Keras model with its weights; it takes images as the input pipeline gives them.
 
@@ -131,6 +147,7 @@ class Run:
             self._ready()
         return self._model
 
+    @_as_the_command_line()
     def predict(self, images: Union[Image, Sequence[Image]]) -> np.ndarray:
         """The probabilities of the classes of images, which are brought to the network as ``ipucnn infer`` does it.
 
@@ -428,11 +445,12 @@ class Training:
         from ipucnn.reports.train import draw_predictions
         from ipucnn.runs.recorder import Predicted
 
-        for event in self._run.events():
-            if isinstance(event, Predicted):
-                draw_predictions(self._run, event.pictures)
-            yield event
-        write_page_of(self._run)
+        with _as_the_command_line():
+            for event in self._run.events():
+                if isinstance(event, Predicted):
+                    draw_predictions(self._run, event.pictures)
+                yield event
+            write_page_of(self._run)
 
 
 @_guarded

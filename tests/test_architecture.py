@@ -157,17 +157,17 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
     "benchmarking": (2910, 2200),
-    "commands": (1900, 1110),
-    "config": (2850, 1610),
+    "commands": (1900, 1105),
+    "config": (2760, 1520),
     "datasets": (5960, 4530),
     "diagnosis": (685, 520),
-    "models": (2950, 2210),
-    "planning": (6160, 4850),
-    "reports": (3820, 3010),
-    "runs": (6360, 4710),
+    "models": (2960, 2210),
+    "planning": (6000, 4710),
+    "reports": (3810, 3000),
+    "runs": (6400, 4740),
     "sessions": (5545, 4295),
-    "training": (1680, 1260),
-    "modules at the top": (2580, 1990),
+    "training": (1680, 1270),
+    "modules at the top": (2430, 1940),
 }
 
 
