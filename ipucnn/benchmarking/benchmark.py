@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport
 from ipucnn.benchmarking.report import read_report
 from ipucnn.benchmarking.settings import (
-    KERAS,
     REAL,
     BenchmarkSettings,
     check_data,
@@ -25,8 +24,6 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import expand
-from ipucnn.models.registry import folder_name
 from ipucnn.planning.splits import check_named_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import require_one
@@ -34,10 +31,6 @@ from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
-
-if TYPE_CHECKING:
-    from ipucnn.runs.exported import ExportedNetwork
-
 
 # Options that decide nothing about figures: where things are, and the numbers that are drawn.
 _NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
@@ -57,7 +50,6 @@ class Benchmark:
         fused: micro-batches computed as one where that is prescribed.
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
-        exported: the file to compare with.
     """
 
     resolved: Resolved
@@ -71,7 +63,6 @@ class Benchmark:
     learning_rate: float
     loss_name: str
     baseline: Optional[BenchmarkReport]
-    exported: Optional[ExportedNetwork]
 
     @property
     def config(self) -> RunConfig:
@@ -103,7 +94,6 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     from ipucnn.sessions.factory import check_device
 
     instances = _checked_instances(resolved.config, settings)
-    exported = _exported(settings)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -138,10 +128,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
         learning_rate=learning_rate,
         loss_name=loss_name,
         baseline=baseline,
-        exported=exported,
     )
-    if exported is not None:
-        _check_exported(exported, setup)
     run_setup.build_options(setup)
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
 
@@ -157,15 +144,6 @@ def _checked_instances(config: RunConfig, settings: BenchmarkSettings) -> Instan
     run_setup.check_instances(instances, config)
     check_settings(settings, instances.count)
     return instances
-
-
-def _exported(settings: BenchmarkSettings) -> Optional[ExportedNetwork]:
-    """The file to compare with, if one is named."""
-    if settings.compare_with in (None, KERAS):
-        return None
-    from ipucnn.runs.exported import read_exported
-
-    return read_exported(expand(str(settings.compare_with)), settings.trust)
 
 
 def _typed_steps(resolved: Resolved) -> Optional[int]:
@@ -247,25 +225,6 @@ def _with_fused(
             f"use --fused-micro-batches {near}",
         )
     return program
-
-
-def _check_exported(exported: ExportedNetwork, setup: run_setup.Setup) -> None:
-    """Refuses to compare a network with a file of another one.
-
-    Raises:
-        ConfigurationError: naming in what they differ.
-    """
-    facts = (
-        ("network", folder_name(str(exported.record["model"])), folder_name(setup.record.name)),
-        ("input", "x".join(map(str, exported.input_shape)), "x".join(map(str, setup.input_shape))),
-        ("number of classes", exported.num_classes, setup.source.info.num_classes),
-    )
-    for what, in_file, here in facts:
-        if in_file != here:
-            raise ConfigurationError(
-                f"{exported.path} is another network: its {what} is {in_file}, and {here} is benchmarked",
-                "name the network that the file was exported from, with its data and --image-size",
-            )
 
 
 def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark:

@@ -18,8 +18,8 @@ from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
-from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.runs.folder import PAGE, PREDICTIONS
+from ipucnn.text import counted, printable, shown_value, told_apart
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -182,13 +182,10 @@ def _as_far(found: Dict[str, PlainValue]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _told_apart(*values: Sequence[PlainValue]) -> List[Any]:
+def _told_apart(*values: PlainValue) -> List[Any]:
     """Two values with as few digits as tell them apart, at least four."""
     if all(isinstance(value, float) for value in values):
-        for digits in range(4, 17):
-            texts = [f"{value:.{digits}g}" for value in values]
-            if len(set(texts)) == len(texts):
-                return texts
+        return told_apart(*values, digits=4)
     return list(map(repr, values)) if None not in values else list(values)
 
 
@@ -300,11 +297,10 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 def write_page_of(run: TrainingRun) -> None:
     """Writes the page of a run that ended, unless it has one or another instance of it writes."""
-    folder = run.folder.path
-    if run.is_silent or is_file(folder / PAGE) or not is_file(folder / REPORT):
+    if run.is_silent or run.folder.missing_files(has_pictures=False) != [PAGE]:
         return
     run.folder.check_writer()
-    write_page(folder)
+    write_page(run.folder.path)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:
