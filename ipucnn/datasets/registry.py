@@ -433,7 +433,7 @@ def _unknown(name: str, task: str) -> ConfigurationError:
     return ConfigurationError(
         f"--dataset {shown_value(name)}: there is no such folder"
         if os.sep in name
-        else f"data set '{name}' is unknown",
+        else f"data set '{name}' is unknown, and there is no such folder",
         did_you_mean(name, fitting) or f"choose one of {', '.join(fitting)}, {folders}, or FILE.py:FUNCTION",
     )
 
