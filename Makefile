@@ -20,7 +20,6 @@ slow:
 
 generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped
-	$(PYTHON) -m ipucnn.config.reference --write
 	$(PYTHON) docs/generate.py
 
 ci:

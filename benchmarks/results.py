@@ -132,7 +132,7 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     )
     last = runs[-1]
     command = f"ipucnn train {preset.arguments}" + (" --dataset-path DATA" if preset.needs else "")
-    revision = (last["environment"]["git"]["ipucnn"] or {}).get("revision", "")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
         "preset": name,
         "command": command,
@@ -151,7 +151,7 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
         "python": platform.python_version(),
         "tensorflow": last["environment"]["tensorflow"],
         "ipucnn": last["environment"]["ipucnn"],
-        "revision": revision[:12],
+        "revision": head.stdout.strip()[:12],
     }
 
 

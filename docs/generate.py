@@ -1,21 +1,30 @@
 """Writes the parts of these pages that commands derive: `make generated`.
 
 The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
-that of findings in verify-dataset.md from verify-dataset; the pictures of terminals in images/ from what they print.
+that of findings in verify-dataset.md from verify-dataset, the reference of options in configuration.md from their
+declarations, presets and tests; the pictures of terminals in images/ from what they print.
 """
 
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List, Tuple
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from ipucnn import errors  # noqa: E402
+from ipucnn import documents, errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
+from ipucnn.config.options import PANELS, SPECS  # noqa: E402
+from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets  # noqa: E402
+from ipucnn.config.signature import default_text  # noqa: E402
+from ipucnn.config.spec import OptionSpec  # noqa: E402
+from ipucnn.config.values import plain_number  # noqa: E402
 from ipucnn.datasets.verification.findings import CODES  # noqa: E402
 
+TESTS = DOCS.parent / "tests" / "option_tests.yml"
+"""Key -> the test that shows what the option does, as "module.py::function"."""
 BEGIN, END = "<!-- {0}: begin (written by python docs/generate.py) -->", "<!-- {0}: end -->"
 
 
@@ -58,7 +67,117 @@ def findings() -> str:
     return "\n".join(lines)
 
 
+def options() -> str:
+    """A table per panel (key, what it takes, default, meaning, commands), and one of what each option acts on."""
+    lines: List[str] = []
+    for panel in PANELS:
+        lines += [f"### {panel.PANEL}", "", str(panel.__doc__), ""]
+        lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_row(spec) for spec in SPECS if spec.panel == panel.PANEL]
+        lines.append("")
+    lines += [*_effects(), *_published_table()]
+    return "\n".join(lines).rstrip()
+
+
+def effects(spec: OptionSpec) -> Tuple[str, str]:
+    """What a run on the host and one on IPUs make of an option, in a word or two."""
+    if spec.warning:
+        return "a warning", "a warning"
+    return "acts" if spec.host_effect else "none", "acts" if spec.ipu_effect else "none"
+
+
+def _effects() -> List[str]:
+    """The table of effects; it names tests, which only the source tree has."""
+    tests = documents.load(TESTS.read_text(encoding="utf-8"))
+    lines = ["### Effects", "", "What acts on an option, and the test (in `tests/`) that shows it.", ""]
+    lines += ["| key | on the host | on IPUs | test |", "| --- | --- | --- | --- |"]
+    for spec in SPECS:
+        lines.append(f"| `{spec.key}` | {' | '.join(effects(spec))} | `{tests.get(spec.key, '-')}` |")
+    return [*lines, ""]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A configuration that others published: the preset that stands for it, and what its comments say of it."""
+
+    preset: str
+    source: str
+    commands: Tuple[str, ...]
+    system: str
+    result: str
+
+
+def published() -> List[Published]:
+    """The configurations of the public applications, as the comments above their presets have them."""
+    found = []
+    for path in sorted(BUILT_IN_FOLDER.glob("*.yml")):
+        said: Dict[str, List[str]] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            word, _, text = line.partition(": ")
+            if word in ("# source", "# command", "# system", "# result"):
+                said.setdefault(word[2:], []).append(text)
+            elif said and not line.startswith("#"):
+                name = line.split(":")[0]
+                (source,), (system,), (result,) = (said[key] for key in ("source", "system", "result"))
+                found.append(Published(name, source, tuple(said["command"]), system, result))
+                said = {}
+    return found
+
+
+def _published_table() -> List[str]:
+    lines = ["### Published configurations", ""]
+    text = "What Graphcore's public applications and tutorials describe, and the preset that stands for it: "
+    lines += [
+        text + "`ipucnn train --config NAME`, or `train unet` for the U-Net with `--nb-ipus-per-replica 4`.",
+        "",
+    ]
+    lines += ["| preset | typed there | from | system | result there |", "| --- | --- | --- | --- | --- |"]
+    for one in published():
+        typed = "<br>".join(f"`{_escape(command)}`" for command in one.commands)
+        lines.append(f"| `{one.preset}` | {typed} | {_escape(one.source)} | {one.system} | {one.result} |")
+    return [*lines, ""]
+
+
+def _row(spec: OptionSpec) -> str:
+    notes = [_escape(spec.help)]
+    if spec.aliases:
+        notes.append("Also " + ", ".join(f"`{alias}`" for alias in spec.aliases) + ".")
+    if not spec.in_yaml:
+        notes.append("A flag only.")
+    if not spec.host_effect and spec.panel != "IPU only":
+        notes.append("No effect on the host.")
+    if not spec.ipu_effect and spec.panel != "Host session":
+        notes.append("No effect on IPUs.")
+    if "train" in spec.commands and len(spec.commands) > 1:
+        notes.append("Commands: " + ", ".join(spec.commands) + ".")
+    value = spec.metavar or "True, False"
+    default = _escape(default_text(spec))
+    shown = default if spec.default is None else f"`{default}`"
+    if spec.key in keys_in_presets():
+        shown = f"the preset's, else {shown}"
+    return f"| `{spec.key}` | {_escape(value)}{_bounds(spec)} | {shown} | {' '.join(notes)} |"
+
+
+def _bounds(spec: OptionSpec) -> str:
+    bounds = []
+    sides = (
+        ("at least", spec.minimum),
+        ("above", spec.above),
+        ("at most", spec.maximum),
+        ("below", spec.below),
+    )
+    for word, bound in sides:
+        if bound is not None:
+            bounds.append(f"{word} {plain_number(bound)}")
+    return (", " + ", ".join(bounds)) if bounds else ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 PARTS = {
+    "configuration.md": {"options": options},
     "commands.md": {"commands": commands, "exit codes": exit_codes},
     "verify-dataset.md": {"findings": findings},
 }

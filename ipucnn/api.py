@@ -4,6 +4,7 @@ It says what the commands say: the same options under the same names, with ``_``
 (``ipucnn.errors.UserError``, with ``message`` and ``hint``), and the same results.
 """
 
+import contextlib
 import warnings
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from ipucnn.config.bounds import MAX_IPUS
 from ipucnn.config.options import BY_NAME, RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import absolute, expand, is_folder
+from ipucnn.filesystem import absolute, expand, is_folder, user_error_of
 from ipucnn.runs.compare import read_run
 from ipucnn.text import shown_value
 
@@ -33,6 +34,18 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 
 _ALSO_CALLED = {"batch_size": ("micro_batch_size", "global_batch_size")}
 """What Keras calls an option whose name here says more."""
+
+
+@contextlib.contextmanager
+def _as_the_command_line() -> Iterator[None]:
+    """What the command line says of the system's errors and of memory that ran out is a ``UserError`` here."""
+    try:
+        yield
+    except Exception as error:
+        told = user_error_of(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 class Run:
@@ -55,6 +68,7 @@ class Run:
         return self._trained.names()
 
     @property
+    @_as_the_command_line()
     def history(self) -> List[Dict[str, Any]]:
         """The rows of the run's ``metrics.jsonl``, of a checkpoint those of its run; see :func:`read_history`.
 
@@ -66,6 +80,7 @@ class Run:
         return read_run(path if is_folder(path) else absolute(path).parent.parent).history
 
     @property
+    @_as_the_command_line()
     def keras_model(self) -> KerasModel:
         """The network as a Keras model with its weights; it takes images as the input pipeline gives them.
 
@@ -77,6 +92,7 @@ class Run:
             self._ready()
         return self._model
 
+    @_as_the_command_line()
     def predict(self, images: Union[Image, Sequence[Image]]) -> np.ndarray:
         """The probabilities of the classes of images, which are brought to the network as ``ipucnn infer`` does it.
 
@@ -160,6 +176,7 @@ class Run:
         self._session = session
 
 
+@_as_the_command_line()
 def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optional[str] = None) -> Run:
     """Opens a run folder, a checkpoint, or an exported ONNX or TFLite file.
 
@@ -199,6 +216,7 @@ def _named(
     return Named(command, str(run), flags, which=checkpoint, from_python=True)
 
 
+@_as_the_command_line()
 def evaluate(
     run: Union[str, Path],
     checkpoint: Optional[str] = None,
@@ -228,6 +246,7 @@ def evaluate(
     return evaluate_run(_named("evaluate", run, checkpoint, model, options))
 
 
+@_as_the_command_line()
 def export(
     run: Union[str, Path],
     format: str,
@@ -274,6 +293,7 @@ def export(
     return export_run(request)
 
 
+@_as_the_command_line()
 def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
     """The rows of a run's ``metrics.jsonl``: one for each execution and validation, with ``event`` and
     ``weight_updates``.
@@ -288,6 +308,7 @@ def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
     return read_run(expand(str(run))).history
 
 
+@_as_the_command_line()
 def plan(
     model: str, *, stages: Optional[int] = None, system: Optional[str] = None, **options: PlainValue
 ) -> "PipelinePlan":
@@ -383,13 +404,15 @@ class Training:
         from ipucnn.reports.train import draw_predictions
         from ipucnn.runs.recorder import Predicted
 
-        for event in self._run.events():
-            if isinstance(event, Predicted):
-                draw_predictions(self._run, event.pictures)
-            yield event
-        write_page_of(self._run)
+        with _as_the_command_line():
+            for event in self._run.events():
+                if isinstance(event, Predicted):
+                    draw_predictions(self._run, event.pictures)
+                yield event
+            write_page_of(self._run)
 
 
+@_as_the_command_line()
 def train(model: str, **options: PlainValue) -> Training:
     """Checks a training run as ``ipucnn train`` does, and gives what trains when it is iterated over.
 

@@ -2,7 +2,7 @@
 
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Optional
+from typing import List, Optional
 
 SHOWN_CHARACTERS = 200
 """How much of a path or value a message repeats."""
@@ -53,6 +53,15 @@ def size_text(num_bytes: float) -> str:
     if num_bytes >= 2**20 or not num_bytes:
         return f"{num_bytes / 2**20:.0f} MiB"
     return f"{num_bytes / 2**10:.3g} KiB"
+
+
+def told_apart(*values: float, digits: int) -> List[str]:
+    """Numbers with as few digits as tell them apart, at least ``digits``."""
+    for count in range(digits, 17):
+        texts = [f"{value:.{count}g}" for value in values]
+        if len(set(texts)) == len(texts):
+            return texts
+    return list(map(repr, values))
 
 
 def number(value: Optional[float]) -> str:

@@ -163,31 +163,17 @@ def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
 
 def on_the_host(reference: Reference, fused: int) -> Weights:
     """The host session's weights of the same run."""
-    from test_host_session import CPU, make_program
+    from support.sessions import CPU, constant, make_program, run
 
     from ipucnn.sessions.host.session import HostSession
-    from ipucnn.training.losses import make_loss
-    from ipucnn.training.optimizers import make_settings
 
     updates = len(reference.images) // (reference.batch * reference.count)
-    program = make_program(reference.batch, reference.count, updates_per_epoch=updates)
-    settings = make_settings("sgd", {"momentum": MOMENTUM}, global_batch_size=program.global_batch_size)
-    session = HostSession(CPU)
-
-    def schedule(numbers: Any) -> Any:
-        return np.full(np.shape(numbers), reference.rate, np.float32)
-
-    session.compile(
-        reference.network(), program.with_fused(fused), settings, make_loss("cross_entropy"), schedule
-    )
-
-    def dataset(first: int, per_element: int) -> Any:
-        start = first * program.global_batch_size
-        parts = (reference.images[start:], reference.labels[start:])
-        return tf.data.Dataset.from_tensor_slices(parts).batch(per_element, drop_remainder=True)
-
-    list(session.train(dataset))
-    return {name: v.numpy() for name, v in session.state.weights.items()}
+    program = make_program(reference.batch, reference.count, updates_per_epoch=updates).with_fused(fused)
+    optimizer, rate = ("sgd", {"momentum": MOMENTUM}, {}), constant(reference.rate)
+    images, labels = reference.images, reference.labels
+    return run(
+        HostSession(CPU), reference.network(), program, optimizer, images, labels, schedule=rate
+    ).weights
 
 
 def main(batch: int = 4, count: int = 8, size: int = 16, updates: int = 3, rate: float = 0.1) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 import ipucnn
 from ipucnn import api, cli
 from ipucnn.datasets.sources import in_memory
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.runs.provenance import environment
 
 
@@ -305,3 +305,22 @@ def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
     assert len(names["frozen"]) >= 2
     assert len(names["plan"].splits) == 3
     assert "epoch 5" in capsys.readouterr().out
+
+
+def test_errors_of_the_system_are_told_as_on_the_command_line(folder, monkeypatch):
+    """Wherever they come up: what nobody expected to fail included."""
+    refused = OSError(28, "No space left on device", "/full")
+
+    def refuse(*_, **__):
+        raise refused
+
+    loaded = ipucnn.load(folder / "runs" / "mine")
+    monkeypatch.setattr(loaded, "_ready", refuse)
+    monkeypatch.setattr(api, "read_run", refuse)
+    for ask in (lambda: loaded.predict([]), lambda: ipucnn.read_history("runs")):
+        with pytest.raises(DataError, match=r"^/full: No space left on device") as caught:
+            ask()
+        assert caught.value.hint.startswith("free some space") and caught.value.__cause__ is refused
+    monkeypatch.setattr(loaded, "_ready", lambda: np.zeros(2**50))
+    with pytest.raises(InfeasibleError, match="out of memory"):
+        loaded.predict([])

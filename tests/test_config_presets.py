@@ -237,10 +237,11 @@ SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
 
 def test_every_published_configuration_has_a_preset_that_says_where_it_comes_from():
-    from ipucnn.config.reference import published
+    from test_cli_docs import docs_generate
+
     from ipucnn.config.resolve import resolve
 
-    found = {one.preset: one for one in published()}
+    found = {one.preset: one for one in docs_generate().published()}
     file = next(file for file in presets.built_in_files() if file.source == "public.yml")
     assert set(found) == {*file.names, "unet@isbi2012-pod4"}
     for one in found.values():
@@ -259,11 +260,11 @@ def test_every_published_configuration_has_a_preset_that_says_where_it_comes_fro
 def test_no_published_command_is_missing():
     import re
 
-    from ipucnn.config.reference import published
+    from test_cli_docs import docs_generate
 
     there = {
         " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
-        for one in published()
+        for one in docs_generate().published()
         for command in one.commands
     }
     texts = [path.read_text(encoding="utf-8") for path in SEEDS.glob("*.md")]

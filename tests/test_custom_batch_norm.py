@@ -5,18 +5,15 @@ from typing import Any, Dict
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from poplar_double import installed
+from support.sessions import CPU, SGD, batches, compile_session, constant, make_program
 from tensorflow import keras
-from test_host_session import CPU, make_program
 
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers import BatchNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
 
 SIDE, CHANNELS, CLASSES, MOMENTUM, EPSILON, UPDATES = 3, 2, 3, 0.7, 1.001e-5, 3
 MIX = np.float32([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5]])
@@ -85,24 +82,14 @@ def numpy_loop(program, images, updates: int) -> Dict[str, np.ndarray]:
     return moving
 
 
-def run(session, program, images, labels, rate=0.0, optimizer=("sgd", {"momentum": 0.9}, {}), state=None):
-    settings = make_settings(optimizer[0], optimizer[1], global_batch_size=8, **optimizer[2])
-    session.compile(
-        make_model(),
-        program,
-        settings,
-        make_loss("cross_entropy"),
-        lambda u: np.full(np.shape(u), rate, np.float32),
-    )
+def run(session, program, images, labels, rate=0.0, optimizer=SGD, state=None):
+    """The weights after training; no statistics are taken of a pass over batches."""
+    session = compile_session(session, make_model(), program, optimizer, constant(rate))
     for name, value in (state or {}).items():
         session.state.weights[name].assign(value)
-
-    def dataset(first, per_element):
-        endless = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
-        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
-
-    list(session.train(dataset))
-    assert session.recompute_statistics(dataset) == 0
+    make_dataset = batches(program, images, labels)
+    list(session.train(make_dataset))
+    assert session.recompute_statistics(make_dataset) == 0
     return {name: value.numpy() for name, value in session.state.weights.items()}
 
 

@@ -45,7 +45,7 @@ for devices in sorted(told["devices"], reverse=True):
     sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
 
 import tensorflow as tf
-from test_host_session import data, make_model, make_program
+from support.sessions import data, make_model, make_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 

@@ -518,13 +518,12 @@ QUESTIONS = re.compile(
 )
 ELSEWHERE = {
     # The package's own files.
-    "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
+    "ipucnn/runs/provenance.py": "the package's own folder",
     "ipucnn/planning/graphs/shipped.py": "the package's own graphs",
     "ipucnn/models/counts.py": "the package's own counts",
     "ipucnn/models/custom_ops.py": "the package's own folder",
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
-    "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/keras_fit.py": "PlannedRow.resolve() is no question about a path",
     "ipucnn/benchmarking/suite.py": "the package's own suites; resolve() is no question about a path",
     "ipucnn/benchmarking/suite_run.py": "the package's own folder",

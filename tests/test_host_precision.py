@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sessions import CPU, batches, compile_session, constant, make_program
 from tensorflow import keras
-from test_host_session import CPU, make_program
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
@@ -20,8 +20,6 @@ from ipucnn.models.layers import BatchNormalization, Dropout
 from ipucnn.sessions.host import arithmetic
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished, NotFiniteError
-from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -120,26 +118,15 @@ def session_of(precision, rounding="OFF", **changes):
 
 
 def compile_(session, model, program, rate, optimizer=("sgd", {"momentum": 0.5}, {})):
-    own = make_settings(
-        optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2]
-    )
-    loss = make_loss("cross_entropy")
-    session.compile(model, program, own, loss, lambda u: np.full(np.shape(u), rate, np.float32))
-    return session
+    return compile_session(session, model, program, optimizer, constant(rate))
 
 
 def train(session, images, labels, stop=None):
     """Runs the program, or its first executions; weights and state by name, and the mean loss of each execution."""
-    batch = session.program.global_batch_size
-
-    def dataset(first, per_element):
-        both = tf.data.Dataset.from_tensor_slices((images[first * batch :], labels[first * batch :]))
-        return both.batch(per_element, drop_remainder=True)
-
-    finished = (e for e in session.train(dataset) if isinstance(e, ExecutionFinished))
-    events = list(itertools.islice(finished, stop))
+    events = session.train(batches(session.program, images, labels))
+    finished = list(itertools.islice((e for e in events if isinstance(e, ExecutionFinished)), stop))
     values = {**session.state.weights, **session.state.slots}
-    return {name: v.numpy() for name, v in values.items()}, [e.metrics["loss"] for e in events]
+    return {name: v.numpy() for name, v in values.items()}, [e.metrics["loss"] for e in finished]
 
 
 def make_model(dropout=0.0):

@@ -9,9 +9,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poplar_double import installed
+from support.sessions import CLASSES, SIZE, data, make_program, run
 from tensorflow import keras
-from test_host_session import CLASSES, SIZE, data, make_program
-from test_poplar_session import run
 
 from ipucnn.config.options import RunConfig
 from ipucnn.models import custom_ops

@@ -14,7 +14,6 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.architecture import from_data
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
-from ipucnn.runs.exported import ExportedNetwork
 from ipucnn.training.checkpoints import load_checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
@@ -432,7 +431,7 @@ def _weights(model):
 def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     """The function's own model in Keras, one micro-batch after the other, against the session."""
     import tensorflow as tf
-    from test_host_session import CPU, make_program
+    from support.sessions import CPU, make_program
 
     from ipucnn.sessions.host.session import HostSession
     from ipucnn.training.losses import make_loss
@@ -568,18 +567,6 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
     assert found.settings == {"units": 3, **plain}
 
 
-def test_a_python_file_that_an_export_names_is_not_run(tmp_path, monkeypatch, run):
-    monkeypatch.chdir(tmp_path)
-    Path("evil.py").write_text("open('trap', 'w')\n\ndef build(*_):\n    pass\n")
-    Path("model.onnx").write_bytes(b"")
-    exported = ExportedNetwork(Path("model.onnx"), "onnx", {"model": "evil.py:build"})
-    monkeypatch.setattr("ipucnn.runs.exported.read_exported", lambda path, trust: exported)
-    code, _, err = run("benchmark", "model.onnx")
-    assert code == 2 and "a Python file is run only if the command line names it" in err
-    assert "ipucnn benchmark evil.py:build --compare-with model.onnx" in " ".join(err.split())
-    assert not Path("trap").exists()
-
-
 # --- .keras files
 
 
@@ -588,7 +575,7 @@ def test_a_file_of_keras_is_trained_as_its_function(run):
 
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
-    function = find_function(write(NESTED), "MODEL", "build")
+    function = find_function(write(NESTED), "build")
     function((8, 8, 1), 10).save("net.keras")
     from ipucnn.models.build import BuildOptions, build_model
 

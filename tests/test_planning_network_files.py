@@ -315,8 +315,11 @@ REFUSED = {
     "no output": (changed(output_layers=[["nothing", 0, 0]]), "'nothing' is no layer"),
     "no layers": (changed(layers=[]), "does not list"),
     "a class of its own": ({"class_name": "Net", "config": {}}, "is a Net"),
-    "a list": ([], "holds []"),
-    "unbuilt": ({"class_name": "Sequential", "config": {"layers": [entry("Flatten", "f")]}}, "never built"),
+    "a list": ([], "holds no model"),
+    "unbuilt": (
+        {"class_name": "Sequential", "config": {"layers": [entry("Flatten", "f")]}},
+        "model.build((None",
+    ),
     "shapes": (changed(logits=dict(kind="Conv2D", filters=1, kernel_size=[1, 1])), "wanted height, width"),
     "a name for a terminal": (changed(relu=dict(name="x\x1b[2J")), ""),
 }

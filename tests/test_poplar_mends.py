@@ -7,9 +7,8 @@ import poplar_double
 import pytest
 import tensorflow as tf
 from poplar_double import engine, installed
-from test_host_session import CPU, make_program
-from test_host_session import data as make_data
-from test_poplar_session import make_model, run
+from support.sessions import CPU, SGD, make_model, make_program, run
+from support.sessions import data as make_data
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
@@ -17,8 +16,6 @@ from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.poplar import errors, model, session
 from ipucnn.sessions.poplar.session import PoplarSession
-
-SGD = ("sgd", {"momentum": 0.9}, {})
 
 
 def predicted(**options):
@@ -60,13 +57,13 @@ def test_no_remote_memory(monkeypatch):
 def on_both(norm, program, monkeypatch, module, rule, without, dropout=0.0):
     """How far the double's weights are from the host's, with a rule of the double and without."""
     images, labels = make_data(program.num_weight_updates * program.global_batch_size, 5)
-    host = run(HostSession(CPU), make_model(norm, dropout), program, SGD, images, labels)
+    host = run(HostSession(CPU), make_model(norm, dropout=dropout), program, SGD, images, labels)
     options = dict(num_replicas=program.num_replicas, dropout_layer="stateless")
 
     def far():
         with installed():
             made = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
-            found = run(made, make_model(norm, dropout), program, SGD, images, labels)
+            found = run(made, make_model(norm, dropout=dropout), program, SGD, images, labels)
         return max(np.abs(host[0][name] - found[0][name]).max() for name in host[0])
 
     first = far()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from poplar_double import installed, rules
 from poplar_double.exchange import Alone
 from poplar_double.facts import FACTS
-from test_host_session import make_program
+from support.sessions import make_program
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig

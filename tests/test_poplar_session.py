@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 from poplar_double import installed
 from poplar_double.exchange import Alone
+from support.sessions import CLASSES, CPU, SGD, SIZE, data, falling, frozen, make_model, make_program, run
 from tensorflow import keras
-from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
-from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
@@ -27,76 +26,13 @@ from ipucnn.training.optimizers import Optimizer, make_settings
 SPLIT = "relu0"
 
 
-def make_model(norm: str, dropout: float = 0.0, seed: int = 3) -> Any:
-    """Two convolutions with norms, dropout and drop connect; no two layers alike."""
-    keras.backend.clear_session()
-    inputs = keras.Input((SIZE, SIZE, 2), name="input")
-    x = inputs
-    for i in range(2):
-        x = keras.layers.Conv2D(4, 3, padding="same", use_bias=norm == "none", name=f"conv{i}")(x)
-        if norm == "batch":
-            x = BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON, name=f"norm{i}")(x)
-        elif norm == "group":
-            x = GroupNormalization(groups=2, epsilon=EPSILON, name=f"norm{i}")(x)
-        x = keras.layers.ReLU(name=f"relu{i}")(x)
-        if dropout:
-            shape = (None, 1, 1, 1) if i == 0 else None
-            x = Dropout(dropout, shape, name=f"dropout{i}")(x)
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
-    rng = np.random.default_rng(seed)
-    for weight in model.weights:
-        if not weight.name.split("/")[-1].startswith("moving"):
-            weight.assign(rng.normal(0.3, 0.4, weight.shape))
-    return model
-
-
-def schedule(updates):
-    return np.full(np.shape(updates), 0.05, np.float32) / (1 + np.asarray(updates))
-
-
-def frozen(model, layers):
-    """The model with some of its layers frozen."""
-    for name in layers:
-        model.get_layer(name).trainable = False
-    return model
-
-
-def run(session, model, program, optimizer, images, labels, loss="cross_entropy", weights=None, state=None):
-    """Final weights and slots by name, and the events."""
-    settings = make_settings(
-        optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2]
-    )
-    session.compile(model, program, settings, make_loss(loss), schedule)
-    if state is not None:
-        for name, value in state[0].items():
-            session.state.weights[name].assign(value)
-        for name, value in state[1].items():
-            session.state.slots[name].assign(value)
-        session.state.weight_updates = state[2]
-
-    def dataset(first, per_element):
-        parts = (images, labels) if weights is None else (images, labels, weights)
-        endless = tf.data.Dataset.from_tensor_slices(parts).repeat()
-        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
-
-    events = list(session.train(dataset))
-    used = session.recompute_statistics(dataset)
-    return (
-        {k: v.numpy() for k, v in session.state.weights.items()},
-        {k: v.numpy() for k, v in session.state.slots.items()},
-        events,
-        used,
-    )
-
-
-def both(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
+def both(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
     """Runs a program on the host and on the double, micro-batch by micro-batch; both results and the machine."""
     weights, still = options.get("weights"), options.get("frozen", ())
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     unfused = program.with_fused(program.dbn_replica_group_size)
     host_session = HostSession(CPU, config=config_of(program, options))
-    model = frozen(make_model(norm, dropout), still)
+    model = frozen(make_model(norm, dropout=dropout), still)
     host = run(host_session, model, unfused, optimizer, images, labels, weights=weights)
     return (host, *on_double(norm, program, optimizer, dropout, sdk, **options))
 
@@ -108,12 +44,12 @@ def config_of(program, options):
     return dataclasses.replace(RunConfig(), **values)
 
 
-def on_double(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
+def on_double(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
     """The same on the double alone; its result and the machine."""
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     with installed(sdk=sdk) as machine:
         session = create_session("auto", config=config_of(program, options))
-        model = frozen(make_model(norm, dropout), options.get("frozen", ()))
+        model = frozen(make_model(norm, dropout=dropout), options.get("frozen", ()))
         return run(
             session, model, program, optimizer, images, labels, weights=options.get("weights")
         ), machine
@@ -374,7 +310,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
     with installed() as machine:
         session = create_session("auto", config=config)
         settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
-        session.compile(network, program, settings, make_loss("cross_entropy"), schedule)
+        session.compile(network, program, settings, make_loss("cross_entropy"), falling())
         asked = []
         for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
             assert number == n and len(part) == len(logits)

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 from poplar_double import installed, rules
 from poplar_double.config import ENUMS
+from support.sessions import make_program as plain_program
 from tensorflow import keras
-from test_host_session import make_program as plain_program
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.presets import built_in_names

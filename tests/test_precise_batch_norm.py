@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import installed
+from support.sessions import CPU, make_program
 from tensorflow import keras
-from test_host_session import CPU, make_program
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig

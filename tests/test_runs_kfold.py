@@ -113,12 +113,14 @@ def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
             assert one.read_bytes() == other.read_bytes()
     report = folds_of(tmp_path / "cv")
     assert (report["missing"], report["std"]["accuracy"]) == ([1, 3], None)
-    # The other folds join it.
+    # The other folds are further parts of it.
+    assert run(tmp_path / "cv", "--fold", 3) == 2
+    error = capsys.readouterr().err
+    assert "is a cross-validation already, with fold 2" in error and "add --resume" in error
     with pytest.MonkeyPatch.context() as patch:
         train_lightly(patch)
-        assert run(tmp_path / "cv", "--fold", 3) == 0
+        assert run(tmp_path / "cv", "--fold", 3, "--resume") == 0
     assert folds_of(tmp_path / "cv")["missing"] == [1]
-    assert run(tmp_path / "cv", "--fold", 3) == 2
 
 
 def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path, monkeypatch, capsys):
@@ -246,7 +248,7 @@ def of_pairs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_folds_of_other_labels_do_not_join(of_pairs, tmp_path, capsys, forgotten):
+def test_folds_of_other_labels_are_refused(of_pairs, tmp_path, capsys, forgotten):
     whole, _, other = of_pairs
     folder = tmp_path / "cv"
     shutil.copytree(str(whole), str(folder))
@@ -254,12 +256,12 @@ def test_folds_of_other_labels_do_not_join(of_pairs, tmp_path, capsys, forgotten
         (folder / "folds.json").unlink()
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     capsys.readouterr()
-    assert cli.run([*pairs_options(other, folder), "--fold", "2"]) == 2
+    resume = ["train", "--resume", "--run-dir", str(folder), "--dataset-path", str(other)]
+    assert cli.run([*resume, "--kfold", "2", "--fold", "2"]) == 2
     error = capsys.readouterr().err
-    assert "images or labels differ" in error and "another --run-dir" in error and "fold 1 is there" in error
+    assert "images or labels differ" in error and "another --run-dir" in error
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     if not forgotten:
-        resume = ["train", "--resume", "--run-dir", str(folder), "--dataset-path", str(other)]
         assert cli.run(resume) == 2
         assert "images or labels differ" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
@@ -277,22 +279,6 @@ def test_the_data_of_a_fold_are_those_of_all_folds():
     labels[0] = (labels[0] + 1) % 10
     changed = replace(source, train=replace(source.train, labels=labels))
     assert parts[0].pool_sha256 == parts[1].pool_sha256 != select_fold(changed, 3, 1).pool_sha256
-
-
-def test_a_fold_says_what_it_joins(lightly, light_whole, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "runs" / "toy_model-digits-kfold3"
-    shutil.copytree(str(light_whole), str(root))
-    shutil.rmtree(str(root / "fold-3"))
-    config = (root / "config.yml").read_bytes()
-    for option, value in (("--learning-rate", "0.2"), ("--num-epochs", "3")):
-        assert cli.run([*OPTIONS, "--fold", "3", option, value]) == 2
-        error = capsys.readouterr().err
-        assert "joins runs/toy_model-digits-kfold3 (fold 1, 2 are there)" in error
-        assert f"{option} {value}" in error and "another --run-dir" in error and "--resume" not in error
-    assert cli.run([*OPTIONS, "--fold", "3"]) == 0
-    assert capsys.readouterr().err.startswith("joins runs/toy_model-digits-kfold3 (fold 1, 2 are there)")
-    assert (root / "config.yml").read_bytes() == config
 
 
 @pytest.mark.parametrize("command", ["evaluate", "infer"])

@@ -12,7 +12,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
-from test_host_session import CPU, data, make_model, make_program
+from support.sessions import CPU, constant, data, make_model, make_program, run
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
@@ -22,7 +22,6 @@ from ipucnn.runs.recorder import CheckpointSaved
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
-from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import LOSS_SCALE, LossScaler, Optimizer, make_settings
 from ipucnn.training.program import make_layout
 from ipucnn.training.program import make_program as program_of
@@ -97,31 +96,11 @@ def session_on(name, program):
 
 
 def train(session, program, images, labels, state=None):
-    session.compile(
-        make_model("none", 3),
-        program,
-        make_settings("sgd", {"momentum": 0}, global_batch_size=program.global_batch_size),
-        make_loss("cross_entropy"),
-        lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
-    )
-    if state is not None:
-        for name, value in state[0].items():
-            session.state.weights[name].assign(value)
-        for name, value in state[1].items():
-            session.state.slots[name].assign(value)
-        session.state.weight_updates = state[2]
-
-    def dataset(first, per_element):
-        endless = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
-        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
-
-    events = [event for event in session.train(dataset) if isinstance(event, ExecutionFinished)]
-    state = session.state
-    return (
-        {name: value.numpy() for name, value in state.weights.items()},
-        {name: value.numpy() for name, value in state.slots.items()},
-        events,
-    )
+    """Weights, slots and finished executions."""
+    plain = ("sgd", {"momentum": 0}, {})
+    rate = constant(1e-3)
+    found = run(session, make_model("none"), program, plain, images, labels, state=state, schedule=rate)
+    return *found[:2], [event for event in found.events if isinstance(event, ExecutionFinished)]
 
 
 def scaled_program(updates, replicas=2, **changes):

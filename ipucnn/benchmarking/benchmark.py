@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport
 from ipucnn.benchmarking.report import read_report
 from ipucnn.benchmarking.settings import (
-    KERAS,
     REAL,
     BenchmarkSettings,
     check_data,
@@ -25,8 +24,6 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import expand
-from ipucnn.models.registry import folder_name
 from ipucnn.planning.splits import check_named_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import require_one
@@ -34,10 +31,6 @@ from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
-
-if TYPE_CHECKING:
-    from ipucnn.runs.exported import ExportedNetwork
-
 
 # Options that decide nothing about figures: where things are, and the numbers that are drawn.
 _NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
@@ -52,35 +45,39 @@ class Benchmark:
         settings: what to measure, and for how long.
         instances: of ``poprun``.
         setup: data and network.
-        kind: where the images come from, a key of ``DATA_KINDS``.
         seed: of weights, data and bootstrap.
         program: of one execution; splits of the planner, and what the session chooses, are not in it yet.
-        steps: micro-batches of an execution where they are prescribed.
         fused: micro-batches computed as one where that is prescribed.
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
-        exported: the file to compare with.
     """
 
     resolved: Resolved
     settings: BenchmarkSettings
     instances: Instances
     setup: run_setup.Setup
-    kind: str
     seed: int
     program: Program
-    steps: Optional[int]
     fused: Optional[int]
     optimizer: OptimizerSettings
     learning_rate: float
     loss_name: str
     baseline: Optional[BenchmarkReport]
-    exported: Optional[ExportedNetwork]
 
     @property
     def config(self) -> RunConfig:
         """The configuration's values."""
         return self.resolved.config
+
+    @property
+    def kind(self) -> str:
+        """Where the images come from, a key of ``DATA_KINDS``."""
+        return data_kind(self.config)
+
+    @property
+    def steps(self) -> Optional[int]:
+        """Micro-batches of an execution where they are prescribed."""
+        return _typed_steps(self.resolved)
 
 
 def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) -> Benchmark:
@@ -96,19 +93,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     """
     from ipucnn.sessions.factory import check_device
 
-    instances = find_instances()
-    require_one(
-        "`ipucnn benchmark`",
-        resolved.config,
-        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
-    )
-    run_setup.check_instances(instances, resolved.config)
-    check_settings(settings, instances.count)
-    exported = None
-    if settings.compare_with not in (None, KERAS):
-        from ipucnn.runs.exported import read_exported
-
-        exported = read_exported(expand(str(settings.compare_with)), settings.trust)
+    instances = _checked_instances(resolved.config, settings)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -121,8 +106,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     if settings.training:
         run_setup.check_effects(config, resolved.origins, make_layout(config))
     check_named_splits(resolved, run_setup.network_options)
-    # A preset's own length is for another device; here executions are as long as time allows.
-    steps: Optional[int] = resolved.typed.get("steps_per_execution")
+    steps = _typed_steps(resolved)
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     _check_on_ipus(program, config, settings, instances)
@@ -130,30 +114,42 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     baseline = read_report(settings.baseline) if settings.baseline is not None else None
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
-    source = None
-    if kind != REAL:
-        source = random_source(resolved, seed, program.micro_batch_size, blank=dry)
+    source = random_source(resolved, seed, program.micro_batch_size, blank=dry) if kind != REAL else None
     setup = run_setup.prepare(resolved, seed, source=source)
     benchmark = Benchmark(
         resolved=resolved,
         settings=settings,
         instances=instances,
         setup=setup,
-        kind=kind,
         seed=seed,
         program=program,
-        steps=steps,
         fused=config.fused_micro_batches,
         optimizer=optimizer,
         learning_rate=learning_rate,
         loss_name=loss_name,
         baseline=baseline,
-        exported=exported,
     )
-    if exported is not None:
-        _check_exported(exported, setup)
     run_setup.build_options(setup)
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
+
+
+def _checked_instances(config: RunConfig, settings: BenchmarkSettings) -> Instances:
+    """The instances of ``poprun``, where they can measure what is asked for."""
+    instances = find_instances()
+    require_one(
+        "`ipucnn benchmark`",
+        config,
+        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
+    )
+    run_setup.check_instances(instances, config)
+    check_settings(settings, instances.count)
+    return instances
+
+
+def _typed_steps(resolved: Resolved) -> Optional[int]:
+    """A preset's own length is for another device; here executions are as long as time allows."""
+    steps: Optional[int] = resolved.typed.get("steps_per_execution")
+    return steps
 
 
 def program_of(config: RunConfig, seed: int, instances: Instances, updates: int) -> Program:
@@ -229,25 +225,6 @@ def _with_fused(
             f"use --fused-micro-batches {near}",
         )
     return program
-
-
-def _check_exported(exported: ExportedNetwork, setup: run_setup.Setup) -> None:
-    """Refuses to compare a network with a file of another one.
-
-    Raises:
-        ConfigurationError: naming in what they differ.
-    """
-    facts = (
-        ("network", folder_name(str(exported.record["model"])), folder_name(setup.record.name)),
-        ("input", "x".join(map(str, exported.input_shape)), "x".join(map(str, setup.input_shape))),
-        ("number of classes", exported.num_classes, setup.source.info.num_classes),
-    )
-    for what, in_file, here in facts:
-        if in_file != here:
-            raise ConfigurationError(
-                f"{exported.path} is another network: its {what} is {in_file}, and {here} is benchmarked",
-                "name the network that the file was exported from, with its data and --image-size",
-            )
 
 
 def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark:

@@ -333,7 +333,7 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     options: Dict[str, Any]
     program: Dict[str, Any]  # the Program, with executions as they were measured
     device: DeviceFacts
-    environment: Dict[str, Any]  # versions, git revision, machine, command line
+    environment: Dict[str, Any]  # versions, digest of the sources, machine, command line
     compilation: Optional[Compilation] = None
     execution: Optional[ExecutionFacts] = None
     warmup: Optional[Warmup] = None

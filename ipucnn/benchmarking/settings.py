@@ -37,12 +37,11 @@ class BenchmarkSettings:
         scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
             network on its data, beside the network on a constant batch and the pipeline alone.
         limits: how long to measure.
-        compare_with: "keras", the path of an exported ONNX or TFLite file or SavedModel, or None.
+        compare_with: "keras", or None.
         system: IPU machine to predict for, None for the smallest that suits.
         profile: what was measured of the IPU machine.
         baseline: an earlier report.json to compare with.
         max_regression: share of the baseline's speed that may be lost.
-        trust: what is in a SavedModel may be executed.
     """
 
     mode: str = INFERENCE
@@ -53,7 +52,6 @@ class BenchmarkSettings:
     profile: Optional["SystemProfile"] = None
     baseline: Optional[Path] = None
     max_regression: float = 0.05
-    trust: bool = False
 
     @property
     def training(self) -> bool:
@@ -81,7 +79,6 @@ def make_settings(
     system_profile: Optional[str] = None,
     baseline: Optional[str] = None,
     max_regression: Optional[str] = None,
-    trust: bool = False,
 ) -> BenchmarkSettings:
     """Checked settings from what was typed.
 
@@ -91,7 +88,6 @@ def make_settings(
         executions, min_time_s, max_time_s: see ``Limits``; a least time that is not given is at most ``max_time_s``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
         system_profile: the file that has the profile.
-        trust: see :class:`BenchmarkSettings`.
 
     Raises:
         ConfigurationError: naming the option, its value and the nearest legal one.
@@ -116,12 +112,11 @@ def make_settings(
         mode=work,
         scope=scope,
         limits=_limits(executions, min_time_s, max_time_s, is_compared=compare_with is not None),
-        compare_with=_rival(compare_with, work, trust),
+        compare_with=_rival(compare_with),
         system=system,
         profile=_profile(system_profile, system) if system_profile is not None else None,
         baseline=expand(baseline) if baseline is not None else None,
         max_regression=_share(max_regression or "5%"),
-        trust=trust,
     )
 
 
@@ -143,29 +138,16 @@ def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, 
     return Limits(executions, min_time_s, max_time_s, execution_s=execution_s)
 
 
-def _rival(compare_with: Optional[str], work: str, trust: bool) -> Optional[str]:
-    """What the session is compared with: "keras", an exported file, or nothing."""
-    is_file = False
-    if compare_with is not None:
-        from ipucnn.runs.exported import is_exported
-
-        is_file = is_exported(expand(compare_with))
-    if is_file and work == TRAINING:
-        raise ConfigurationError(
-            f"{shown_value(compare_with)} is an exported network, which is not trained",
-            "use --inference, or --compare-with keras",
-        )
-    if trust and not is_file:
-        raise ConfigurationError("--trust: there is no SavedModel to run", "drop it, or name one as MODEL")
-    if compare_with is None or is_file:
-        return compare_with
+def _rival(compare_with: Optional[str]) -> Optional[str]:
+    """What the session is compared with: "keras", or nothing."""
+    if compare_with is None:
+        return None
     if compare_with.lower() != KERAS:
         raise ConfigurationError(
             f"--compare-with {shown_value(compare_with)}: there is no such rival",
-            did_you_mean(compare_with, (KERAS,))
-            or f"use --compare-with {KERAS}, or an .onnx or .tflite file that `ipucnn export` wrote",
+            did_you_mean(compare_with, (KERAS,)) or f"use --compare-with {KERAS}",
         )
-    return KERAS
+    return compare_with.lower()
 
 
 def _profile(path: str, system: Optional[str]) -> "SystemProfile":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import List, Optional, Tuple
+
+import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking.benchmark import Benchmark
@@ -13,7 +15,6 @@ from ipucnn.benchmarking.contenders import (
     KerasTraining,
     SessionInference,
     SessionTraining,
-    compile_session,
     keras_model,
 )
 from ipucnn.benchmarking.input_pipeline import PipelinePart, images_only, part_names
@@ -23,9 +24,6 @@ from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.runs.exported import ExportedNetwork
 
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.
 _OPEN_STEPS = 64
@@ -68,10 +66,7 @@ def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> W
     benchmark = replace(benchmark, program=work.program)
     contenders, rival = list(work.contenders), None
     if settings.compare_with is not None:
-        if benchmark.exported is None:
-            other, description = keras_contender(benchmark, model)
-        else:
-            other, description = _exported_contender(benchmark, benchmark.exported, model)
+        other, description = keras_contender(benchmark, model)
         contenders.append(other)
         rival = (other.name, description)
     if settings.scope == END_TO_END:
@@ -146,13 +141,12 @@ def _lead(benchmark: Benchmark) -> int:
 def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
     from ipucnn.training.losses import make_loss
 
-    compilation = compile_session(
-        session,
+    compilation = session.compile(
         model,
         benchmark.program,
         benchmark.optimizer,
         make_loss(benchmark.loss_name, benchmark.config.label_smoothing),
-        benchmark.learning_rate,
+        lambda updates: np.full(np.shape(updates), benchmark.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(benchmark, samples_per_element),
     )
     assert session.program is not None
@@ -229,18 +223,3 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender,
 def _whole_range(benchmark: Benchmark) -> str:
     """The images' range as the network takes it: nobody else leaves preprocessing to the device."""
     return run_setup.input_range(benchmark.config, benchmark.resolved.record)
-
-
-def _exported_contender(
-    benchmark: Benchmark, exported: ExportedNetwork, model: KerasModel
-) -> Tuple[Contender, str]:
-    """The same work by an exported file in its own runtime, and what that is, in words."""
-    p, session = benchmark.program, exported.session()
-    session.prepare_evaluation(model, None)
-    input_range = "raw" if exported.takes_pixels else _whole_range(benchmark)
-    images = images_only(dataset(benchmark, _element(benchmark), input_range))
-    contender = SessionInference(
-        session, images, p.micro_batch_size, p.fused_micro_batches, lead=_lead(benchmark)
-    )
-    contender.name = exported.form
-    return contender, f"{session.runtime} on {exported.path}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 import typer
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import TRUST, in_instances, own_option, read_plan
+from ipucnn.commands.run_arguments import in_instances, own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -41,8 +41,8 @@ TRAINING = typer.Option(
 )
 COMPARE = own_option(
     "--compare-with",
-    "keras|FILE",
-    "Also measure plain Keras (its fit or predict) or an exported network, in turns, and print the ratio.",
+    "keras",
+    "Also measure plain Keras (its fit or predict), in turns, and print the ratio.",
     PANEL,
 )
 EXECUTIONS = own_option(
@@ -121,7 +121,6 @@ def benchmark(
     system_profile: Optional[str] = SYSTEM_PROFILE,
     baseline: Optional[str] = BASELINE,
     max_regression: Optional[str] = MAX_REGRESSION,
-    trust: bool = TRUST,
     suite: Optional[str] = SUITE,
     resume: bool = RESUME,
     versus: Optional[str] = VERSUS,
@@ -129,9 +128,7 @@ def benchmark(
     """Measure throughput and time, beside what is predicted for IPUs.
 
     It takes those options of `ipucnn train` that affect the speed, and measures exactly what would run. With --suite,
-    or with a wildcard as MODEL, it measures many networks and prints one table. MODEL may also be an ONNX or TFLite
-    file that `ipucnn export` wrote, or with --trust a SavedModel: then its network is measured here and in the file's
-    own runtime, in turns.
+    or with a wildcard as MODEL, it measures many networks and prints one table.
     """
     given = {
         "compare_with": compare_with,
@@ -142,7 +139,6 @@ def benchmark(
         "baseline": baseline,
         "max_regression": max_regression,
         "system_profile": system_profile,
-        "trust": trust or None,
         "mode": mode,
         "training": training,
     }
@@ -163,7 +159,7 @@ def _check_suite(measuring: PlainDict) -> None:
     """Refuses what a suite does not take."""
     from ipucnn.errors import ConfigurationError
 
-    for name in ("trust", "system_profile", "baseline", "max_regression"):
+    for name in ("system_profile", "baseline", "max_regression"):
         if name in measuring:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} is for one benchmark, not for suites",
@@ -183,38 +179,22 @@ def _check_no_suite(flags: PlainDict) -> None:
             )
 
 
-def _resolve(request: RunRequest, measuring: PlainDict) -> Resolved:
-    """The benchmark's configuration; of an exported file that of its network, which is then compared with the file."""
-    from ipucnn.models.registry import list_models
-
-    model = request.model
-    if model is None or model in {record.name for record in list_models()}:
-        return request.resolve()
-    from ipucnn.runs.exported import is_exported, read_exported
-
-    if not is_exported(Path(model)):
-        return request.resolve()
-    from ipucnn.config.resolve import refuse_unnamed
+def _refuse_exported(model: Optional[str]) -> None:
+    """Refuses a file in place of a network, which this command took once."""
     from ipucnn.errors import ConfigurationError
-    from ipucnn.filesystem import expand
+    from ipucnn.runs.exported import is_exported
 
-    if measuring.get("compare_with") is not None:
+    if model is not None and is_exported(Path(model)):
         raise ConfigurationError(
-            f"--compare-with {measuring['compare_with']}: MODEL is an exported file, which is what is compared",
-            "drop it, or give the network's name as MODEL",
+            f"{shown_value(model)} is an exported network: `ipucnn benchmark FILE` was removed",
+            "measure it with its runtime's own tool; `ipucnn evaluate` says how good it is: "
+            f"ipucnn evaluate {shown_value(model)}",
         )
-    exported = read_exported(expand(model), bool(measuring.get("trust")))
-    name = str(exported.record["model"])
-    command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
-    command += " --trust" if measuring.get("trust") else ""
-    refuse_unnamed(f"the network of {shown_value(model)}", name, f"type: {command}")
-    measuring["compare_with"] = model
-    below = [(f"export {model}", exported.options())]
-    return request.resolve_as(name, below)
 
 
 def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, json_output: bool) -> None:
-    resolved = _resolve(request, measuring)
+    _refuse_exported(request.model)
+    resolved = request.resolve()
     if request.print_config:
         request.show(resolved, json_output)
         return

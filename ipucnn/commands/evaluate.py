@@ -8,7 +8,6 @@ from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
-    TRUST,
     VIEWS,
     WEIGHTS,
     WHICH,
@@ -42,7 +41,6 @@ def evaluate(
     run: str = RUN,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
-    trust: bool = TRUST,
     plot: Optional[str] = PLOT,
     predictions: Optional[str] = PREDICTIONS,
     contact_sheet: Optional[str] = SHEET,
@@ -82,7 +80,7 @@ def evaluate(
     sheet = WorstSheet()
     with telling_of_indexing(), ItemProgress("evaluating", LOADING) as progress:
         result = evaluate_run(
-            Named("evaluate", run, flags, which=checkpoint, weights=weights, trust=trust),
+            Named("evaluate", run, flags, which=checkpoint, weights=weights),
             plot=plot_to,
             predictions=predictions_to,
             contact_sheet=sheet_to,

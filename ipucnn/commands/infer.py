@@ -12,7 +12,6 @@ from ipucnn.commands.run_arguments import (
     RUN,
     THRESHOLD,
     TILE_SIZE,
-    TRUST,
     VIEWS,
     WEIGHTS,
     WHICH,
@@ -70,7 +69,6 @@ def infer(
     top: Optional[int] = TOP,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
-    trust: bool = TRUST,
     output: Optional[str] = OUTPUT,
     form: Optional[str] = FORMAT,
     contact_sheet: Optional[str] = SHEET,
@@ -91,7 +89,7 @@ def infer(
 
     output_to = own_output(None if output is None else expand(output))
     sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet))
-    named = Named("infer", run, flags, which=checkpoint, weights=weights, trust=trust)
+    named = Named("infer", run, flags, which=checkpoint, weights=weights)
     task = task_of(named)
     if task is None:
         # Which options fit depends on what the network does; what hides that is said before they are judged.

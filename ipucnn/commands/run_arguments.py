@@ -84,20 +84,14 @@ def own_output(path: Optional[Path]) -> Optional[Path]:
 RUN = typer.Argument(
     ...,
     metavar="RUN",
-    help="A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite, or with --trust a "
-    "SavedModel). Or weights that Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with "
-    "--weights.",
+    help="A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite). Or weights that "
+    "Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with --weights.",
 )
 WHICH = own_option(
     "--checkpoint",
     "NAME",
     "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
     shown="last, else best",
-)
-TRUST = typer.Option(
-    False,
-    "--trust",
-    help="Run the given SavedModel. It executes whatever was put into it, so say this only if you trust its source.",
 )
 WEIGHTS = own_option(
     "--weights",

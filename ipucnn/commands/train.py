@@ -19,7 +19,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     configuration, metrics, checkpoints and report.
     """
     from ipucnn.filesystem import is_file
-    from ipucnn.reports.console import note, telling_of_indexing
+    from ipucnn.reports.console import telling_of_indexing
     from ipucnn.reports.runs import write_page, write_page_of
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
     from ipucnn.runs.compare import find_runs
@@ -32,7 +32,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
 
         group = find_group(resolved.config)
         with one_speaks(group):
-            validation = CrossValidation(resolved, verbose, note)
+            validation = CrossValidation(resolved, verbose)
             if resolved.config.dry_run:
                 show_dry_run(validation.first, json_output, validation.folds)
                 return

@@ -1,9 +1,8 @@
 """What was typed for a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional
 
-from ipucnn.aliases import PlainValue
 from ipucnn.config.resolve import ReadPlan, Resolved, resolve
 
 
@@ -47,29 +46,13 @@ class RunRequest:
         Raises:
             UserError: see ``resolve.resolve``.
         """
-        return self.resolve_as(self.model)
-
-    def resolve_as(
-        self,
-        model: Optional[str],
-        below: Sequence[Tuple[str, Dict[str, PlainValue]]] = (),
-        drop: Sequence[str] = (),
-    ) -> Resolved:
-        """The run of another network, over further layers of values between the preset and the flags.
-
-        Args:
-            model: in place of MODEL.
-            below: (origin, checked values by field name), the lowest first.
-            drop: fields whose flags do not count.
-        """
         return resolve(
             self.command,
-            {name: value for name, value in self.flags.items() if name not in drop},
-            model=model,
+            self.flags,
+            model=self.model,
             config_name=self.config_name,
             config_path=self.config_path,
             needs_data=not self.print_config,
-            below=below,
             read_plan=self.read_plan,
         )
 

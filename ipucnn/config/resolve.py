@@ -456,14 +456,13 @@ ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
 
 
-def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CONTINUE_HINT) -> Resolved:
+def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
     """The configuration of a run that is continued: the saved one, where nothing asked for contradicts it.
 
     Args:
         asked: what the command line stands for.
         saved: the run's own.
         run: its name, for messages.
-        hint: what to do about an option of another value.
 
     Raises:
         ConfigurationError: an option that would make another run of it.
@@ -478,7 +477,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
                 f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",
-                hint,
+                CONTINUE_HINT,
             )
     changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
     config = dataclasses.replace(saved, **changes)

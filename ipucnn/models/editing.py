@@ -498,3 +498,19 @@ def stock_model(
         elif name in own and own[name].weights:
             layer.set_weights(own[name].get_weights())
     return stock
+
+
+def in_64_bits(model: KerasModel) -> KerasModel:
+    """The network with the same weights, computed in float64: what 32-bit results are measured against.
+
+    Raises:
+        ValueError, TypeError: a layer of the user's own class that computes in one type alone.
+    """
+    blueprint = read_blueprint(model)
+    for step in blueprint.steps:
+        step.config["dtype"] = "float64"
+    shape = tuple(model.inputs[0].shape[1:])
+    double = assemble(blueprint, keras.Input(shape, dtype="float64"), model.name)
+    for layer in double.layers[1:]:
+        layer.set_weights(model.get_layer(layer.name).get_weights())
+    return double

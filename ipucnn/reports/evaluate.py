@@ -65,7 +65,9 @@ def evaluation_json(result: PlainDict) -> str:
 
 
 def print_export(record: PlainDict) -> None:
-    """What was exported, and how it was proved."""
+    """What was exported, and how it was verified."""
+    from ipucnn.runs.export import compared_with
+
     proof, files = record["proof"], record["files"]
     size = sum(file["bytes"] for file in files.values())
     shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
@@ -81,9 +83,10 @@ def print_export(record: PlainDict) -> None:
         ("samples run", f"{proof['samples']:,}: {proof['of']}{few}"),
         (
             "difference",
-            f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:g} is allowed)",
+            f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:.2g} is allowed)",
         ),
-        (f"{what} of one class", f"{proof['agreement']:.2%} (at least {proof['least_agreement']:.1%})"),
+        ("compared with", compared_with(proof)),
+        (f"{what} of one class", f"{proof['agreement']:.2%}"),
     ]
     console(sys.stdout).print(fact_table(rows))
 

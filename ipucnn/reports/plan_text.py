@@ -97,7 +97,7 @@ def memory(plan: PipelinePlan) -> str:
     text = f"{plan.verdict}: the fullest IPU at {units.percent(plan.predicted_fill)} of its memory"
     if plan.published_fits is not None and plan.published_fits[1]:
         fits, number = plan.published_fits
-        text += f"; of {number} public ones about as full {fits} fit"
+        text += f"; {fits} of {number} published configurations about as full fit"
     if plan.planned and plan.memory_limit > FITS_BELOW:
         text += f"; no splits stay below {units.percent(FITS_BELOW)}, these may take "
         text += units.percent(plan.memory_limit)

@@ -19,7 +19,7 @@ from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import counted, printable, shown_value, told_apart
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -182,13 +182,10 @@ def _as_far(found: Dict[str, PlainValue]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _told_apart(*values: Sequence[PlainValue]) -> List[Any]:
+def _told_apart(*values: PlainValue) -> List[Any]:
     """Two values with as few digits as tell them apart, at least four."""
     if all(isinstance(value, float) for value in values):
-        for digits in range(4, 17):
-            texts = [f"{value:.{digits}g}" for value in values]
-            if len(set(texts)) == len(texts):
-                return texts
+        return told_apart(*values, digits=4)
     return list(map(repr, values)) if None not in values else list(values)
 
 

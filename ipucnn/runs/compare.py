@@ -353,9 +353,10 @@ def _differing(pairs: Mapping[str, List[PlainValue]]) -> Dict[str, List[Any]]:
 
 
 def _sources(run: RunRecord) -> Any:
-    git = run.environment.get("git")
-    own = git.get("ipucnn") if isinstance(git, dict) else None
-    return own.get("sources_sha256") if isinstance(own, dict) else None
+    git = run.environment.get("git")  # where earlier versions have it
+    before = git.get("ipucnn") if isinstance(git, dict) else None
+    former = before.get("sources_sha256") if isinstance(before, dict) else None
+    return run.environment.get("sources_sha256", former)
 
 
 def _meta(run: RunRecord) -> Mapping[str, Any]:

@@ -1,12 +1,18 @@
-"""Exported networks in place of a run: what the folder of an export says, and a session that runs its file.
+"""Exported ONNX and TFLite files in place of a run: what an export's folder says, and a session that runs its file.
 
-Only files are taken that :mod:`ipucnn.runs.export` wrote and proved, and that are still what they were then: what
-stands beside a file says how images are brought to it, and what its outputs are.  An ONNX or TFLite file is numbers and
-operations of its runtime alone.  A SavedModel executes what is in it, which may be anything: it is taken only where the
-user says that it can be trusted.
+Only files are taken that :mod:`ipucnn.runs.export` wrote and verified, and that are still what they were then: what
+stands beside a file says how images are brought to it, and what its outputs are.  The file runs in a process of its own
+(``runtimes.py``), whose memory is bounded and which ends with this one: whoever can write the file can write its
+``export.json`` too, and what it computes may take any time and memory.
 """
 
+import contextlib
 import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
@@ -18,20 +24,19 @@ from ipucnn.aliases import KerasModel, PlainValue, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record
-from ipucnn.errors import ConfigurationError, DataError, MissingError, text_of
-from ipucnn.filesystem import Kind, entries, is_file, is_link, kind_of, open_regular
+from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
 from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
 from ipucnn.runs.checkpoints import trained_facts
 from ipucnn.sessions.session import DeviceInfo, Session
-from ipucnn.text import shown_value
+from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import META
 from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
-_SAVED_MODEL = "saved_model.pb"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
 _SETUP: json_fields.Fields = {
     name: META[name] for name in ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
@@ -46,16 +51,17 @@ _FIELDS: json_fields.Fields = {
     "weights": ("a mapping", is_mapping),
     "setup": ("a mapping", is_mapping),
 }
+_LEAST_BYTES, _BYTES_PER_FILE, _BYTES_PER_INPUT = 2 * 2**30, 8, 128
+"""Memory of the runtime's process: at least, and for each byte of the file and of a batch's float32 images.
+
+The largest activations of the registry's networks are some 30 times as large as their images.
+"""
+_BATCH = 32
 
 
 def is_exported(path: Path) -> bool:
     """Whether a path is that of an exported network, which can be run in place of a run: a file, or a folder of one."""
-    return path.suffix.lower() in runtimes.ENDINGS or is_saved_model(path) or is_file(path / RECORD)
-
-
-def is_saved_model(path: Path) -> bool:
-    """Whether a folder is a SavedModel."""
-    return is_file(path / _SAVED_MODEL)
+    return path.suffix.lower() in runtimes.ENDINGS or is_file(path / RECORD)
 
 
 def describe_setup(
@@ -79,12 +85,10 @@ class ExportedNetwork:
 
     Attributes:
         path: of the file.
-        form: its format.
         record: ``export.json``.
     """
 
     path: Path
-    form: str
     record: Mapping[str, Any]
 
     @property
@@ -119,14 +123,6 @@ class ExportedNetwork:
         updates = self.record["weights"].get("weight_updates")
         return {"checkpoint": str(self.path), "model": self.record["model"], "weight_updates": updates}
 
-    def options(self) -> Dict[str, Any]:
-        """What decides about the network, its images and its data, as options: what a benchmark of it takes."""
-        config = self.config
-        names = ("norm_layer", "base_filters", "normalise", "dataset", "dataset_path", "host_generated_data")
-        found = {name: getattr(config, name) for name in names}
-        chosen = {name: value for name, value in found.items() if value not in (None, False)}
-        return {**chosen, "image_size": self.input_shape[:2]}
-
     @property
     def takes_pixels(self) -> bool:
         """Whether it takes pixels of 0..255 and brings them to its range itself."""
@@ -140,22 +136,21 @@ class ExportedNetwork:
         return RuntimeSession(self)
 
 
-def read_exported(path: Path, trust: bool = False) -> ExportedNetwork:
+def read_exported(path: Path) -> ExportedNetwork:
     """Opens an exported network.
 
     Args:
-        path: an ONNX or TFLite file, a SavedModel's folder, or the folder that an export was written to.
-        trust: what is in a SavedModel may be executed.
+        path: an ONNX or TFLite file, or the folder that an export was written to.
 
     Raises:
-        ConfigurationError: a SavedModel that nobody said can be trusted, or trust in what executes nothing.
-        DataError: it is absent, nothing beside it says what it is, or it is not what was proved.
+        ConfigurationError: it is a SavedModel, which would execute whatever is in it.
+        DataError: it is absent, nothing beside it says what it is, or it is not what was verified.
         MissingError: its runtime is not installed.
     """
     if is_file(path / RECORD):
         record = _read_record(path)
         path = path / str(record["file"])
-    elif not (is_file(path) or is_saved_model(path)):
+    elif not is_file(path):
         raise DataError(f"exported network {path} does not exist", _HINT)
     elif not is_file(path.parent / RECORD):
         raise DataError(
@@ -164,29 +159,32 @@ def read_exported(path: Path, trust: bool = False) -> ExportedNetwork:
         )
     else:
         record = _read_record(path.parent)
-    form = runtimes.SAVED_MODEL if is_saved_model(path) else runtimes.ENDINGS.get(path.suffix.lower())
+    if is_folder(path):
+        raise ConfigurationError(
+            f"{path} is a SavedModel, which is not run in place of a run: it executes whatever was put into it",
+            "name the run that it was exported from; or export that run as onnx or tflite, and name the file",
+        )
+    form = runtimes.ENDINGS.get(path.suffix.lower())
     if form is None or form != record["format"]:
         raise DataError(
             f"{path} is an export of the format {shown_value(record['format'])}, which is not run in place of a run",
-            "export the run as onnx, tflite or saved-model",
+            "export the run as onnx or tflite",
         )
-    if form == runtimes.SAVED_MODEL and not trust:
-        raise ConfigurationError(
-            f"{path} is a SavedModel, which executes whatever was put into it, and --trust is not given",
-            "add --trust if you made it; files of ONNX and TFLite execute nothing: ipucnn export RUN --format onnx",
-        )
-    if form != runtimes.SAVED_MODEL and trust:
-        raise ConfigurationError(f"--trust: {path} executes nothing, so there is nothing to trust", "drop it")
     if read_record(path.parent / LABELS, _HINT) != record["setup"]["class_names"]:
         raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
-    _check_files(path, record["files"])
+    known = record["files"].get(path.name)
+    if not isinstance(known, dict) or known.get("sha256") != file_digest(path)[0]:
+        raise DataError(
+            f"{path} is not the file that was verified: its SHA-256 is not that of {RECORD}",
+            "export the run again",
+        )
     missing = [name for name in runtimes.missing_packages(form) if name not in ("onnx", "tf2onnx")]
     if missing:
         raise MissingError(
             f"{path} runs in {missing[0]}, which is not installed",
             "install what exports need with: python -m pip install 'ipucnn[export]'",
         )
-    return ExportedNetwork(path, form, record)
+    return ExportedNetwork(path, record)
 
 
 def _read_record(folder: Path) -> Dict[str, Any]:
@@ -196,27 +194,6 @@ def _read_record(folder: Path) -> Dict[str, Any]:
         raise DataError(f"{folder / RECORD} {problem}", _HINT)
     found: Dict[str, Any] = record
     return found
-
-
-def _check_files(path: Path, files: Mapping[str, PlainValue]) -> None:
-    """Refuses a network whose files are others than were proved, or more."""
-    pending, there = [path], {}
-    while pending:
-        place = pending.pop()
-        if kind_of(place) is Kind.FOLDER and (place == path or not is_link(place)):
-            pending += entries(place)
-        else:
-            there[place.relative_to(path.parent).as_posix()] = place
-    for name in sorted({*files, *there}):
-        said = files.get(name)
-        is_same = (
-            name in there and isinstance(said, dict) and said.get("sha256") == file_digest(there[name])[0]
-        )
-        if not is_same:
-            raise DataError(
-                f"{path.parent / name} is not the file that was proved: its SHA-256 is not that of {RECORD}",
-                "export the run again",
-            )
 
 
 def _problem(record: PlainValue) -> str:
@@ -238,6 +215,9 @@ def _problem(record: PlainValue) -> str:
         return "lacks input.dtype, uint8 or float32"
     if record["output"].get("name") not in ("logits", "probabilities"):
         return "lacks output.name, logits or probabilities"
+    outputs = record["output"].get("shape")
+    if not (isinstance(outputs, list) and all(map(is_count, outputs[1:]))):
+        return "has no shape of the output"
     for name in ("mean", "std"):
         if len(setup[name]) not in (1, 3) or len(setup[name]) != len(setup["mean"]):
             return f"has the {name} {json_fields.brief(setup[name])}, not one number for each channel"
@@ -259,8 +239,13 @@ def file_digest(path: Path) -> Tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
+
+
 class RuntimeSession(Session):
-    """Predicts with an exported file in its own runtime, on the CPU; it trains nothing.
+    """Predicts with an exported file in its own runtime, on the CPU, in a process of its own; it trains nothing.
 
     Args:
         network: as it was read.
@@ -269,36 +254,67 @@ class RuntimeSession(Session):
     def __init__(self, network: ExportedNetwork) -> None:
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
         self._network = network
-        self._loaded: Optional[runtimes.Loaded] = None
-
-    @property
-    def runtime(self) -> str:
-        """Name and version of what runs the file, once it is loaded."""
-        assert self._loaded is not None
-        return self._loaded.runtime
+        self._process: Optional[subprocess.Popen[bytes]] = None
 
     def take_preprocessing(self, affine: object) -> bool:
         """Images come as the description of the input has them."""
         return False
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Loads the file; ``model`` is not looked at."""
-        network = self._network
+        """Starts the process, which loads the file; ``model`` is not looked at."""
+        path, described = self._network.path, self._network.record["input"]
+        size = 4 * int(np.prod(described["shape"][1:])) * max(_BATCH, described["shape"][0] or 0)
+        most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
+        form = runtimes.ENDINGS[path.suffix.lower()]
+        words = [form, str(absolute(path)), str(num_cores()), str(min(most, host_memory_bytes() or most))]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, runtimes.__file__, "--serve", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=os.path.dirname(runtimes.__file__),
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+        weakref.finalize(self, _end, self._process)
+        self._ask("loaded")
+
+    def _ask(self, done: str, images: Optional[np.ndarray] = None) -> Any:
+        """Hands images over, if there are any; returns what the process says.
+
+        Raises:
+            DataError: it cannot run the file.
+        """
+        process = self._process
+        assert process is not None
         try:
-            self._loaded = runtimes.load(network.form, network.path, num_cores())
-        except Exception as error:
-            reason = " ".join(text_of(error).split())[:300]
-            raise DataError(
-                f"{network.path} cannot be loaded: {type(error).__name__}: {reason}", _HINT
-            ) from error
+            if images is not None:
+                with contextlib.suppress(BrokenPipeError):  # the answer says why
+                    runtimes.send(process.stdin, images)
+            answer = runtimes.receive(process.stdout)
+        except BaseException:
+            process.kill()  # a signal came, and what the file computes may never end
+            raise
+        if isinstance(answer, dict) and "error" in answer:
+            reason = answer["error"]
+        elif answer is None:
+            code = process.wait()
+            self._errors.seek(0)
+            said = self._errors.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
+            reason = said[-1] if said else f"it ended with code {code}"
+        else:
+            return answer
+        process.kill()
+        raise DataError(
+            f"{self._network.path} cannot be {done}: {printable(' '.join(reason.split()))[:300]}", _HINT
+        )
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """float32 logits of each element; of probabilities their logarithms."""
         return [self._logits(np.asarray(images)) for images in dataset]
 
     def _logits(self, images: np.ndarray) -> np.ndarray:
-        assert self._loaded is not None
-        described = self._network.record["input"]
+        record = self._network.record
         height, width = self._network.input_shape[:2]
         if images.shape[1:3] != (height, width):
             raise ConfigurationError(
@@ -308,9 +324,13 @@ class RuntimeSession(Session):
             )
         if self._network.takes_pixels:
             images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-        size = described["shape"][0] or len(images)
-        run = self._loaded.run
-        found = np.concatenate([run(part) for part in runtimes.batches(images, size)])[: len(images)]
-        if self._network.record["output"]["name"] == "probabilities":
+        parts = runtimes.batches(images, record["input"]["shape"][0] or min(_BATCH, len(images)))
+        found = np.concatenate([self._ask("run", part) for part in parts])[: len(images)]
+        wanted = [len(images), *record["output"]["shape"][1:]]
+        if found.dtype != np.float32 or list(found.shape) != wanted:
+            raise DataError(
+                f"{self._network.path} gives {found.dtype} {list(found.shape)}, not float32 {wanted}", _HINT
+            )
+        if record["output"]["name"] == "probabilities":
             found = np.log(np.maximum(found, np.finfo(np.float32).tiny))
         return found

@@ -12,7 +12,7 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Tuple, Union
 
 from ipucnn import json_fields
 from ipucnn.aliases import PlainDict
@@ -98,15 +98,12 @@ class CrossValidation:
     Args:
         resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
         verbose: let TensorFlow speak.
-        say: takes a line before anything can be refused: which cross-validation a fold joins.
 
     Raises:
         UserError: whatever is wrong with the configuration, the data or the folder.
     """
 
-    def __init__(
-        self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
-    ) -> None:
+    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         self._instances = find_group(resolved.config)
         # The workers, once the first fold's have met.
         self._cluster: Optional[Cluster] = None
@@ -126,15 +123,12 @@ class CrossValidation:
         self._claim: Optional[RunFolder] = None
         self.root = self._find_root(resolved)
         try:
-            self._prepare(resolved, verbose, say)
+            self._prepare(resolved, verbose)
         except BaseException:
             self._release()
             raise
 
-    def _prepare(self, resolved: Resolved, verbose: bool, say: Callable[[str], None]) -> None:
-        self._joins = self._is_joined(resolved.config)
-        if self._joins:
-            say(f"joins {self.root} ({self._which_are_there()})")
+    def _prepare(self, resolved: Resolved, verbose: bool) -> None:
         self.resolved = self._continued(resolved)
         config = self.resolved.config
         assert config.kfold is not None
@@ -247,36 +241,24 @@ class CrossValidation:
             return expand(config.run_dir)
         name = f"{resolved.choice.name}-kfold{config.kfold}"
         latest = latest_run_dir(config.model_name, name)
-        joins = config.fold is not None and latest is not None and not exists(fold_path(latest, config.fold))
-        if latest is not None and (config.resume or joins):
+        if latest is not None and config.resume:
             return latest
         if config.dry_run:
             return default_run_dir(config.model_name, name)
         self._claim = claim_default(config.model_name, name)
         return self._claim.path
 
-    def _is_joined(self, config: RunConfig) -> bool:
-        """Whether one fold is to be trained beside others that are there."""
-        others = [fold for fold in self._there() if fold != config.fold]
-        return config.fold is not None and not config.resume and bool(others)
-
     def _there(self) -> List[int]:
         """The folds that have a folder."""
         names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-") and is_folder(p)]
         return sorted(int(name) for name in names if name.isdecimal())
-
-    def _which_are_there(self) -> str:
-        there = self._there()
-        return f"fold {', '.join(map(str, there))} {'is' if len(there) == 1 else 'are'} there"
 
     def _continued(self, resolved: Resolved) -> Resolved:
         """The configuration of the cross-validation in the root, where there is one to go on with."""
         config = resolved.config
         if config.resume and config.overwrite:
             raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
-        if not is_file(self.root / CONFIG) or not (config.resume or config.fold is not None):
-            return resolved
-        if config.overwrite and config.fold is None:
+        if not config.resume or not is_file(self.root / CONFIG):
             return resolved
         saved = RunFolder(self.root).read_config()
         if saved.kfold is None:
@@ -284,15 +266,7 @@ class CrossValidation:
                 f"{self.root} is a run, not a cross-validation", "choose another --run-dir, or drop --kfold"
             )
         asked = {name: value for name, value in resolved.typed.items() if name != "fold"}
-        if self._joins:
-            hint = f"drop it to join the folds in {self.root}, or give another --run-dir"
-            epochs = asked.get("num_epochs", saved.num_epochs)
-            if epochs != saved.num_epochs:
-                message = f"--num-epochs {epochs}: the folds in {self.root} have {saved.num_epochs}"
-                raise ConfigurationError(message, hint)
-            merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root), hint)
-        else:
-            merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
+        merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
         if merged.record.own is not None:
             merged = self._with_own_network(merged, resolved)
         return replace(
@@ -324,6 +298,12 @@ class CrossValidation:
             )
         if config.resume:
             return
+        others = [str(fold) for fold in self._there() if fold not in self.folds]
+        if others:
+            raise ConfigurationError(
+                f"{self.root} is a cross-validation already, with fold {', '.join(others)}",
+                "add --resume to go on with it, or use another --run-dir",
+            )
         for fold in self.folds:
             if is_link(fold_path(self.root, fold)):
                 raise DataError(
@@ -366,9 +346,8 @@ class CrossValidation:
         }
 
     def _read_former(self) -> PlainDict:
-        """What ``folds.json`` says of the same cross-validation; empty if there is none to go on with."""
-        config = self.resolved.config
-        if config.overwrite and len(self.folds) > 1:
+        """What ``folds.json`` says of the cross-validation that goes on; empty if there is none."""
+        if not self.resolved.config.resume:
             return {}
         former = read_record_if_whole(self.root / FOLDS)
         if not isinstance(former, dict) or json_fields.wrong_field(former, _FOLDS_FIELDS, _FOLDS_FIELDS):
@@ -381,27 +360,24 @@ class CrossValidation:
         return {row["fold"]: row for row in former.get("folds", ())}
 
     def _check_same_data(self, former: PlainDict) -> None:
-        """Refuses to go on with, or to join, folds of another data set.
+        """Refuses to go on with folds of another data set.
 
         What ``folds.json`` does not say, the checkpoints of the folds do.
 
         Raises:
             ConfigurationError: pixels or labels differ.
         """
-        config = self.resolved.config
-        others = [fold for fold in self._there() if config.resume or fold not in self.folds]
-        if not others or (config.overwrite and len(self.folds) > 1):
+        if not self.resolved.config.resume:
             return
         if "data_sha256" in former:
             same = former["data_sha256"] == self.data_sha256
         else:
-            same = all(self._is_of_this_data(fold) for fold in others)
+            same = all(self._is_of_this_data(fold) for fold in self._there())
         if not same:
             location = self._first.info.location
-            verb = "go on with" if config.resume else "join"
             raise ConfigurationError(
                 f"the folds in {self.root} are of other data than {location} (images or labels differ), so this run "
-                f"cannot {verb} them",
+                "cannot go on with them",
                 "give their data with --dataset-path, or another --run-dir",
             )
 
@@ -410,7 +386,7 @@ class CrossValidation:
         try:
             meta = open_run(fold_path(self.root, fold)).checkpoint.meta
         except UserError:
-            return True  # nothing that could be continued or joined
+            return True  # nothing that could be continued
         resolved = replace(self.resolved, config=replace(self.resolved.config, fold=fold, seed=self.seed))
         return bool(meta.get("data_sha256") == fingerprint(run_setup.prepare(resolved, self.seed).source))
 
@@ -430,10 +406,8 @@ class CrossValidation:
         return True
 
     def _write_root(self, run: TrainingRun) -> None:
-        """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
+        """``config.yml`` of the whole: what repeats it, all folds."""
         make_folder(self.root)
-        if self._joins and is_file(self.root / CONFIG):
-            return
         config = replace(
             self.resolved.config,
             fold=None,

@@ -73,7 +73,6 @@ class Named:
         flags: options given on the command line.
         which: ``--checkpoint``, which of a run's.
         weights: ``--weights``: imagenet, or a Keras weight file.
-        trust: ``--trust``: what is in a SavedModel may be executed.
         from_python: :func:`ipucnn.load` names it, and hints say what to write there.
     """
 
@@ -82,7 +81,6 @@ class Named:
     flags: Mapping[str, Any]
     which: Optional[str] = None
     weights: Optional[str] = None
-    trust: bool = False
     from_python: bool = False
 
 
@@ -195,8 +193,6 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, which = named.command, named.target, named.which
     path = expand(target)
-    if named.trust and not is_exported(path):
-        raise ConfigurationError(f"--trust: {target} is no SavedModel", "drop it")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which)):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
@@ -256,7 +252,7 @@ def task_of(named: Named) -> Optional[str]:
         if is_keras_file(path):
             return get_model(str(named.flags["model_name"])).task
         if is_exported(path):
-            return read_exported(path, named.trust).facts.task
+            return read_exported(path).facts.task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -301,7 +297,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         )
     run: Union[TrainedRun, ExportedNetwork]
     try:
-        run = read_exported(path, named.trust) if is_exported(path) else open_run(path, which, command)
+        run = read_exported(path) if is_exported(path) else open_run(path, which, command)
         facts = run.facts
     except KeyError as error:
         raise DataError(

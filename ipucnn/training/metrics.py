@@ -8,6 +8,7 @@ import numpy as np
 
 from ipucnn.aliases import Tensor
 from ipucnn.compiled import HAS_KERNELS, import_numba, jit
+from ipucnn.training.losses import LossFunction
 
 
 def batch_sums(
@@ -70,6 +71,21 @@ def batch_sums(
         sums[f"right_of_{number}"] = tf.reduce_sum(true * found)
         sums[f"either_of_{number}"] = tf.reduce_sum(true) + tf.reduce_sum(found)
     return sums
+
+
+SumsOfLogits = Callable[["Tensor", "Tensor", "Tensor"], "Dict[str, Tensor]"]
+
+
+def traced_sums(loss: Optional[LossFunction]) -> SumsOfLogits:
+    """:func:`batch_sums` of logits, labels and weights, traced once for each shape; None: nothing is evaluated."""
+    import tensorflow as tf
+
+    def sums(logits: "Tensor", labels: "Tensor", weights: "Tensor") -> "Dict[str, Tensor]":
+        assert loss is not None
+        return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
+
+    traced: SumsOfLogits = tf.function(sums, autograph=False)
+    return traced
 
 
 @dataclass

@@ -6,17 +6,17 @@ Imports no TensorFlow by itself: whoever has a model has it.
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue, TensorShape
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, TensorShape
 from ipucnn.errors import ConfigurationError
+from ipucnn.models.keras_config import Call, LayerCall, read_calls
 from ipucnn.planning.graphs.layer_graph import OTHER, Layer, LayerGraph
 from ipucnn.planning.graphs.stock_layers import (
     CONVOLUTIONS,
     FROM_OUTPUT,
     OP_CLASSES,
     SEPARABLE,
-    BadLayer,
     Config,
     Shape,
     activation_of,
@@ -25,9 +25,6 @@ from ipucnn.planning.graphs.stock_layers import (
 
 # Second half of a separable convolution.
 _POINTWISE = "/pointwise"
-
-Call = Tuple[str, int]  # a layer's name and which of its calls
-Calls = List[Tuple[Call, List[Call]]]
 
 
 @dataclass(frozen=True)
@@ -60,19 +57,13 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
     with warnings.catch_warnings():
         # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
         warnings.simplefilter("ignore")
-        config = model.get_config()
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise ConfigurationError(
-            f"{name} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; plans need one of each",
-            "give a network with one input and one output",
-        )
-    by_name = {layer.name: layer for layer in model.layers}
+        calls = read_calls(name, "Functional", model.get_config())
 
-    def look(call: Call, inputs: Sequence[Shape]) -> Tuple[LayerFacts, Shape]:
-        layer = by_name.get(call[0])
+    def look(call: LayerCall, inputs: Sequence[Shape]) -> Tuple[LayerFacts, Shape]:
+        layer = None if call.is_operation else call.layer_in(model)
         if layer is None:
             raise ConfigurationError(
-                f"operation '{call[0]}' of {name} is not a layer",
+                f"operation '{call.name}' of {name} is not a layer",
                 "build the network of Keras layers alone",
             )
         facts = LayerFacts(
@@ -82,22 +73,22 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
             tuple(tuple(int(n) for n in weight.shape) for weight in layer.weights),
             sum(_size(weight.shape) for weight in layer.trainable_weights),
         )
-        return facts, _sample_shape(layer, call[1])
+        return facts, _sample_shape(layer, call.call[1])
 
-    return graph_of_calls(name, calls_of(config["layers"]), look, _shared_weights(model))
+    return graph_of_calls(name, calls, look, _shared_weights(model))
 
 
 def graph_of_calls(
     name: str,
-    calls: Calls,
-    look: Callable[[Call, Sequence[Shape]], Tuple[LayerFacts, Shape]],
+    calls: Sequence[LayerCall],
+    look: Callable[[LayerCall, Sequence[Shape]], Tuple[LayerFacts, Shape]],
     shared: Sequence[Tuple[str, str]] = (),
 ) -> LayerGraph:
     """The layer graph of the calls of a network's layers.
 
     Args:
         name: of the network.
-        calls: in an order in which they can run, with the calls each reads.
+        calls: in an order in which they can run.
         look: the layer that is called, and the shape of a sample that it returns, for the shapes it reads.
         shared: pairs of different layers that hold the same weight.
 
@@ -109,19 +100,20 @@ def graph_of_calls(
     kinds: Dict[str, str] = {}
     layers: List[Layer] = []
     tied: List[Tuple[str, str]] = []
-    for (layer_name, call), sources in calls:
-        own = layer_name if call == 0 else f"{layer_name}/call{call}"
-        inputs = [names[source] for source in sources]
-        input_shapes = [shapes[source] for source in sources]
-        facts, shape = look((layer_name, call), input_shapes)
-        made = _layers(facts, own, inputs, input_shapes, shape, first_call=call == 0)
-        if call > 0:
-            tied.append((layer_name, made[-1].name))
+    for call in calls:
+        number = call.call[1]
+        own = call.name if number == 0 else f"{call.name}/call{number}"
+        inputs = [names[source] for source in call.reads]
+        input_shapes = [shapes[source] for source in call.reads]
+        facts, shape = look(call, input_shapes)
+        made = _layers(facts, own, inputs, input_shapes, shape, first_call=number == 0)
+        if number > 0:
+            tied.append((call.name, made[-1].name))
         elif len(made) > 1:
             tied.append((made[0].name, made[-1].name))
         layers += made
         kinds.update((layer.name, facts.kind) for layer in made)
-        shapes[layer_name, call], names[layer_name, call] = shape, made[-1].name
+        shapes[call.call], names[call.call] = shape, made[-1].name
     layers = _crops_first(layers, kinds)
     for first, last in shared:
         tied.append((first, last + _POINTWISE if last + _POINTWISE in kinds else last))
@@ -147,53 +139,6 @@ def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
         position = next(i for i, layer in enumerate(ordered) if layer.name == crop.inputs[0])
         ordered.insert(position + 1, crop)
     return ordered
-
-
-def calls_of(entries: List[PlainDict]) -> Calls:
-    """Every call of every layer with the calls it reads, in the model's order as far as it is topological.
-
-    Raises:
-        ConfigurationError: a call reads what is not there.
-    """
-    calls: Calls = []
-    for entry in entries:
-        name = entry.get("name") or entry["config"]["name"]
-        nodes = entry["inbound_nodes"] or [None]
-        for number, node in enumerate(nodes):
-            calls.append(((name, number), [] if node is None else [call for call, _ in tensors_of(node)]))
-    # A layer's later calls may read what runs after its first one.
-    ordered: Calls = []
-    done: Set[Call] = set()
-    waiting = calls
-    while waiting:
-        ready = next((i for i, (_, sources) in enumerate(waiting) if done.issuperset(sources)), None)
-        if ready is None:
-            raise ConfigurationError(
-                f"layer '{waiting[0][0][0]}' reads a layer that is not there, or itself", "build it again"
-            )
-        ordered.append(waiting[ready])
-        done.add(waiting[ready][0])
-        waiting = waiting[:ready] + waiting[ready + 1 :]
-    return ordered
-
-
-def tensors_of(node: PlainValue) -> List[Tuple[Call, Any]]:
-    """The call that each tensor comes from that a node reads, and its shape with the batch where Keras recorded it."""
-    if isinstance(node, dict):
-        # Keras 3: tensors anywhere among the arguments, with their history.
-        if node.get("class_name") == "__keras_tensor__":
-            config = node.get("config")
-            history = config.get("keras_history") if isinstance(config, dict) else None
-            if not isinstance(history, (list, tuple)) or [type(part) for part in history[:2]] != [str, int]:
-                raise BadLayer("a layer reads a tensor of no layer")
-            return [((history[0], history[1]), config.get("shape"))]  # type: ignore[union-attr]
-        return [tensor for value in node.values() for tensor in tensors_of(value)]
-    if isinstance(node, (list, tuple)):
-        # Keras 2.6: [name, call, tensor, keyword arguments], or a list of these.
-        if len(node) >= 3 and isinstance(node[0], str) and isinstance(node[1], int):
-            return [((node[0], node[1]), None)]
-        return [tensor for value in node for tensor in tensors_of(value)]
-    return []
 
 
 def _sample_shape(layer: KerasLayer, call: int) -> Shape:

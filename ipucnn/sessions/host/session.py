@@ -13,7 +13,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,7 +49,7 @@ from ipucnn.text import counted, printable
 from ipucnn.training.batching import divisors
 from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.metrics import MetricTotals, batch_sums
+from ipucnn.training.metrics import MetricTotals, traced_sums
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -126,31 +126,6 @@ def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
     return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))
 
 
-class Evaluation:
-    """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
-
-    def __init__(
-        self,
-        model: KerasModel,
-        loss: Optional[LossFunction],
-        arithmetic: Arithmetic,
-        preprocessing: Preprocessing,
-        on_cpu: bool,
-    ) -> None:
-        network = Network(model, on_cpu=on_cpu, alone=not arithmetic.is_plain)
-
-        def forward(images: Tensor) -> Tensor:
-            return network(preprocessing.unpack(images), False, Rounding(arithmetic))
-
-        def sums(images: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
-            assert loss is not None
-            logits = forward(images)
-            return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
-
-        self.run = tf.function(sums, autograph=False)
-        self.predict = tf.function(forward, autograph=False)
-
-
 class HostSession(Session):
     """Runs Programs through stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
 
@@ -192,7 +167,8 @@ class HostSession(Session):
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
-        self._evaluation: Optional[Evaluation] = None
+        self._forward: Optional[Callable[[Tensor], Tensor]] = None
+        self._sums_of_logits = traced_sums(None)
         self._large_batches: Optional[LargeBatches] = None
         # Seconds in collectives before weight updates were timed: waiting for who compiled last.
         self._waited_s = 0.0
@@ -252,7 +228,7 @@ class HostSession(Session):
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
-        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
+        self._make_forward(model, loss)
         self._large_batches = LargeBatches(
             model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._batches_at_once
         )
@@ -518,11 +494,11 @@ class HostSession(Session):
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Traces the forward pass for batches of that shape."""
         self.prepare_evaluation(model, None)
-        assert self._evaluation is not None
+        forward: Any = self._forward
         started = time.perf_counter()
         images = tf.TensorSpec(batch_shape, self._preprocessing.transfer)
         with tf.device(self.place):
-            graph = self._evaluation.predict.get_concrete_function(images).graph
+            graph = forward.get_concrete_function(images).graph
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
@@ -533,8 +509,17 @@ class HostSession(Session):
             {name: v.numpy() for name, v in self._weights.kept.items()} if self._cluster.count > 1 else {}
         )
         self._cluster.require_same("weights", digest_of(values, {}))
-        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
+        self._make_forward(model, loss)
         self._look_at_machine(model)
+
+    def _make_forward(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+        """Makes the functions of evaluation: images to logits, and logits to what they add to the metrics."""
+        network = Network(model, on_cpu=self._on_cpu, alone=not self._arithmetic.is_plain)
+
+        def forward(images: Tensor) -> Tensor:
+            return network(self._preprocessing.unpack(images), False, Rounding(self._arithmetic))
+
+        self._forward, self._sums_of_logits = tf.function(forward, autograph=False), traced_sums(loss)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -546,7 +531,7 @@ class HostSession(Session):
         Raises:
             InfeasibleError: a batch does not fit into memory.
         """
-        if self._evaluation is None:
+        if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
         batches = iter(dataset)
@@ -577,12 +562,13 @@ class HostSession(Session):
 
     def _sums(self, group: Sequence[Batch], at_once: int) -> List[Dict[str, float]]:
         """What some batches, ``at_once`` for each device at most, add to the metrics."""
-        assert self._evaluation is not None
-        run, pack = self._evaluation.run, self._preprocessing.pack
+        forward, sums_of, pack = self._forward, self._sums_of_logits, self._preprocessing.pack
+        assert forward is not None
 
         def of_batch(place: str, batch: Batch) -> Dict[str, Tensor]:
+            images, labels, weights = batch
             with tf.device(place):
-                return run(pack(batch[0]), *batch[1:])
+                return sums_of(forward(pack(images)), labels, weights)
 
         # A GPU computes on while the next one is told what to do.
         found = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
@@ -610,13 +596,13 @@ class HostSession(Session):
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element, computed as it is."""
-        if self._evaluation is None:
+        if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        predict, pack = self._evaluation.predict, self._preprocessing.pack
+        predict, pack = self._forward, self._preprocessing.pack
 
         def of_batch(images: Tensor) -> np.ndarray:
             with tf.device(self.place):
-                found: np.ndarray = predict(pack(images)).numpy()
+                found: np.ndarray = np.asarray(predict(pack(images)))
             return found
 
         with tf.device(self.place), _exceptions():

@@ -53,7 +53,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.text import counted
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.metrics import MetricTotals, batch_sums
+from ipucnn.training.metrics import MetricTotals, traced_sums
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -92,7 +92,7 @@ class PoplarSession(Session):
         self._statistics: Optional[StatisticsNetwork] = None
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
-        self._sums = _sums_of(None)
+        self._sums = traced_sums(None)
         self._programs = cached_programs()
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
@@ -140,7 +140,7 @@ class PoplarSession(Session):
         self._device.kept_remotely = kept_remotely(program, self._config)
         check_remote_memory(self._device.kept_remotely, self._config, self.would_fit)
         self.program, self._network = program, model
-        self._sums = _sums_of(loss)
+        self._sums = traced_sums(loss)
         self._schedule = schedule
         self._programs = cached_programs()
         self._attach(program.num_ipus // instances.count, program)
@@ -321,7 +321,7 @@ class PoplarSession(Session):
         There is no pipeline.
         """
         config, instances = self._config, self._device.instances
-        self._network, self._sums = model, _sums_of(loss)
+        self._network, self._sums = model, traced_sums(loss)
         self._device.would_fit = self.would_fit
         check_evaluation(instances, config)
         replicas = instances.local_ipus or config.validation_num_replicas or config.num_replicas
@@ -448,14 +448,3 @@ class PoplarSession(Session):
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element; several elements are one execution.  Instances are given the same."""
         return [found for _, found in self._validation().logits((images,) for images in dataset)]
-
-
-def _sums_of(loss: Optional[LossFunction]) -> Callable[[Tensor, Tensor, Tensor], Dict[str, Tensor]]:
-    """What a batch adds to an evaluation, of its logits, labels and weights; traced once for each shape."""
-
-    def sums(logits: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
-        assert loss is not None
-        return batch_sums(logits, labels, weights, loss(logits, labels, int(logits.shape[0])))
-
-    traced: Callable[[Tensor, Tensor, Tensor], Dict[str, Tensor]] = tf.function(sums, autograph=False)
-    return traced

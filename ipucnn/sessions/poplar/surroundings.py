@@ -17,7 +17,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
@@ -205,20 +205,71 @@ _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 def problems(found: Surroundings) -> List[UserError]:
     """Everything that keeps the Poplar session from starting, the most fundamental first."""
-    if not found.has_ipu_package:
-        return [_no_package(found)]
-    return [
-        *_wrong_python(found),
-        *_wrong_packages(found),
-        *_not_enabled(found),
-        *_wrong_flags(found),
-        *_wrong_wheel(found),
-    ]
+    return list(_problems(found))
 
 
 def doubts(found: Surroundings) -> List[UserError]:
     """What the Poplar session was not made for, and may work with all the same."""
-    return [*_other_versions(found), *_other_sdk(found)] if found.has_ipu_package else []
+    return list(_doubts(found))
+
+
+def _problems(found: Surroundings) -> Iterator[UserError]:
+    tensorflow, keras = found.versions.get("tensorflow"), found.versions.get("keras")
+    if not found.has_ipu_package:
+        yield _no_package(tensorflow)
+        return
+    if found.python != SDK_PYTHON:
+        wanted = _dotted(SDK_PYTHON)
+        yield MissingError(
+            f"Python {_dotted(found.python)}, but the Poplar SDK's TensorFlow is built for Python {wanted}",
+            f"make the environment with it: python{wanted} -m venv ENV (docs/ipu.md)",
+        )
+    for name, version in _PACKAGES:
+        if found.versions.get(name) is None:
+            yield MissingError(
+                f"{name} is not installed; the Poplar SDK needs {name} {_dotted(version)}",
+                _how_to_install(name),
+            )
+    if keras is not None and not found.has_keras_ipu:
+        yield MissingError(
+            f"keras {keras} is not the Poplar SDK's: it has no keras.ipu",
+            "install the SDK's keras wheel, with --force-reinstall --no-deps",
+        )
+    path = found.variables.get("POPLAR_SDK_ENABLED")
+    absent = [name for name in SDK_MODULES if name not in found.modules]
+    if not path or absent:
+        yield MissingError(
+            f"the Poplar SDK at {path} is enabled only in part: Python finds no {', '.join(absent)}"
+            if path
+            else "the Poplar SDK is not enabled in this shell: POPLAR_SDK_ENABLED is not set",
+            "type: source PATH/TO/poplar_sdk-*/enable",
+        )
+    yield from _wrong_flags(found)
+    cpu = wheel_cpu(found)
+    if cpu is not None and "512" in cpu and found.cpu_flags and "avx512f" not in found.cpu_flags:
+        yield MissingError(
+            f"the SDK's TensorFlow is built for {cpu}, and this processor has no AVX-512: it would die with an illegal "
+            "instruction",
+            "install the SDK's tensorflow wheel whose name has amd_znver1",
+        )
+
+
+def _doubts(found: Surroundings) -> Iterator[UserError]:
+    if not found.has_ipu_package:
+        return
+    for name, wanted in _PACKAGES:
+        installed = found.versions.get(name)
+        if installed is not None and version_number(installed) != wanted:
+            yield MissingError(
+                f"{name} {installed} is installed; the Poplar SDK was made for {name} {_dotted(wanted)}",
+                _how_to_install(name),
+            )
+    version = sdk_version(found)
+    if version is not None and not OLDEST_SDK <= version_number(version) <= NEWEST_SDK:
+        known = f"{_dotted(OLDEST_SDK)} to {_dotted(NEWEST_SDK)}"
+        yield MissingError(
+            f"Poplar SDK {version}: this ipucnn knows {known}", f"enable a Poplar SDK from {known}"
+        )
 
 
 def check_requirements(found: Optional[Surroundings] = None) -> None:
@@ -231,8 +282,8 @@ def check_requirements(found: Optional[Surroundings] = None) -> None:
         raise problem
 
 
-def _no_package(found: Surroundings) -> UserError:
-    version = found.versions.get("tensorflow")
+def _no_package(version: Optional[str]) -> UserError:
+    """The error of a TensorFlow without IPUs."""
     if version is None:
         return MissingError(
             "TensorFlow is not installed here",
@@ -250,143 +301,52 @@ def _no_package(found: Surroundings) -> UserError:
     )
 
 
-def _wrong_python(found: Surroundings) -> List[UserError]:
-    if found.python == SDK_PYTHON:
-        return []
-    return [
-        MissingError(
-            f"Python {_dotted(found.python)}, but the Poplar SDK's TensorFlow is built for Python "
-            f"{_dotted(SDK_PYTHON)}",
-            f"make the environment with it: python{_dotted(SDK_PYTHON)} -m venv ENV (docs/ipu.md)",
-        )
-    ]
-
-
-def _wrong_packages(found: Surroundings) -> List[UserError]:
-    """Packages that are absent, and a Keras that is not the SDK's."""
-    wrong: List[UserError] = [
-        MissingError(
-            f"{name} is not installed; the Poplar SDK needs {name} {_dotted(wanted)}", _how_to_install(name)
-        )
-        for name, wanted in _PACKAGES
-        if found.versions.get(name) is None
-    ]
-    keras = found.versions.get("keras")
-    if keras is not None and not found.has_keras_ipu:
-        wrong.append(
-            MissingError(
-                f"keras {keras} is not the Poplar SDK's: it has no keras.ipu",
-                "install the SDK's keras wheel, with --force-reinstall --no-deps",
-            )
-        )
-    return wrong
-
-
-def _other_versions(found: Surroundings) -> List[UserError]:
-    return [
-        MissingError(
-            f"{name} {found.versions[name]} is installed; the Poplar SDK was made for {name} {_dotted(wanted)}",
-            _how_to_install(name),
-        )
-        for name, wanted in _PACKAGES
-        if found.versions.get(name) is not None and version_number(found.versions[name]) != wanted
-    ]
-
-
 def _how_to_install(name: str) -> str:
     if name == "numpy":
         return "python -m pip install 'numpy==1.19.5'"
     return f"install the SDK's {name} wheel again, with --force-reinstall --no-deps"
 
 
-def _other_sdk(found: Surroundings) -> List[UserError]:
-    version = sdk_version(found)
-    if version is None or OLDEST_SDK <= version_number(version) <= NEWEST_SDK:
-        return []
-    return [
-        MissingError(
-            f"Poplar SDK {version}: this ipucnn knows {_dotted(OLDEST_SDK)} to {_dotted(NEWEST_SDK)}",
-            f"enable a Poplar SDK from {_dotted(OLDEST_SDK)} to {_dotted(NEWEST_SDK)}",
-        )
-    ]
-
-
 def _dotted(version: Tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _not_enabled(found: Surroundings) -> List[UserError]:
-    path = found.variables.get("POPLAR_SDK_ENABLED")
-    absent = [name for name in SDK_MODULES if name not in found.modules]
-    if path and not absent:
-        return []
-    if not path:
-        message = "the Poplar SDK is not enabled in this shell: POPLAR_SDK_ENABLED is not set"
-    else:
-        message = f"the Poplar SDK at {path} is enabled only in part: Python finds no {', '.join(absent)}"
-    return [MissingError(message, "type: source PATH/TO/poplar_sdk-*/enable")]
-
-
-def _wrong_flags(found: Surroundings) -> List[UserError]:
+def _wrong_flags(found: Surroundings) -> Iterator[UserError]:
+    """What the driver would abort the process for."""
     text = found.variables.get("TF_POPLAR_FLAGS", "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
         # compiler/xla/parse_flags_from_env.cc
-        return [
-            ConfigurationError(
-                f"TF_POPLAR_FLAGS: the SDK takes {words[0]} for a file of flags, to which ipucnn cannot add its own",
-                "write the flags themselves: --name=value",
-            )
-        ]
+        yield ConfigurationError(
+            f"TF_POPLAR_FLAGS: the SDK takes {words[0]} for a file of flags, to which ipucnn cannot add its own",
+            "write the flags themselves: --name=value",
+        )
+        return
     if words:
-        return [
-            ConfigurationError(
-                f"TF_POPLAR_FLAGS: {words[0]} is no flag, and the SDK would abort the process",
-                "a flag is --name or --name=value, without a blank in it",
-            )
-        ]
+        yield ConfigurationError(
+            f"TF_POPLAR_FLAGS: {words[0]} is no flag, and the SDK would abort the process",
+            "a flag is --name or --name=value, without a blank in it",
+        )
+        return
     flags = parse_flags(text)
-    wrong: List[UserError] = []
     unknown = [name for name in flags if name not in FLAGS]
     if unknown:
-        wrong.append(
-            ConfigurationError(
-                f"TF_POPLAR_FLAGS: the SDK knows no --{unknown[0]} and would abort the process",
-                did_you_mean(unknown[0], FLAGS) or f"take --{unknown[0]} out of TF_POPLAR_FLAGS",
-            )
+        yield ConfigurationError(
+            f"TF_POPLAR_FLAGS: the SDK knows no --{unknown[0]} and would abort the process",
+            did_you_mean(unknown[0], FLAGS) or f"take --{unknown[0]} out of TF_POPLAR_FLAGS",
         )
     version = version_number(sdk_version(found))
     for name, since in _FLAG_SINCE.items():
         if name in flags and version and version < since:
-            wrong.append(
-                ConfigurationError(
-                    f"TF_POPLAR_FLAGS: --{name} came with SDK {_dotted(since)}, and this is {_dotted(version)}",
-                    f"take --{name} out of TF_POPLAR_FLAGS",
-                )
+            yield ConfigurationError(
+                f"TF_POPLAR_FLAGS: --{name} came with SDK {_dotted(since)}, and this is {_dotted(version)}",
+                f"take --{name} out of TF_POPLAR_FLAGS",
             )
     bar = flags.get("show_progress_bar", "auto")
     if bar not in ("true", "false", "auto"):
-        wrong.append(
-            ConfigurationError(
-                f"TF_POPLAR_FLAGS: --show_progress_bar={bar} would abort the process",
-                "it is true, false or auto",
-            )
+        yield ConfigurationError(
+            f"TF_POPLAR_FLAGS: --show_progress_bar={bar} would abort the process", "it is true, false or auto"
         )
-    return wrong
-
-
-def _wrong_wheel(found: Surroundings) -> List[UserError]:
-    """A wheel for a processor with AVX-512 dies on one without, with SIGILL at its import."""
-    built_for = wheel_cpu(found)
-    if built_for is None or "512" not in built_for or not found.cpu_flags or "avx512f" in found.cpu_flags:
-        return []
-    return [
-        MissingError(
-            f"the SDK's TensorFlow is built for {built_for}, and this processor has no AVX-512: it would die with "
-            "an illegal instruction",
-            "install the SDK's tensorflow wheel whose name has amd_znver1",
-        )
-    ]
 
 
 VARIABLE = "TF_POPLAR_FLAGS"

@@ -1,0 +1,169 @@
+"""A weight update written out: one micro-batch at a time, one replica at a time, NumPy optimizers."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.models.names import named_weights
+from support.sessions import EPSILON, MOMENTUM, make_model
+
+
+@dataclass
+class Naive:
+    """Replicas one after the other, micro-batches one after the other, every formula written out."""
+
+    norm: str
+    weights: Dict[str, np.ndarray]
+    slots: Dict[str, np.ndarray]
+    replica_moving: List[Dict[str, np.ndarray]]
+    clipped: List[bool] = field(default_factory=list)
+    frozen: Tuple[str, ...] = ()
+
+    def forward(self, values: Dict[str, Any], images: np.ndarray, group: int):
+        """Logits and batch statistics of ``group`` replicas' micro-batches normalised together."""
+        x, statistics = tf.constant(images), {}
+        for i in range(2):
+            x = tf.nn.conv2d(x, values[f"conv{i}/kernel"], 1, "SAME")
+            if self.norm == "none":
+                x = x + values[f"conv{i}/bias"]
+            elif self.norm == "batch" and f"norm{i}" in self.frozen:
+                weight = {
+                    k: self.weights[f"norm{i}/{k}"]
+                    for k in ("gamma", "beta", "moving_mean", "moving_variance")
+                }
+                x = (x - weight["moving_mean"]) / np.sqrt(weight["moving_variance"] + EPSILON)
+                x = x * weight["gamma"] + weight["beta"]
+            elif self.norm == "batch":
+                x, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+                    x, values[f"norm{i}/gamma"], values[f"norm{i}/beta"], epsilon=EPSILON, is_training=True
+                )[:3]
+                # IPUs: the group's biased variance times n / (n - 1), of the n numbers that a replica has.
+                together = images.shape[0] * images.shape[1] * images.shape[2]
+                n = together // group
+                unbiased = variance.numpy() * (together - 1) / together * n / (n - 1)
+                statistics[f"norm{i}"] = (mean.numpy(), unbiased)
+            else:
+                per_group = []
+                for channels in (slice(0, 2), slice(2, 4)):
+                    part = x[..., channels]
+                    mean = tf.reduce_mean(part, axis=[1, 2, 3], keepdims=True)
+                    variance = tf.reduce_mean((part - mean) ** 2, axis=[1, 2, 3], keepdims=True)
+                    per_group.append((part - mean) / tf.sqrt(variance + EPSILON))
+                x = tf.concat(per_group, -1) * values[f"norm{i}/gamma"] + values[f"norm{i}/beta"]
+            x = tf.nn.relu(x)
+        return tf.reduce_mean(x, axis=[1, 2]) @ values["logits/kernel"] + values["logits/bias"], statistics
+
+    def update(self, program, optimizer, images, labels, rate, count):
+        p = program
+        kept = tuple(f"{layer}/" for layer in self.frozen)
+        trainable = [k for k in self.weights if "moving" not in k and not k.startswith(kept)]
+        accumulated: Dict[str, np.ndarray] = {}
+        size, losses, hits = p.micro_batch_size, [], []
+        for g in range(p.gradient_accumulation_count):
+            gradient = {k: np.zeros_like(self.weights[k]) for k in trainable}
+            for r in range(0, p.num_replicas, p.dbn_replica_group_size):
+                # The replicas of one distributed batch norm group normalise together.
+                start = (g * p.num_replicas + r) * size
+                stop = start + size * p.dbn_replica_group_size
+                values = {k: tf.Variable(np.float32(v)) for k, v in self.weights.items()}
+                with tf.GradientTape() as tape:
+                    logits, statistics = self.forward(values, images[start:stop], p.dbn_replica_group_size)
+                    loss = tf.reduce_mean(
+                        tf.nn.sparse_softmax_cross_entropy_with_logits(labels[start:stop], logits)
+                    )
+                for k, d in zip(trainable, tape.gradient(loss, [values[k] for k in trainable])):
+                    gradient[k] += d.numpy() * p.dbn_replica_group_size / p.num_replicas
+                losses += [float(loss)] * p.dbn_replica_group_size
+                hits += list(np.argmax(logits.numpy(), -1) == labels[start:stop])
+                for member in range(r, r + p.dbn_replica_group_size):
+                    for name, pair in statistics.items():
+                        for kind, value in zip(("moving_mean", "moving_variance"), pair):
+                            old = self.replica_moving[member][f"{name}/{kind}"]
+                            self.replica_moving[member][f"{name}/{kind}"] = (
+                                MOMENTUM * old + (1 - MOMENTUM) * value
+                            )
+            for k, d in gradient.items():
+                if p.gradient_accumulation_reduction_method == "running_mean":
+                    accumulated[k] = accumulated.get(k, 0.0) * (g / (g + 1)) + d / (g + 1)
+                else:
+                    accumulated[k] = accumulated.get(k, 0.0) + d
+        if p.gradient_accumulation_reduction_method == "mean":
+            accumulated = {k: d / p.gradient_accumulation_count for k, d in accumulated.items()}
+        largest, decay = (optimizer[2].get(name, 0.0) for name in ("clip_gradient_norm", "ema_decay"))
+        norm = np.sqrt(sum(np.sum(np.float64(d) ** 2) for d in accumulated.values()))
+        self.clipped.append(bool(largest and norm > largest))
+        for k, d in accumulated.items():
+            shorter = d * largest / norm if self.clipped[-1] else d
+            self.weights[k] = self.step(optimizer, k, shorter, rate, count)
+        for k in self.weights:
+            if "moving" in k:
+                self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
+        if decay:
+            kept = min(decay, count / (count + 10))
+            for k in (
+                k for k in self.weights if not k.startswith(tuple(f"{layer}/" for layer in self.frozen))
+            ):
+                value = self.weights[k]
+                self.slots[f"{k}/average"] = kept * self.slot(f"{k}/average", value) + (1 - kept) * value
+        return np.mean(losses), np.mean(hits)
+
+    def slot(self, key, like):
+        return self.slots.setdefault(key, np.zeros_like(like))
+
+    def step(self, optimizer, name, gradient, rate, count):
+        kind, params, extra = optimizer
+        w = self.weights[name]
+        gradient = gradient + extra.get("l2_regularization", 0.0) * w
+        if kind != "lars":
+            w = w - rate * extra.get("weight_decay", 0.0) * w
+        if kind == "lars":
+            original = w
+            if w.ndim > 1:
+                norms = np.linalg.norm(original.ravel()), np.linalg.norm(gradient.ravel())
+                decay = params["weight_decay"]
+                gradient = gradient + decay * original
+                if norms[0] > 0 and norms[1] > 0:
+                    rate = (
+                        rate * params["eeta"] * norms[0] / (norms[1] + decay * norms[0] + params["epsilon"])
+                    )
+        if kind in ("sgd", "lars"):
+            m = params.get("momentum", 0.0)
+            if not m:
+                return w - rate * gradient
+            velocity = m * self.slot(f"{name}/momentum", w) - rate * gradient
+            self.slots[f"{name}/momentum"] = velocity
+            return w + (m * velocity - rate * gradient if params.get("nesterov") else velocity)
+        if kind in ("adam", "adamw"):
+            first = 0.9 * self.slot(f"{name}/m", w) + 0.1 * gradient
+            second = 0.999 * self.slot(f"{name}/v", w) + 0.001 * gradient**2
+            self.slots[f"{name}/m"], self.slots[f"{name}/v"] = first, second
+            corrected = rate * np.sqrt(1 - 0.999 ** (count + 1)) / (1 - 0.9 ** (count + 1))
+            return w - corrected * first / (np.sqrt(second) + 1e-7)
+        rho, m = params["rho"], params.get("momentum", 0.0)
+        square = rho * self.slot(f"{name}/mean_square", w) + (1 - rho) * gradient**2
+        velocity = m * self.slot(f"{name}/momentum", w) + rate * gradient / np.sqrt(
+            square + params["epsilon"]
+        )
+        self.slots[f"{name}/mean_square"], self.slots[f"{name}/momentum"] = square, velocity
+        return w - velocity
+
+
+def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=()):
+    start = {
+        k: v.numpy().astype(np.float64).astype(np.float32)
+        for k, v in named_weights(make_model(norm, seed)).items()
+    }
+    moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
+    naive = Naive(norm, start, {}, moving, frozen=tuple(frozen))
+    losses, hits = [], []
+    for u in range(program.num_weight_updates):
+        part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)
+        rate = np.float32(learning_rate) / np.float32(1 + u)
+        loss, hit = naive.update(program, optimizer, images[part], labels[part], rate, u)
+        losses.append(loss)
+        hits.append(hit)
+    if "clip_gradient_norm" in optimizer[2]:
+        assert {True, False} == set(naive.clipped), "the test is of nothing unless some are clipped"
+    return naive.weights, naive.slots, losses, hits

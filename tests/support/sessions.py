@@ -1,0 +1,178 @@
+"""A small network, programs for it, and training it on a session."""
+
+from typing import Any, Dict, List, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.sessions.session import DeviceInfo
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import make_settings
+from ipucnn.training.program import Program
+
+CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
+SIZE, CLASSES, MOMENTUM, EPSILON = 6, 3, 0.8, 1e-3
+# Name, parameters and the settings beside them.
+SGD: Any = ("sgd", {"momentum": 0.9}, {})
+
+
+def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
+    updates = changes.pop("updates_per_epoch", 4)
+    per_execution = changes.pop("weight_updates_per_execution", updates)
+    values: Dict[str, Any] = dict(
+        micro_batch_size=batch,
+        gradient_accumulation_count=accumulate,
+        num_replicas=replicas,
+        global_batch_size=batch * accumulate * replicas,
+        gradient_accumulation_reduction_method="mean",
+        dbn_replica_group_size=1,
+        num_epochs=1,
+        weight_updates_per_epoch=updates,
+        samples_per_epoch=updates * batch * accumulate * replicas,
+        samples_discarded_per_epoch=0,
+        weight_updates_per_execution=per_execution,
+        steps_per_execution=per_execution * accumulate,
+        num_executions=updates // per_execution,
+        executions_per_checkpoint=0,
+        first_checkpoint_execution=0,
+        executions_per_validation=0,
+        validation_micro_batch_size=batch,
+        validation_num_replicas=1,
+        num_stages=1,
+        pipeline_splits=(),
+        device_mapping=(0,),
+        pipeline_schedule="Grouped",
+        recomputation=False,
+        available_memory_proportion=(),
+        ipus_per_replica=1,
+        num_ipus=replicas,
+        precision="32.32",
+        loss_scaling=0.0,
+        seed=1,
+    )
+    values.update(changes)
+    return Program(**values)
+
+
+def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
+    """Two convolutions with a norm after each, dropout and drop connect; no two layers alike."""
+    keras.backend.clear_session()
+    inputs = keras.Input((SIZE, SIZE, 2), name="input")
+    x = inputs
+    for i in range(2):
+        x = keras.layers.Conv2D(4, 3, padding="same", use_bias=norm == "none", name=f"conv{i}")(x)
+        if norm == "batch":
+            x = BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON, name=f"norm{i}")(x)
+        elif norm == "group":
+            x = GroupNormalization(groups=2, epsilon=EPSILON, name=f"norm{i}")(x)
+        x = keras.layers.ReLU(name=f"relu{i}")(x)
+        if dropout:
+            x = Dropout(dropout, (None, 1, 1, 1) if i == 0 else None, name=f"dropout{i}")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if not weight.name.split("/")[-1].startswith("moving"):
+            weight.assign(rng.normal(0.3, 0.4, weight.shape))
+    return model
+
+
+def frozen(model: Any, layers: Any) -> Any:
+    """The model with some of its layers frozen."""
+    for name in layers:
+        model.get_layer(name).trainable = False
+    return model
+
+
+def data(samples: int, seed: int) -> Any:
+    """Images and labels."""
+    rng = np.random.default_rng(seed)
+    return (
+        rng.normal(0.5, 1.0, (samples, SIZE, SIZE, 2)).astype(np.float32),
+        rng.integers(0, CLASSES, samples).astype(np.int32),
+    )
+
+
+def falling(rate: float = 0.05) -> Any:
+    """A schedule: another learning rate in each weight update."""
+    return lambda updates: np.full(np.shape(updates), rate, np.float32) / (1 + np.asarray(updates))
+
+
+def constant(rate: float) -> Any:
+    """A schedule of one learning rate."""
+    return lambda updates: np.full(np.shape(updates), rate, np.float32)
+
+
+def batches(program: Program, *parts: Any) -> Any:
+    """What ``train`` takes: the arrays from a weight update on, over and over."""
+
+    def make(first: int, per_element: int) -> Any:
+        endless = tf.data.Dataset.from_tensor_slices(parts).repeat()
+        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
+
+    return make
+
+
+class Trained(NamedTuple):
+    """What training left: arrays by name, all events, and how many weight updates' batches statistics were taken of."""
+
+    weights: Dict[str, np.ndarray]
+    slots: Dict[str, np.ndarray]
+    events: List[Any]
+    recomputed: int
+
+
+def compile_session(
+    session: Any,
+    model: Any,
+    program: Program,
+    optimizer: Any = SGD,
+    schedule: Any = None,
+    loss: str = "cross_entropy",
+) -> Any:
+    """The session, ready to train."""
+    name, params, more = optimizer
+    settings = make_settings(name, params, global_batch_size=program.global_batch_size, **more)
+    session.compile(model, program, settings, make_loss(loss), schedule or falling())
+    return session
+
+
+def set_state(session: Any, weights: Any, slots: Any, weight_updates: int) -> None:
+    """Puts a compiled session to where another one stood."""
+    for variables, values in ((session.state.weights, weights), (session.state.slots, slots)):
+        for name, value in values.items():
+            variables[name].assign(value)
+    session.state.weight_updates = weight_updates
+
+
+def run(
+    session: Any,
+    model: Any,
+    program: Program,
+    optimizer: Any,
+    images: Any,
+    labels: Any,
+    loss: str = "cross_entropy",
+    weights: Any = None,
+    state: Any = None,
+    schedule: Any = None,
+) -> Trained:
+    """Trains a program from the start, or from a state: weights, slots, weight updates.
+
+    Args:
+        weights: of the samples; None: all count.
+    """
+    compile_session(session, model, program, optimizer, schedule, loss)
+    if state is not None:
+        set_state(session, *state)
+    make_dataset = batches(program, images, labels, *([] if weights is None else [weights]))
+    events = list(session.train(make_dataset))
+    recomputed = session.recompute_statistics(make_dataset)
+    return Trained(
+        {name: variable.numpy() for name, variable in session.state.weights.items()},
+        {name: variable.numpy() for name, variable in session.state.slots.items()},
+        events,
+        recomputed,
+    )
