@@ -158,7 +158,7 @@ BUDGET = {
     "benchmarking": (2840, 2165),
     "commands": (1900, 1105),
     "config": (2760, 1520),
-    "datasets": (5960, 4530),
+    "datasets": (5940, 4540),
     "diagnosis": (685, 520),
     "models": (2960, 2220),
     "planning": (5520, 4290),
