@@ -28,7 +28,7 @@ class LazyGroup(typer.core.TyperGroup):
         command = COMMANDS.get(cmd_name.replace("_", "-"))
         if command is None:
             return None
-        module = importlib.import_module(f"ipucnn.commands.{command.module}")
+        module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
         return _command(command.name, getattr(module, command.function))
 
     def resolve_command(self, ctx: ClickContext, args: List[str]) -> Any:
@@ -70,11 +70,8 @@ def print_found(words: str) -> None:
     ctx = root.make_context("ipucnn", [], resilient_parsing=True)
     commands, options = [], {}  # type: List[Row], Dict[Tuple[str, str], Tuple[Row, List[str]]]
     for known in COMMANDS.values():
-        examples = " ".join(text for example in known.examples for text in example)
-        if all(
-            has_word(f"{known.name} {known.summary} {examples} {known.wishes}", word)
-            for word in words.split()
-        ):
+        about = " ".join(f"{known.name} {known.summary} {known.examples_text} {known.wishes}".split())
+        if all(has_word(about, word) for word in words.split()):
             commands.append(Row(known.name, "", known.summary))
         command = root.get_command(ctx, known.name)
         for param in find_options(command.params, words):
@@ -138,8 +135,8 @@ class RunCommand(typer.core.TyperCommand):
             # Before Typer parses, for which it would load its converters: half of the time of a help page.
             words, _ = _items(typed[asked + 1 :])
             known = COMMANDS[self.name or ""]
-            common = () if typed[asked] == "--help-all" else known.common
-            print_command_help(self, ctx, Help(common, tuple(words), known.examples))
+            common = () if typed[asked] == "--help-all" else tuple(known.common.split())
+            print_command_help(self, ctx, Help(common, tuple(words), tuple(known.examples)))
             raise typer.Exit()
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
         if ctx.parent is not None and ctx.parent.params.get("verbose") and "--verbose" in table:

@@ -9,28 +9,37 @@ ABOUT = (
 
 
 class Command(NamedTuple):
-    """A command of the program.
+    """A command of the program: the function of that name in a module of ``ipucnn.commands``.
 
     Attributes:
         name: what is typed.
-        module, function: where it is, under ``ipucnn.commands``.
         summary: a line for the root help page.
         panel: of the root help page.
-        examples: command lines, each with what it does.
+        examples_text: command lines, each with what it does in the line after it.
         common: of a command with many options those that its help page shows; ``--help-all`` shows all.
+        module: that has it, where that is not called as the command is.
         unknown_option_hint: what to do about an option that it does not have; "": look for it in its help.
         wishes: words that people look for who mean the command, besides those of its name, summary and examples.
     """
 
     name: str
-    module: str
-    function: str
     summary: str
     panel: str
-    examples: Tuple[Tuple[str, str], ...] = ()
-    common: Tuple[str, ...] = ()
+    examples_text: str = ""
+    common: str = ""
+    module: str = ""
     unknown_option_hint: str = ""
     wishes: str = ""
+
+    @property
+    def function(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def examples(self) -> List[Tuple[str, str]]:
+        """(command line, what it does)."""
+        lines = [line.strip() for line in self.examples_text.strip().splitlines()]
+        return list(zip(lines[::2], lines[1::2]))
 
 
 # Commands and options ("COMMAND --option") that the version before had, and what to use instead.
@@ -51,275 +60,181 @@ REMOVED = {
 
 _RUN, _PLAN = "Run", "Look up and plan"
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            "train",
-            "train",
-            "train",
-            "Train a network.",
-            _RUN,
-            (
-                (
-                    "ipucnn train efficientnet-b0 --replicas 4",
-                    "EfficientNet-B0 on the embedded digits, as four IPUs would train it.",
-                ),
-                (
-                    "ipucnn train cifar_resnet8 --dataset path/to/images --num-epochs 20",
-                    "A small network on your own images, in one folder per class.",
-                ),
-                (
-                    "ipucnn train unet --dataset membranes --dry-run",
-                    "What training a U-Net would do, without doing it.",
-                ),
-            ),
-            (
-                "--dataset",
-                "--dataset-path",
-                "--num-epochs",
-                "--micro-batch-size",
-                "--global-batch-size",
-                "--num-replicas",
-                "--optimizer",
-                "--learning-rate",
-                "--augment",
-                "--weights",
-                "--precision",
-                "--pipeline-splits",
-                "--seed",
-                "--run-dir",
-                "--resume",
-                "--dry-run",
-                "--print-config",
-            ),
-            wishes="fit rehearse rehearsal simulate emulate laptop",
-        ),
-        Command(
-            "evaluate",
-            "evaluate",
-            "evaluate",
-            "Evaluate a run or its checkpoints.",
-            _RUN,
-            (
-                (
-                    "ipucnn evaluate runs/lenet-digits",
-                    "The run's last checkpoint, on the data it was validated on.",
-                ),
-                (
-                    "ipucnn evaluate runs/lenet-digits --checkpoint best --json",
-                    "Its best checkpoint, with every figure, for a program to read.",
-                ),
-            ),
-        ),
-        Command(
-            "infer",
-            "infer",
-            "infer",
-            "Classify or segment images with a run.",
-            _RUN,
-            (
-                (
-                    "ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png",
-                    "The classes of the run's evaluation images, and a sheet of pictures.",
-                ),
-                (
-                    "ipucnn infer runs/lenet-digits path/to/images --output labels.csv",
-                    "Classes of your own images, in a table for a spreadsheet.",
-                ),
-            ),
-        ),
-        Command(
-            "export",
-            "export",
-            "export",
-            "Write a run's network for other programs.",
-            _RUN,
-            (
-                (
-                    "ipucnn export runs/lenet-digits --format onnx",
-                    "An ONNX file with its labels, proved in onnxruntime.",
-                ),
-                (
-                    "ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half",
-                    "A small TFLite file that takes pixels as they are.",
-                ),
-            ),
-        ),
-        Command(
-            "benchmark",
-            "benchmark",
-            "benchmark",
-            "Measure throughput and time.",
-            _RUN,
-            (
-                (
-                    "ipucnn benchmark unet --host-generated-data",
-                    "Forward passes of a U-Net on random images, without a data set.",
-                ),
-                (
-                    "ipucnn benchmark lenet --training --compare-with keras",
-                    "Weight updates, compared with `fit` of Keras.",
-                ),
-                (
-                    "ipucnn benchmark --suite keras-tutorial",
-                    "The steps of Graphcore's Keras tutorial, in one table.",
-                ),
-            ),
-            (
-                "--suite",
-                "--inference",
-                "--compare-with",
-                "--dataset",
-                "--host-generated-data",
-                "--device-generated-data",
-                "--micro-batch-size",
-                "--global-batch-size",
-                "--num-replicas",
-                "--precision",
-                "--device",
-                "--print-config",
-            ),
-        ),
-        Command(
-            "launch",
-            "launch",
-            "launch",
-            "Start several workers of a training run here.",
-            _RUN,
-            (
-                (
-                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2",
-                    "Two workers train one network; the result is the same, byte for byte, as with one.",
-                ),
-            ),
-            unknown_option_hint="write -- before the command that every worker runs: ipucnn launch -n 2 -- train ...",
-        ),
-        Command(
-            "runs",
-            "runs",
-            "runs",
-            "List run folders.",
-            _PLAN,
-            (
-                ("ipucnn runs", "All runs below the folder runs."),
-                ("ipucnn runs --sort accuracy", "The best first."),
-            ),
-        ),
-        Command(
-            "diff",
-            "runs",
-            "diff",
-            "Show how two runs differ.",
-            _PLAN,
-            (
-                (
-                    "ipucnn diff runs/lenet-digits runs/lenet-digits-2",
-                    "Options, data, and the point at which their histories part.",
-                ),
-            ),
-        ),
-        Command(
-            "plot",
-            "runs",
-            "plot",
-            "Draw the curves of runs.",
-            _PLAN,
-            (
-                ("ipucnn plot runs/lenet-digits", "Loss, accuracy and learning rate, in curves.png."),
-                (
-                    "ipucnn plot runs/lenet-digits runs/lenet-digits-2 --output both.svg",
-                    "Two runs in one picture.",
-                ),
-            ),
-        ),
-        Command(
-            "models",
-            "models",
-            "models",
-            "List the networks, or show the layers of one.",
-            _PLAN,
-            (
-                ("ipucnn models", "All networks."),
-                (
-                    "ipucnn models resnet50 --summary",
-                    "The layers of one network; splits are named after them.",
-                ),
-            ),
-        ),
-        Command(
-            "verify-dataset",
-            "verify_dataset",
-            "verify_dataset",
-            "Check every sample of a data set, and say what is wrong.",
-            _PLAN,
-            (
-                ("ipucnn verify-dataset", "The data set in this folder, whichever it is."),
-                ("ipucnn verify-dataset cifar10 --dataset-path path/to/data", "The files of CIFAR-10."),
-            ),
-        ),
-        Command(
-            "build-records",
-            "build_records",
-            "build_records",
-            "Make ImageNet's record files from class folders.",
-            _PLAN,
-            (
-                (
-                    "ipucnn build-records path/to/images records",
-                    "The files, with their checksums, in records.",
-                ),
-            ),
-        ),
-        Command(
-            "plan-splits",
-            "plan_splits",
-            "plan_splits",
-            "Plan how to split a network over IPUs.",
-            _PLAN,
-            (
-                ("ipucnn plan-splits resnet50 --stages 4", "The best split into four pipeline stages."),
-                (
-                    "ipucnn plan-splits resnet50 --ipus 16",
-                    "The best use of 16 IPUs: stages, replicas and batch.",
-                ),
-                (
-                    "ipucnn plan-splits unet --stages 4 --save plan.yml --html plan.html",
-                    "A plan for `ipucnn train unet --plan plan.yml`, and a page that draws it.",
-                ),
-            ),
-            (
-                "--stages",
-                "--ipus",
-                "--splits",
-                "--system",
-                "--image-size",
-                "--micro-batch-size",
-                "--global-batch-size",
-                "--num-replicas",
-                "--precision",
-                "--pipeline-schedule",
-                "--optimizer",
-                "--recomputation",
-                "--inference",
-                "--save",
-                "--html",
-            ),
-            wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
-        ),
-        Command(
-            "doctor",
-            "doctor",
-            "doctor",
-            "Show what this machine has, and what commands would run on.",
-            _PLAN,
-            (
-                ("ipucnn doctor", "Python, TensorFlow, devices, and what is missing."),
-                ("ipucnn doctor --device ipu", "The same; it ends with exit code 6 if IPUs cannot be used."),
-            ),
-        ),
-    )
-}
+_ALL = (
+    Command(
+        "train",
+        "Train a network.",
+        _RUN,
+        """
+        ipucnn train efficientnet-b0 --replicas 4
+            EfficientNet-B0 on the embedded digits, as four IPUs would train it.
+        ipucnn train cifar_resnet8 --dataset path/to/images --num-epochs 20
+            A small network on your own images, in one folder per class.
+        ipucnn train unet --dataset membranes --dry-run
+            What training a U-Net would do, without doing it.
+        """,
+        common="""
+        --dataset --dataset-path --num-epochs --micro-batch-size --global-batch-size --num-replicas --optimizer
+        --learning-rate --augment --weights --precision --pipeline-splits --seed --run-dir --resume --dry-run
+        --print-config
+        """,
+        wishes="fit rehearse rehearsal simulate emulate laptop",
+    ),
+    Command(
+        "evaluate",
+        "Evaluate a run or its checkpoints.",
+        _RUN,
+        """
+        ipucnn evaluate runs/lenet-digits
+            The run's last checkpoint, on the data it was validated on.
+        ipucnn evaluate runs/lenet-digits --checkpoint best --json
+            Its best checkpoint, with every figure, for a program to read.
+        """,
+    ),
+    Command(
+        "infer",
+        "Classify or segment images with a run.",
+        _RUN,
+        """
+        ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png
+            The classes of the run's evaluation images, and a sheet of pictures.
+        ipucnn infer runs/lenet-digits path/to/images --output labels.csv
+            Classes of your own images, in a table for a spreadsheet.
+        """,
+    ),
+    Command(
+        "export",
+        "Write a run's network for other programs.",
+        _RUN,
+        """
+        ipucnn export runs/lenet-digits --format onnx
+            An ONNX file with its labels, proved in onnxruntime.
+        ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half
+            A small TFLite file that takes pixels as they are.
+        """,
+    ),
+    Command(
+        "benchmark",
+        "Measure throughput and time.",
+        _RUN,
+        """
+        ipucnn benchmark unet --host-generated-data
+            Forward passes of a U-Net on random images, without a data set.
+        ipucnn benchmark lenet --training --compare-with keras
+            Weight updates, compared with `fit` of Keras.
+        ipucnn benchmark --suite keras-tutorial
+            The steps of Graphcore's Keras tutorial, in one table.
+        """,
+        common="""
+        --suite --inference --compare-with --dataset --host-generated-data --device-generated-data --micro-batch-size
+        --global-batch-size --num-replicas --precision --device --print-config
+        """,
+    ),
+    Command(
+        "launch",
+        "Start several workers of a training run here.",
+        _RUN,
+        """
+        ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2
+            Two workers train one network; the result is the same, byte for byte, as with one.
+        """,
+        unknown_option_hint="write -- before the command that every worker runs: ipucnn launch -n 2 -- train ...",
+    ),
+    Command(
+        "runs",
+        "List run folders.",
+        _PLAN,
+        """
+        ipucnn runs
+            All runs below the folder runs.
+        ipucnn runs --sort accuracy
+            The best first.
+        """,
+    ),
+    Command(
+        "diff",
+        "Show how two runs differ.",
+        _PLAN,
+        """
+        ipucnn diff runs/lenet-digits runs/lenet-digits-2
+            Options, data, and the point at which their histories part.
+        """,
+        module="runs",
+    ),
+    Command(
+        "plot",
+        "Draw the curves of runs.",
+        _PLAN,
+        """
+        ipucnn plot runs/lenet-digits
+            Loss, accuracy and learning rate, in curves.png.
+        ipucnn plot runs/lenet-digits runs/lenet-digits-2 --output both.svg
+            Two runs in one picture.
+        """,
+        module="runs",
+    ),
+    Command(
+        "models",
+        "List the networks, or show the layers of one.",
+        _PLAN,
+        """
+        ipucnn models
+            All networks.
+        ipucnn models resnet50 --summary
+            The layers of one network; splits are named after them.
+        """,
+    ),
+    Command(
+        "verify-dataset",
+        "Check every sample of a data set, and say what is wrong.",
+        _PLAN,
+        """
+        ipucnn verify-dataset
+            The data set in this folder, whichever it is.
+        ipucnn verify-dataset cifar10 --dataset-path path/to/data
+            The files of CIFAR-10.
+        """,
+    ),
+    Command(
+        "build-records",
+        "Make ImageNet's record files from class folders.",
+        _PLAN,
+        """
+        ipucnn build-records path/to/images records
+            The files, with their checksums, in records.
+        """,
+    ),
+    Command(
+        "plan-splits",
+        "Plan how to split a network over IPUs.",
+        _PLAN,
+        """
+        ipucnn plan-splits resnet50 --stages 4
+            The best split into four pipeline stages.
+        ipucnn plan-splits resnet50 --ipus 16
+            The best use of 16 IPUs: stages, replicas and batch.
+        ipucnn plan-splits unet --stages 4 --save plan.yml --html plan.html
+            A plan for `ipucnn train unet --plan plan.yml`, and a page that draws it.
+        """,
+        common="""
+        --stages --ipus --splits --system --image-size --micro-batch-size --global-batch-size --num-replicas
+        --precision --pipeline-schedule --optimizer --recomputation --inference --save --html
+        """,
+        wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
+    ),
+    Command(
+        "doctor",
+        "Show what this machine has, and what commands would run on.",
+        _PLAN,
+        """
+        ipucnn doctor
+            Python, TensorFlow, devices, and what is missing.
+        ipucnn doctor --device ipu
+            The same; it ends with exit code 6 if IPUs cannot be used.
+        """,
+    ),
+)
+COMMANDS = {command.name: command for command in _ALL}
 
 ROOT_OPTIONS = (
     ("--version", "Print the version."),

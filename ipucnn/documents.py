@@ -11,13 +11,14 @@ itself for each level, which ends the process for a text of 100,000 brackets, an
 import contextlib
 import functools
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
@@ -36,9 +37,10 @@ SCALAR, SEQUENCE, MAPPING = "scalar", "sequence", "mapping"
 """What ``id`` of a node is."""
 MERGE = "<<"
 
+Record = TypeVar("Record")
+
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
-_NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 UNREADABLE = "not readable as YAML"
 """How the reason begins where a text is no YAML at all."""
 _PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
@@ -100,98 +102,69 @@ def compose(text: str) -> Optional[YamlNode]:
         raise _unreadable(text, error) from None
 
 
-class _Open:
-    """A list or mapping whose end has not come: how many values it stands for so far, and how deep they are."""
-
-    def __init__(self, kind: str, anchor: Optional[str]) -> None:
-        self.kind, self.anchor = kind, anchor
-        self.num_values, self.height = 1, 1
-        self.is_key_next = kind == MAPPING
-
-
 class _EventChecks:
     """Counts what the events of a document stand for, and refuses what is not plain."""
 
     def __init__(self) -> None:
-        self._open: List[_Open] = []
-        self._num_values = 0
-        self._num_documents = 0
-        # Of each anchor: how many values it stands for, and how deep they are; None before its value has ended.
+        # Of the document, and of each list or mapping whose end has not come: its anchor, how many values it stands
+        # for, and how deep they are.
+        self._open: List[Tuple[Optional[str], int, int]] = [(None, 0, 0)]
+        # Of each anchor the same; None before its value has ended.
         self._anchors: Dict[str, Optional[Tuple[int, int]]] = {}
+        self._num_documents = 0
 
     def take(self, event: YamlEvent) -> None:
-        name = type(event).__name__
-        line = event.start_mark.line + 1
+        name, line = type(event).__name__, event.start_mark.line + 1
+        tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
+        shown_anchor = shown_value(anchor)
+        if tag is not None:
+            raise BadDocument(f"the tag {shown_value(tag)} is not read", _PLAIN_HINT, line)
+        if name == "AliasEvent":
+            if anchor not in self._anchors:
+                raise BadDocument(
+                    f"*{shown_anchor}: there is no anchor &{shown_anchor} above", "check the name", line
+                )
+            known = self._anchors[anchor]
+            if known is None:
+                raise BadDocument(
+                    f"*{shown_anchor} stands inside of the value that it names",
+                    "use it after that value",
+                    line,
+                )
+            self._add(*known, line)
+            return
+        if anchor is not None:
+            if anchor in self._anchors:
+                raise BadDocument(f"the anchor &{shown_anchor} is there twice", "rename one of them", line)
+            self._anchors[anchor] = None
         if name == "ScalarEvent":
-            self._begin(event, line)
-            is_empty = event.implicit[0] and event.value in _NULLS
-            self._add("empty" if is_empty else SCALAR, 1, 0, event.anchor, line)
+            self._end(anchor, 1, 0, line)
         elif name in ("SequenceStartEvent", "MappingStartEvent"):
-            self._begin(event, line)
-            if len(self._open) >= MAX_DEPTH:
+            if len(self._open) > MAX_DEPTH:
                 raise _too_deep(line)
-            self._open.append(_Open(SEQUENCE if name[0] == "S" else MAPPING, event.anchor))
+            self._open.append((anchor, 1, 1))
         elif name in ("SequenceEndEvent", "MappingEndEvent"):
-            ended = self._open.pop()
-            self._add(ended.kind, ended.num_values, ended.height, ended.anchor, line)
-        elif name == "AliasEvent":
-            self._add_alias(event.anchor, line)
+            self._end(*self._open.pop(), line)
         elif name == "DocumentStartEvent":
             self._num_documents += 1
             if self._num_documents > 1:
                 raise BadDocument("it holds several documents", "keep one of them: no `---` between", line)
 
-    def _begin(self, event: YamlEvent, line: int) -> None:
-        if event.tag is not None:
-            raise BadDocument(f"the tag {shown_value(event.tag)} is not read", _PLAIN_HINT, line)
-        if event.anchor is not None:
-            if event.anchor in self._anchors:
-                name = shown_value(event.anchor)
-                raise BadDocument(f"the anchor &{name} is there twice", "rename one of them", line)
-            self._anchors[event.anchor] = None
-        self._count(1, line)
+    def _end(self, anchor: Optional[str], num_values: int, height: int, line: int) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = (num_values, height)
+        self._add(num_values, height, line)
 
-    def _count(self, num_values: int, line: int) -> None:
-        self._num_values += num_values
-        if self._num_values > MAX_NODES:
+    def _add(self, num_values: int, height: int, line: int) -> None:
+        """Counts a value in the list or mapping around it."""
+        anchor, num_before, height_before = self._open[-1]
+        self._open[-1] = anchor, num_before + num_values, max(height_before, height + 1)
+        if num_before + num_values > MAX_NODES:
             raise BadDocument(
                 f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line
             )
-
-    def _add_alias(self, anchor: str, line: int) -> None:
-        name = shown_value(anchor)
-        if anchor not in self._anchors:
-            raise BadDocument(f"*{name}: there is no anchor &{name} above", "check the name", line)
-        known = self._anchors[anchor]
-        if known is None:
-            raise BadDocument(
-                f"*{name} stands inside of the value that it names", "use it after that value", line
-            )
-        num_values, height = known
-        self._count(num_values, line)
-        if len(self._open) + height > MAX_DEPTH:
-            raise BadDocument(
-                f"with *{name} more than {MAX_DEPTH} lists and mappings are inside of each other",
-                "write it flatter",
-                line,
-            )
-        self._add(SCALAR if height == 0 else SEQUENCE, num_values, height, None, line)
-
-    def _add(self, kind: str, num_values: int, height: int, anchor: Optional[str], line: int) -> None:
-        """Counts a value in the list or mapping around it."""
-        if anchor is not None:
-            self._anchors[anchor] = (num_values, height)
-        if not self._open:
-            return
-        parent = self._open[-1]
-        parent.num_values += num_values
-        parent.height = max(parent.height, height + 1)
-        if parent.is_key_next and kind != SCALAR:
-            what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(kind, "empty")
-            raise BadDocument(
-                f"a key is {what}, and keys are text", "write `name: value`, the name in quotes", line
-            )
-        parent.is_key_next = parent.kind == MAPPING and not parent.is_key_next
+        if len(self._open) - 1 + height > MAX_DEPTH:
+            raise _too_deep(line)
 
 
 def line_of(node: YamlNode) -> int:
@@ -222,6 +195,11 @@ def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
                     )
                 merged.extend(pairs(part))
             continue
+        if key.id != SCALAR or _kind(key) == "null":
+            what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(key.id, "empty")
+            raise BadDocument(
+                f"a key is {what}, and keys are text", "write `name: value`, the name in quotes", line_of(key)
+            )
         if key.value in first_line:
             raise BadDocument(
                 f"'{shown_value(key.value)}' is given twice, first on line {first_line[key.value]}",
@@ -421,3 +399,43 @@ def read_record(path: Path, hint: str) -> Any:
             return load_record(text)
         except NotJson as error:
             raise DataError(f"{name} is not JSON: {error}", hint) from None
+
+
+# -- records ---------------------------------------------------------------------------------------------------
+
+
+def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> Record:
+    """A dataclass, or a struct of msgspec, of the plain values in a file; its annotations are what is checked.
+
+    Args:
+        where: the file, for messages.
+        hint: what to do about a damaged one.
+
+    Raises:
+        DataError: naming the file, the place in it, and what is wrong there.
+    """
+    import msgspec
+
+    try:
+        made = msgspec.convert(data, record)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{where} is damaged: {shown_value(str(error))}", hint) from None
+    _check_values(data, msgspec.to_builtins(made), f"{where} is damaged: ", "$", hint)
+    return made
+
+
+def _check_values(data: PlainValue, kept: PlainValue, damaged: str, place: str, hint: str) -> None:
+    """Refuses what msgspec passes over: keys that a dataclass does not have, and numbers that no array holds."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key not in kept:
+                what = f"{damaged}Object contains unknown field `{shown_value(key)}` - at `{place}`"
+                raise DataError(what, did_you_mean(str(key), kept) or hint)
+            _check_values(value, kept[key], damaged, f"{place}.{key}", hint)
+    elif isinstance(data, (list, tuple)):
+        for number, (value, other) in enumerate(zip(data, kept)):
+            _check_values(value, other, damaged, f"{place}[{number}]", hint)
+    elif isinstance(data, int) and abs(data) >= 2**63:
+        raise DataError(f"{damaged}Expected `int` of at most 64 bits - at `{place}`", hint)
+    elif isinstance(data, float) and not math.isfinite(data):
+        raise DataError(f"{damaged}Expected a finite number - at `{place}`", hint)

@@ -1,4 +1,4 @@
-"""Functions of users' own Python files, named FILE.py:FUNCTION: checked without running them, and run.
+"""Functions of users' own, of Python files (FILE.py:FUNCTION) and installed packages: found without running, and run.
 
 A Python file that is run can do whatever its reader may do.  So only one is run that a person names on the command
 line: never one that a preset, a plan, a suite or a run folder names, for those may come from others
@@ -17,14 +17,11 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import absolute, expand, is_file, read_bytes, shown
 from ipucnn.text import printable, shown_value
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 MAX_BYTES = 2**24
 MODELS_GROUP = "ipucnn.models"
@@ -59,39 +56,47 @@ def label_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class PythonFunction:
-    """A function of a Python file, which was read and not run.
+class OwnFunction:
+    """A function that is not this package's; nothing of it has run.
 
     Attributes:
-        name: as it was typed.
-        path: of the file.
-        function: its name at the top level of the file.
-        text: what is run.
-        sha256: of the file.
+        name: as the user named it.
+        sha256: of its file; of a package's function of what names it.
+        load: imports it.
+        path: of its file; None of a package's.
     """
 
     name: str
-    path: Path
-    function: str
-    text: str
     sha256: str
+    load: Callable[[], Any]
+    path: Optional[Path] = None
 
     def __call__(self, *arguments: object) -> Any:
-        """Runs the file, once, and calls the function.
+        """Imports the function and calls it.
 
         What either prints goes to stderr: stdout is for results.
 
         Raises:
-            ConfigurationError: either raises an error, or the file has no such function once it has run.
+            ConfigurationError: either raises an error, or it is no function.
         """
-        with _running(self):
-            found = getattr(_module(self.path, self.text, self.sha256), self.function, None)
-            if callable(found):
-                return found(*arguments)
-        raise ConfigurationError(
-            f"{shown_value(self.name)}: {self.function} is not a function once the file has run",
-            f"define it: def {self.function}(...)",
-        )
+        hint = "mend the package that offers it"
+        if self.path is not None:
+            hint = "mend that line; docs/own-networks.md says what the function is given"
+            # Last, so that nothing that lies there takes the place of a module of Python or an installed package.
+            sys.path.append(str(self.path.parent))
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                function = self.load()
+                if callable(function):
+                    return function(*arguments)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise own_code_failed(error, self.name, self.path, hint) from error
+        finally:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(str(Path(self.path or "").parent))
+        raise ConfigurationError(f"{shown_value(self.name)} is not a function", "define it with def")
 
 
 @functools.lru_cache(maxsize=None)
@@ -110,51 +115,21 @@ def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _running(function: PythonFunction) -> Iterator[None]:
-    """Code of the file runs inside: it may import its neighbours, as under ``python FILE``."""
-    folder = str(function.path.parent)
-    # Last, so that nothing that lies there takes the place of a module of Python or an installed package.
-    sys.path.append(folder)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise own_code_failed(error, function.name, function.path) from error
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
-
-
-def own_code_failed(error: BaseException, what: str, path: Optional[Path] = None) -> ConfigurationError:
+def own_code_failed(
+    error: BaseException, what: str, path: Optional[Path] = None, hint: str = "mend that line"
+) -> ConfigurationError:
     """What to tell where code of the user's own raised an error.
 
     Args:
         what: was run, as the user named it.
-        path: its file, whose line is the one to look at; None: the last one.
+        path: its file, whose line is the one to look at; None: the last one, whichever file it is in.
+        hint: what to do about it.
     """
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ")  # Python's own
-    ]
-    own = [frame for frame in frames if path is not None and frame.filename == str(path)] or frames
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if path is None or frame.filename == str(path)]
     where = f", {shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else ""
-    hint = (
-        "mend that line"
-        if path is None and not isinstance(error, ImportError)
-        else "mend the package that offers it"
-        if path is None
-        else f"mend that line; the function is called by itself with: python -i {shown(path)}"
-    )
     if path is None and isinstance(error, ImportError):
         where = ""  # where it was looked for, which is nobody's mistake
-    if path is not None and own is frames and isinstance(error, TypeError):
-        where, hint = "", "docs/own-networks.md says what the function is given"
-    elif isinstance(error, RecursionError):
-        hint = "Keras follows a network's layers by recursion: sys.setrecursionlimit(10000) in the file allows for more"
     if isinstance(error, SyntaxError) and error.filename:
         where = f", {shown(Path(error.filename))}, line {error.lineno}"
     # Keras writes several lines, the cause among them, with a terminal's colours.
@@ -164,123 +139,53 @@ def own_code_failed(error: BaseException, what: str, path: Optional[Path] = None
     )
 
 
-def find_function(name: str, option: str, example: str) -> PythonFunction:
+def find_function(name: str, example: str) -> OwnFunction:
     """The function that FILE.py:FUNCTION names; the file is read and not run.
 
     Args:
-        option: that names it, for messages.
         example: of a function that would do, such as ``build``.
 
     Raises:
-        ConfigurationError: there is no such file or function, or the file is not Python.
+        ConfigurationError: the file is not Python, or has no such word in it.
+        DataError: the file cannot be read.
     """
     match = _NAME.fullmatch(name)
     if match is None or not match.group(2):
-        file = name.rstrip(":")
-        functions = _functions_if_any(file, option)
-        hint = f"for example {shown_value(file)}:{functions[0] if functions else example}"
         raise ConfigurationError(
-            f"{option} {shown_value(name)} names a Python file without the function in it", hint
+            f"{shown_value(name)} names a Python file without the function in it",
+            f"for example {shown_value(name.rstrip(':'))}:{example}",
         )
-    path, function = expand(match.group(1)), match.group(2)
-    hint = f"give FILE.py:FUNCTION, for example my_file.py:{example}"
-    data = read_bytes(path, MAX_BYTES, hint=hint)
-    names = _top_level(_parsed(data, path, option))
-    if function not in names:
-        defined = [own for own, is_function in names.items() if is_function]
-        there = f"it has {', '.join(map(shown_value, defined[:8]))}" if defined else "it has none"
+    path, function = absolute(expand(match.group(1))), match.group(2)
+    data = read_bytes(path, MAX_BYTES, f"give FILE.py:FUNCTION, for example my_file.py:{example}")
+    try:
+        text = data.decode("utf-8-sig")
+        module = ast.parse(text, str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: not UTF-8, or a NUL
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = printable(getattr(error, "msg", None) or str(error))[:200] or type(error).__name__
+        raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "mend the file") from None
+    if not re.search(rf"\b{re.escape(function)}\b", text):
+        defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        listed = f"it has {', '.join(map(shown_value, defined[:8]))}; " if defined else ""
         raise ConfigurationError(
-            f"{option} {shown(path)} has no function {shown_value(function)} at its top level",
-            did_you_mean(function, defined) or f"{there}; define it: def {example}(...)",
+            f"{shown(path)} has no function {shown_value(function)}",
+            did_you_mean(function, defined) or f"{listed}define it: def {example}(...)",
         )
-    return PythonFunction(
-        name, absolute(path), function, data.decode("utf-8-sig"), hashlib.sha256(data).hexdigest()
-    )
-
-
-def _parsed(data: bytes, path: Path, option: str) -> ast.Module:
-    try:
-        return ast.parse(data.decode("utf-8-sig"), str(path))
-    except SyntaxError as error:
-        reason, line = printable(str(error.msg)), f", line {error.lineno}" if error.lineno else ""
-    except (ValueError, RecursionError, MemoryError) as error:  # not UTF-8, a NUL, or nested too deeply
-        reason, line = printable(str(error))[:200] or type(error).__name__, ""
-    raise ConfigurationError(
-        f"{option} {shown(path)}{line} is not Python: {reason}", "mend the file"
-    ) from None
-
-
-def _functions_if_any(path: str, option: str) -> List[str]:
-    try:
-        file = expand(path)
-        names = _top_level(_parsed(read_bytes(file, MAX_BYTES), file, option))
-    except UserError:
-        return []
-    return [name for name, is_function in names.items() if is_function and not name.startswith("_")]
-
-
-def _top_level(module: ast.Module) -> Dict[str, bool]:
-    """The names that a module binds outside of functions and classes, and whether by ``def``."""
-    found: Dict[str, bool] = {}
-
-    def walk(statements: List[ast.stmt]) -> None:
-        for statement in statements:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found[statement.name] = True
-            elif isinstance(statement, ast.ClassDef):
-                found.setdefault(statement.name, False)
-            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                for alias in statement.names:
-                    found.setdefault((alias.asname or alias.name).split(".")[0], False)
-            else:
-                for node in ast.walk(statement) if isinstance(statement, (ast.Assign, ast.AnnAssign)) else ():
-                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                        found.setdefault(node.id, False)
-                for block in ("body", "orelse", "finalbody"):
-                    walk(getattr(statement, block, []))
-                for handler in getattr(statement, "handlers", []):
-                    walk(handler.body)
-
-    walk(module.body)
-    return found
+    sha256 = hashlib.sha256(data).hexdigest()
+    return OwnFunction(name, sha256, lambda: getattr(_module(path, text, sha256), function, None), path)
 
 
 # --- what other packages offer
 
 
-def entry_point(group: str, name: str) -> Optional["EntryPoint"]:
-    """The entry point of installed packages that has a name, or None.
-
-    Args:
-        group: ``ipucnn.models`` or ``ipucnn.datasets``.
-    """
-    return dict(entry_points(group)).get(name)
-
-
-def entry_points(group: str) -> Tuple[Tuple[str, "EntryPoint"], ...]:
-    """(name, entry point) of all that installed packages offer in a group, by name; nothing of them is imported."""
+def entry_points(group: str) -> Dict[str, OwnFunction]:
+    """What installed packages offer in a group, ``ipucnn.models`` or ``ipucnn.datasets``, in the order of names."""
     from importlib import metadata
 
     found: Any = metadata.entry_points()
     # Until Python 3.9 a dictionary by group.
-    own = found.select(group=group) if hasattr(found, "select") else found.get(group, ())
-    return tuple(sorted({entry.name: entry for entry in own}.items()))
-
-
-def load_entry_point(entry: "EntryPoint") -> Callable[..., Any]:
-    """What an entry point names.
-
-    Raises:
-        ConfigurationError: it cannot be imported, or is no function.
-    """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            found = entry.load()
-    except (Exception, SystemExit) as error:
-        raise own_code_failed(error, f"{entry.name} ({entry.value})") from error
-    if not callable(found):
-        raise ConfigurationError(
-            f"{shown_value(entry.name)} ({entry.value}) is not a function", "mend the package that offers it"
-        )
-    result: Callable[..., Any] = found
-    return result
+    entries = found.select(group=group) if hasattr(found, "select") else found.get(group, ())
+    return {
+        entry.name: OwnFunction(entry.name, hashlib.sha256(entry.value.encode()).hexdigest(), entry.load)
+        for entry in sorted(entries, key=lambda entry: str(entry.name))
+    }

@@ -91,7 +91,7 @@ def test_the_help_of_a_large_command_shows_its_common_options(capsys, monkeypatc
     code, out, _ = _run(capsys, command, "--help")
     everything = _run(capsys, command, "--help-all")[1]
     assert code == 0 and len(out.splitlines()) < 100 < len(everything.splitlines())
-    for name in COMMANDS[command].common:
+    for name in COMMANDS[command].common.split():
         assert len(re.findall(rf"{name}[ ,|]", out.replace("[no-]", ""))) >= 1, name
     assert "--help-all" in out and "Examples" in out
 
@@ -349,7 +349,7 @@ def calls(monkeypatch):
 
     module.fake = fake
     monkeypatch.setitem(sys.modules, "ipucnn.commands.fake", module)
-    monkeypatch.setitem(COMMANDS, "fake", Command("fake", "fake", "fake", "A command.", "Run"))
+    monkeypatch.setitem(COMMANDS, "fake", Command("fake", "A command.", "Run"))
     return found
 
 

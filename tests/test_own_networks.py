@@ -575,7 +575,7 @@ def test_a_file_of_keras_is_trained_as_its_function(run):
 
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
-    function = find_function(write(NESTED), "MODEL", "build")
+    function = find_function(write(NESTED), "build")
     function((8, 8, 1), 10).save("net.keras")
     from ipucnn.models.build import BuildOptions, build_model
 

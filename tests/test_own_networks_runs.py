@@ -91,7 +91,7 @@ def test_a_file_of_keras_goes_there_too(lightly, run):
 
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
-    find_function(write(NESTED), "MODEL", "build")((8, 8, 1), 10).save("net.keras")
+    find_function(write(NESTED), "build")((8, 8, 1), 10).save("net.keras")
     code, _, err = run("train", "net.keras", *SHORT, "--kfold", 2, "--run-dir", "folds")
     assert code == 0 and last("folds/fold-2").meta["network"]["name"] == "net.keras", err
     assert ipucnn.load("folds/fold-1").predict(np.zeros((8, 8), np.uint8)).shape == (1, 10)

@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfDataset
 from ipucnn.benchmarking.measure import Contender, Reference
 from ipucnn.errors import UserError
-from ipucnn.sessions.session import CompilationReport, Session
+from ipucnn.sessions.session import Session
 from ipucnn.training.optimizers import OptimizerSettings
-from ipucnn.training.program import Program
 
-if TYPE_CHECKING:
-    from ipucnn.training.losses import LossFunction
-
-MakeDataset = Callable[[int, int], "TfDataset"]
-"""(first weight update, samples per element) -> infinite tf.data.Dataset of (images, labels)."""
 YARDSTICK = (
     "a yardstick right before and after each execution: two forward passes and one with gradients of four 3x3 "
     "convolutions of 16 channels on 8 images of 32x32, pooling and a dense layer, repeated"
@@ -305,23 +299,6 @@ def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str
     if optimizer.l2_regularization:
         differs.append("no L2 regularization, which the session has")
     return name, params, differs
-
-
-def compile_session(
-    session: Session,
-    model: KerasModel,
-    program: Program,
-    optimizer: OptimizerSettings,
-    loss: LossFunction,
-    rate: float,
-    make_dataset: MakeDataset,
-) -> CompilationReport:
-    """Compiles a session for training at a constant learning rate."""
-
-    def schedule(updates: np.ndarray) -> np.ndarray:
-        return np.full(np.shape(updates), rate, np.float32)
-
-    return session.compile(model, program, optimizer, loss, schedule, make_dataset)
 
 
 class Yardstick(Reference):

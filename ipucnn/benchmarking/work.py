@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import List, Optional, Tuple
 
+import numpy as np
+
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking.benchmark import Benchmark
 from ipucnn.benchmarking.contenders import (
@@ -13,7 +15,6 @@ from ipucnn.benchmarking.contenders import (
     KerasTraining,
     SessionInference,
     SessionTraining,
-    compile_session,
     keras_model,
 )
 from ipucnn.benchmarking.input_pipeline import PipelinePart, images_only, part_names
@@ -140,13 +141,12 @@ def _lead(benchmark: Benchmark) -> int:
 def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
     from ipucnn.training.losses import make_loss
 
-    compilation = compile_session(
-        session,
+    compilation = session.compile(
         model,
         benchmark.program,
         benchmark.optimizer,
         make_loss(benchmark.loss_name, benchmark.config.label_smoothing),
-        benchmark.learning_rate,
+        lambda updates: np.full(np.shape(updates), benchmark.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(benchmark, samples_per_element),
     )
     assert session.program is not None
@@ -179,7 +179,8 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
     """Micro-batches that inference computes as one: as asked for, else as many as suit the memory."""
-    from ipucnn.sessions.host.session import activation_bytes_per_sample, choose_fused
+    from ipucnn.sessions.host.division import choose_fused
+    from ipucnn.sessions.host.session import activation_bytes_per_sample
 
     if benchmark.fused is not None:
         return benchmark.fused

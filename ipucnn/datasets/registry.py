@@ -23,13 +23,11 @@ from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, read_bytes, real, shown
 from ipucnn.python_files import (
-    PythonFunction,
-    entry_point,
+    OwnFunction,
+    entry_points,
     find_function,
     is_python_name,
     label_of,
-    load_entry_point,
-    own_code_failed,
 )
 from ipucnn.text import printable, shown_value
 
@@ -119,18 +117,6 @@ def _open_imagenet(asked: Opening) -> DataSource:
     return imagefolder.open_imagefolder(asked.location, asked.name)
 
 
-def _open_imagefolder(asked: Opening) -> DataSource:
-    return imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction)
-
-
-def _open_idx(asked: Opening) -> DataSource:
-    return idx.open_idx(asked.name, asked.location)
-
-
-def _open_cifar(asked: Opening) -> DataSource:
-    return cifar.open_cifar(asked.name, asked.location)
-
-
 def _open_tfds(asked: Opening) -> DataSource:
     from ipucnn.datasets.sources.tfds import open_tfds
 
@@ -162,7 +148,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "mnist": DatasetRecord(
         "classification",
         "28x28 handwritten digits",
-        _open_idx,
+        lambda asked: idx.open_idx(asked.name, asked.location),
         idx.has_files,
         _IDX_FILES,
         ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
@@ -173,7 +159,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "fashion_mnist": DatasetRecord(
         "classification",
         "28x28 clothes",
-        _open_idx,
+        lambda asked: idx.open_idx(asked.name, asked.location),
         idx.has_files,
         _IDX_FILES,
         ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
@@ -184,7 +170,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar10": DatasetRecord(
         "classification",
         "32x32 colour, 10 classes",
-        _open_cifar,
+        lambda asked: cifar.open_cifar(asked.name, asked.location),
         lambda folder: cifar.find_layout("cifar10", folder) is not None,
         "cifar-10-batches-py or cifar-10-batches-bin",
         (
@@ -198,7 +184,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar100": DatasetRecord(
         "classification",
         "32x32 colour, 100 classes",
-        _open_cifar,
+        lambda asked: cifar.open_cifar(asked.name, asked.location),
         lambda folder: cifar.find_layout("cifar100", folder) is not None,
         "cifar-100-python or cifar-100-binary",
         (
@@ -222,7 +208,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagefolder": DatasetRecord(
         "classification",
         "an image folder",
-        _open_imagefolder,
+        lambda asked: imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction),
         lambda folder: imagefolder.has_parts(folder) or imagefolder.is_undivided(folder),
         "{train,val}/CLASS/*.jpg",
     ),
@@ -385,7 +371,7 @@ class Choice:
     @property
     def sha256(self) -> Optional[str]:
         """Digest of the user's own Python file that reads it; None of any other set."""
-        return self.make.sha256 if isinstance(self.make, PythonFunction) else None
+        return self.make.sha256 if isinstance(self.make, OwnFunction) and self.make.path else None
 
 
 def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
@@ -433,7 +419,7 @@ def _unknown(name: str, task: str) -> ConfigurationError:
     return ConfigurationError(
         f"--dataset {shown_value(name)}: there is no such folder"
         if os.sep in name
-        else f"data set '{name}' is unknown",
+        else f"data set '{name}' is unknown, and there is no such folder",
         did_you_mean(name, fitting) or f"choose one of {', '.join(fitting)}, {folders}, or FILE.py:FUNCTION",
     )
 
@@ -478,17 +464,16 @@ def choose_dataset(
         return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
     known = canonical(name)
     if is_python_name(name):
-        function = find_function(name, "--dataset", "load")
+        function = find_function(name, "load")
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
         folder = expand(name)
         kind = kind_of(folder)
         if kind is Kind.FOLDER:
             return choose_folder(folder, task, divides)
-        entry = entry_point(GROUP, name)
-        if entry is not None:
-            make = _of_package(name, load_entry_point(entry))
-            return Choice(name, None, f"data set {name} of {entry.value}", task, make=make)
+        offered = entry_points(GROUP).get(name)
+        if offered is not None:
+            return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
         if kind is not Kind.ABSENT:
             raise DataError(
                 f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
@@ -672,20 +657,6 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     if download:
         return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", download_to=path)
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
-
-
-def _of_package(name: str, function: Callable[[], object]) -> Callable[[], object]:
-    """A package's function, whose errors are told as those of a user's own file."""
-
-    def make() -> object:
-        try:
-            return function()
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise own_code_failed(error, name) from error
-
-    return make
 
 
 def check_is_there(folder: Path) -> None:

@@ -11,7 +11,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
-from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.models.keras_config import read_calls
 
 
 @dataclass
@@ -89,34 +90,6 @@ class Blueprint:
         self.output = table[self.output]
 
 
-def _flatten(argument: PlainValue) -> List[PlainValue]:
-    if isinstance(argument, (list, tuple)):
-        return [leaf for item in argument for leaf in _flatten(item)]
-    return [argument]
-
-
-def _read_node_keras3(node: PlainDict) -> List[Any]:
-    """Leaves of a node of Keras 3: source layer names as ``("from", name)``, and constants."""
-    leaves: List[Any] = []
-    for leaf in _flatten([node.get("args", ()), list(node.get("kwargs", {}).values())]):
-        if isinstance(leaf, dict) and leaf.get("class_name") == "__keras_tensor__":
-            leaves.append(("from", leaf["config"]["keras_history"][0]))
-        elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-            leaves.append(leaf)
-    return leaves
-
-
-def _read_node_keras2(node: PlainValue) -> List[Any]:
-    """The same for Keras 2.6: ``[[name, node index, tensor index, kwargs], ...]``, or one such entry."""
-    entries = node if isinstance(node[0], (list, tuple)) else [node]
-    leaves: List[Any] = []
-    for entry in entries:
-        leaves.append(("from", entry[0]))
-        kwargs = entry[3] if len(entry) > 3 else {}
-        leaves += [v for v in kwargs.values() if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    return leaves
-
-
 def read_blueprint(model: KerasModel) -> Blueprint:
     """The blueprint of a functional model with one input and one output in which every layer is called once.
 
@@ -126,39 +99,25 @@ def read_blueprint(model: KerasModel) -> Blueprint:
     with warnings.catch_warnings():
         # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
         warnings.simplefilter("ignore")
-        config = model.get_config()
-    layers = {layer.name: layer for layer in model.layers}
+        calls = read_calls(model.name, "Functional", model.get_config())
+    names = {call.name: call.place[-1] for call in calls}
     steps = []
-    for entry in config["layers"]:
-        name = entry.get("name") or entry["config"]["name"]
-        nodes = entry["inbound_nodes"]
-        if len(nodes) > 1:
-            raise ValueError(f"layer {name} is called {len(nodes)} times")
-        leaves: List[Any] = []
-        if nodes:
-            leaves = (
-                _read_node_keras3(nodes[0]) if isinstance(nodes[0], dict) else _read_node_keras2(nodes[0])
-            )
-        layer = layers.get(name)
-        kind = entry["class_name"]
-        bare = layer is None or kind == "TFOpLambda"
-        if bare and kind == "TFOpLambda":
-            kind = entry["config"]["function"].split(".")[-1].capitalize()
+    for call in calls:
+        if call.call[1]:
+            raise ValueError(f"layer {names[call.name]} is called {call.call[1] + 1} times")
+        layer = None if call.is_operation else call.layer_in(model)
         steps.append(
             Step(
-                name=name,
-                kind=kind,
-                layer_class=None if bare else type(layer),
-                config={} if layer is None or bare else layer.get_config(),
-                inputs=[leaf[1] for leaf in leaves if isinstance(leaf, tuple)],
-                channels=None if bare else _channels(layer),
-                constants=[leaf for leaf in leaves if not isinstance(leaf, tuple)],
+                name=names[call.name],
+                kind=call.kind.capitalize() if call.is_operation else call.kind,
+                layer_class=None if layer is None else type(layer),
+                config={} if layer is None else layer.get_config(),
+                inputs=[names[source] for source, _ in call.reads],
+                channels=None if layer is None else _channels(layer),
+                constants=[value for _, value in call.arguments if type(value) in (int, float)],
             )
         )
-    output = config["output_layers"]
-    while isinstance(output[0], (list, tuple)):
-        output = output[0]
-    return Blueprint(steps, output[0])
+    return Blueprint(steps, steps[-1].name)
 
 
 def _channels(layer: KerasLayer) -> Optional[int]:

@@ -3,8 +3,8 @@
 Nothing in such a file is executed or deserialised.
 
 Of weights only HDF5 data sets and the attributes that name layers are read.  A model's configuration, which can hold
-code (the function of a Lambda layer) or names of functions to call, is read as plain values (``read_configuration``)
-by the planner alone, which knows stock layers by the names of their classes.  Three layouts of weights:
+code (the function of a Lambda layer) or names of functions to call, is read as plain values (``keras_config.py``).
+Three layouts of weights:
 
 - HDF5 of Keras 2 (``save_weights("w.h5")``, below ``model_weights`` with ``save("m.h5")``, also of Keras 3): the
   attribute ``layer_names`` lists the layers in the network's order, ``weight_names`` of each its tensors;
@@ -28,9 +28,10 @@ import numpy as np
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
-from ipucnn.errors import DataError, MissingError, UserError
+from ipucnn.errors import ConfigurationError, DataError, MissingError, UserError
 from ipucnn.filesystem import file_size, open_regular, shown
-from ipucnn.models.names import named_weights, snake_case
+from ipucnn.models.keras_config import LayerCall, read_calls, snake_case
+from ipucnn.models.names import named_weights
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
 _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"
@@ -158,6 +159,25 @@ def read_configuration(path: Path, hint: str) -> Any:
         # A damaged zip makes zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError
         # and more; the reader of JSON says what it does not read in ValueErrors.
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
+
+
+def read_saved_calls(path: Path, name: str, hint: str) -> List[LayerCall]:
+    """The calls of the layers of the model in a ``.keras`` file; its weights are not read.
+
+    Args:
+        name: of the file, for messages.
+        hint: what to give instead of a file that is none.
+
+    Raises:
+        DataError: there is none, it is damaged, or it has other than one input and one output.
+    """
+    config = read_configuration(path, hint)
+    if not isinstance(config, dict):
+        raise DataError(f"{name} holds no model", hint)
+    try:
+        return read_calls(name, str(config.get("class_name")), config.get("config"))
+    except ConfigurationError as error:
+        raise DataError(error.message, error.hint) from None  # wrong with the file, not with what was typed
 
 
 def _read_layout(file: HdfItem, path: Path) -> KerasFile:

@@ -7,13 +7,12 @@ the next (Inception, Xception, NASNet), and in the input.  A weight is called ``
 
 from __future__ import annotations
 
-import re
 from typing import Dict, List, Tuple
 
 from ipucnn.aliases import KerasModel, TfVariable
-from ipucnn.models.blueprint import Blueprint, Step
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_config import INPUT_NAME, counted_from_zero, snake_case
 
-INPUT_NAME = "input"
 MOVING_STATISTICS = ("moving_mean", "moving_variance")
 # Keras 3 shortened the names of these weights; the longer, older one tells two kernels of a layer apart.
 _KERAS_3_NAMES = {"DepthwiseConv2D": {"kernel": "depthwise_kernel"}}
@@ -37,27 +36,17 @@ def canonical_names(model: KerasModel) -> List[str]:
     return [layer.name for layer in model.layers]
 
 
-def snake_case(kind: str) -> str:
-    """The name Keras gives a layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
-    partly = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
-
-
 def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
     """Numbers the layers that Keras named by a counter as a fresh process would: add, add_1, add_2, ...
 
     Args:
         keep: names that look counted, but are the network's own.
     """
-    counted: Dict[str, List[Tuple[int, Step]]] = {}
-    for step in blueprint.steps:
-        match = re.fullmatch(re.escape(snake_case(step.kind)) + r"(?:_(\d+))?", step.name)
-        if match and step.name not in keep:
-            counted.setdefault(snake_case(step.kind), []).append((int(match.group(1) or 0), step))
-    table = {}
-    for base, found in counted.items():
-        for position, (_, step) in enumerate(sorted(found, key=lambda pair: pair[0])):
-            table[step.name] = base if position == 0 else f"{base}_{position}"
+    table = counted_from_zero(
+        (step.name, step.name, snake_case(step.kind), (snake_case(step.kind),))
+        for step in blueprint.steps
+        if step.name not in keep
+    )
     blueprint.rename(lambda step: table.get(step.name, step.name))
 
 

@@ -27,20 +27,14 @@ from ipucnn.filesystem import file_size, read_bytes
 from ipucnn.models.architecture import (
     Architecture,
     Own,
+    architecture_of,
     blueprint_of,
     from_data,
-    read_architecture,
 )
 from ipucnn.models.blueprint import Blueprint
-from ipucnn.models.keras_files import read_configuration
-from ipucnn.python_files import (
-    MODELS_GROUP,
-    entry_point,
-    find_function,
-    label_of,
-    load_entry_point,
-    own_code_failed,
-)
+from ipucnn.models.keras_config import read_calls
+from ipucnn.models.keras_files import read_saved_calls
+from ipucnn.python_files import OwnFunction, label_of, own_code_failed
 from ipucnn.text import counted, shown_value
 
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
@@ -195,7 +189,7 @@ class OwnNetwork:
         except Exception as error:
             failed = own_code_failed(error, f"get_config of a layer of {name}")
             raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
-        architecture, own, live = read_architecture(name, kind, config, model, renumbers=True)
+        architecture, own, live = architecture_of(name, read_calls(name, kind, config, renumbers=True), model)
         _check_untrained(name, architecture, live)
         return architecture, own
 
@@ -363,32 +357,9 @@ def seeded(seed: int, key: str) -> Iterator[None]:
 # --- where it comes from
 
 
-def of_function(name: str) -> OwnNetwork:
-    """The network of FILE.py:FUNCTION, which is not run yet.
-
-    Raises:
-        ConfigurationError: there is no such file or function.
-    """
-    function = find_function(name, "MODEL", "build")
-    return OwnNetwork(name, function.sha256, make=function)
-
-
-def of_entry_point(name: str) -> Optional[OwnNetwork]:
-    """The network that an installed package offers under a name; None if none does."""
-    entry = entry_point(MODELS_GROUP, name)
-    if entry is None:
-        return None
-
-    def make(*arguments: object) -> Any:
-        function = load_entry_point(entry)
-        try:
-            return function(*arguments)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise own_code_failed(error, name) from error
-
-    return OwnNetwork(name, hashlib.sha256(entry.value.encode()).hexdigest(), make=make)
+def of_function(function: OwnFunction) -> OwnNetwork:
+    """The network that a function makes, which is not run yet."""
+    return OwnNetwork(function.name, function.sha256, make=function)
 
 
 def of_keras_file(name: str, path: Path) -> OwnNetwork:
@@ -398,13 +369,9 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
         DataError: there is none, it is damaged, or holds what is not trained.
     """
     hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
-    config = read_configuration(path, hint)
-    if not isinstance(config, dict):
-        raise DataError(f"{shown_value(name)} holds no model", hint)
+    calls = read_saved_calls(path, shown_value(name), hint)
     try:
-        architecture, _, _ = read_architecture(
-            shown_value(name), str(config.get("class_name")), config.get("config")
-        )
+        architecture, _, _ = architecture_of(shown_value(name), calls)
     except ConfigurationError as error:
         raise DataError(error.message, error.hint) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -17,7 +17,7 @@ from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
-from ipucnn.python_files import MODELS_GROUP, entry_point, entry_points, is_python_name, label_of
+from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
@@ -142,12 +142,11 @@ def get_model(name: str) -> ModelRecord:
     try:
         return records[_key(name)]
     except KeyError:
-        if is_own_name(name) or entry_point(MODELS_GROUP, name) is not None:
+        if is_own_name(name) or name in entry_points(MODELS_GROUP):
             from ipucnn.models import own_networks  # which needs NumPy
 
             return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
-        offered = [own for own, _ in entry_points(MODELS_GROUP)]
-        hint = did_you_mean(name, [*(r.name for r in records.values()), *offered])
+        hint = did_you_mean(name, [*(r.name for r in records.values()), *entry_points(MODELS_GROUP)])
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
         ) from None
@@ -160,7 +159,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
 
     Args:
         name: as typed.
-        plans: it is planned alone: then it may be a layer graph, and a file of Keras is left to the planner's reader.
+        plans: it is planned alone: then it may be a layer graph.
 
     Raises:
         ConfigurationError: it names none.
@@ -168,24 +167,23 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     """
     if _key(name) in _records():
         return get_model(name)
-    is_python = is_python_name(name)
-    path = None if is_python else _path_of(name)
-    if not is_python and path is None and entry_point(MODELS_GROUP, name) is None:
-        return get_model(name)
+    function = find_function(name, "build") if is_python_name(name) else None
+    path = _path_of(name) if function is None else function.path
+    if path is None:
+        function = entry_points(MODELS_GROUP).get(name)
+        if function is None:
+            return get_model(name)
     from ipucnn.models import own_networks  # which needs NumPy
 
-    if is_python:
-        own = own_networks.of_function(name)
-        return replace(_own_record(own), file=_path_of(name.rpartition(":")[0]))
-    if path is None:
-        found = own_networks.of_entry_point(name)
-        return get_model(name) if found is None else _own_record(found)
+    if function is not None:
+        return replace(_own_record(own_networks.of_function(function)), file=path)
+    assert path is not None
     if not is_network_file(name):
         raise ConfigurationError(
             f"{shown_value(name)} is not a network: its name ends in none of {', '.join(NETWORK_FILES)}, .py:FUNCTION",
             f"save it with Keras 3 as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
         )
-    if plans:
+    if is_layer_graph(name) and plans:
         return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
     if is_layer_graph(name):
         raise ConfigurationError(

@@ -506,7 +506,7 @@ def _scatter(
         at = x(place(row)), y(row.predicted_images_per_s)
         point = element(
             "circle",
-            element("title", f"{number}: {_describe(row)}"),
+            element("title", f"row {number}: {units.images(row.predicted_images_per_s)} images/s, predicted"),
             cx=at[0],
             cy=at[1],
             r=5.0,
@@ -527,12 +527,3 @@ def _scatter(
         f"{len(rows)} configurations to which no other is better in throughput, memory and IPUs at once."
     )
     return svg(name, title, description, _PARETO_HEIGHT, parts, _PARETO_WIDTH)
-
-
-def _describe(row: ParetoRow) -> str:
-    return (
-        f"{counted(row.num_stages, 'stage')}, {row.schedule}, micro-batch {row.micro_batch_size:,} x "
-        f"{row.gradient_accumulation_count:,}, {counted(row.num_replicas, 'replica')}, {counted(row.num_ipus, 'IPU')}, "
-        f"{units.images(row.predicted_images_per_s)} images/s and {units.percent(row.predicted_fill)} of memory "
-        "predicted"
-    )

@@ -1,0 +1,361 @@
+"""The calls of a Keras model's layers, read off its configuration as plain values: nothing is looked up or run.
+
+Read are functional and sequential models of Keras 2.6 and 3.  Models inside models are taken apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.text import shown_value
+
+INPUT_NAME = "input"
+"""What the input of every network is called."""
+MAX_CALLS = 3000
+INPUT_LAYER = "InputLayer"
+_MODELS = ("Functional", "Sequential", "Model")
+_FUNCTIONAL = "give a functional or sequential model with one input and one output"
+# Layers that compute what an operation on tensors does: by the operation's name in Keras 3, and in Keras 2.6.
+LAYER_OF_OPERATION = {
+    "Add": "Add", "Subtract": "Subtract", "Multiply": "Multiply", "Maximum": "Maximum", "Minimum": "Minimum",
+    "Relu": "ReLU", "sub": "Subtract", "mul": "Multiply", **{n: n.title() for n in
+    ("add", "subtract", "multiply", "maximum", "minimum")}, "relu": "ReLU",
+}  # fmt: skip
+
+Call = Tuple[str, int]
+"""A layer's name, and which of its calls."""
+
+
+class LayerCall(NamedTuple):
+    """A call of a layer.
+
+    Attributes:
+        call: the layer's name and the number of the call. The name of a layer in a model begins with the model's.
+        kind: class of the layer, or name of the operation.
+        settings: of the layer.
+        reads: the calls whose tensors it reads.
+        arguments: (name, value) of its further arguments; the name of a positional one is "".
+        place: names of the models the layer is in, and its name there.
+        is_operation: it is an operation on tensors and no layer.
+        is_stock: the configuration says that the class is Keras' own.
+        is_trained: neither the layer nor a model around it is frozen.
+    """
+
+    call: Call
+    kind: str
+    settings: KerasConfig
+    reads: Tuple[Call, ...]
+    arguments: Tuple[Tuple[str, Any], ...]
+    place: Tuple[str, ...]
+    is_operation: bool
+    is_stock: bool
+    is_trained: bool
+
+    @property
+    def name(self) -> str:
+        return self.call[0]
+
+    def layer_in(self, model: KerasModel) -> Optional[KerasLayer]:
+        """The layer itself, of the model whose configuration was read; None for an operation."""
+        for part in self.place:
+            model = next((layer for layer in model.layers if layer.name == part), None)
+            if model is None:
+                return None
+        return model
+
+
+def read_calls(name: str, kind: str, config: PlainValue, renumbers: bool = False) -> List[LayerCall]:
+    """The calls of a model's layers in an order in which they can run; the first is the input, the last the output.
+
+    Args:
+        name: of the network, for messages.
+        kind: class of the model.
+        config: of the model.
+        renumbers: layers that Keras named by its counter are numbered from zero, in each model by itself.
+
+    Raises:
+        ConfigurationError: several inputs or outputs, or layers that are not listed, not connected, or too many.
+        DataError: the configuration is damaged.
+    """
+    reader = _Reader(name, renumbers)
+    try:
+        output = reader.expand({"class_name": kind, "config": config}, (), "", None, True)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise DataError(
+            f"{name} is damaged: {shown_value(repr(error))}", "save it again with Keras"
+        ) from None
+    # The input is the first call that reads nothing; a model may be listed in any order.
+    return sorted(reader.calls, key=lambda call: (call.call == output, bool(call.reads)))
+
+
+class _Reader:
+    def __init__(self, name: str, renumbers: bool) -> None:
+        self.name, self._renumbers = name, renumbers
+        self.calls: List[LayerCall] = []
+        # Of each layer how often it has been called, and its place.
+        self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
+        self._num_calls = 0
+
+    def _fail(self, what: str, hint: str = _FUNCTIONAL) -> NoReturn:
+        raise ConfigurationError(f"{self.name}: {what}", hint)
+
+    def _count(self, number: int) -> None:
+        self._num_calls += number
+        if self._num_calls > MAX_CALLS:
+            self._fail(f"more than {MAX_CALLS:,} layers", "give a smaller network")
+
+    def expand(
+        self, model: PlainDict, place: Tuple[str, ...], prefix: str, source: Optional[Call], is_trained: bool
+    ) -> Call:
+        """Adds the calls of a model's layers for one call of the model.
+
+        Args:
+            model: its class and configuration.
+            place: names of the models around its layers.
+            prefix: of the names of its layers.
+            source: what it reads; None for the outermost.
+            is_trained: no model around it is frozen.
+
+        Returns:
+            The call that is the model's output.
+        """
+        where = f"'{shown_value(prefix[:-1])}'" if prefix else "the network"
+        entries, first, last = self._entries(model, where)
+        is_trained = is_trained and model["config"].get("trainable", True) is not False
+        nodes = {own: [_arguments(node) for node in entry["inbound_nodes"]] for own, entry in entries.items()}
+        nodes[first] = [([], [])]
+        for own, calls in nodes.items():
+            if own != first and not (calls and all(reads for reads, _ in calls)):
+                self._fail(f"layer '{shown_value(own)}' reads no tensor")
+        self._count(sum(map(len, nodes.values())))
+        renamed = _numbered(entries) if self._renumbers else {}
+        done: Dict[Call, Call] = {}
+        for own, number in self._ordered(nodes):
+            entry, (reads, others) = entries[own], nodes[own][number]
+            name = prefix + renamed.get(own, own).replace("/", "_")
+            if own == first and source is not None:
+                done[own, number] = source
+            elif entry["class_name"] in _MODELS:
+                if len(reads) != 1:
+                    self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
+                done[own, number] = self.expand(
+                    entry, (*place, own), f"{name}_", done[_known(reads[0], nodes)], is_trained
+                )
+            else:
+                node = ([done[_known(read, nodes)] for read in reads], others)
+                done[own, number] = self._add(entry, name, (*place, own), node, is_trained)
+        if _known(last, nodes) not in done:
+            self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
+        return done[_known(last, nodes)]
+
+    def _entries(self, model: PlainDict, where: str) -> Tuple[Dict[str, PlainDict], str, Call]:
+        """A model's layers by their names, the one that is its input, and the call that is its output."""
+        kind, config = model["class_name"], model["config"]
+        layers = config.get("layers") if isinstance(config, dict) else None
+        if kind not in _MODELS or not isinstance(layers, list) or not layers:
+            self._fail(f"{where} is a {shown_value(kind)}, which does not list its layers")
+        if kind == "Sequential" or "input_layers" not in config:
+            layers = _chain(config, layers)
+            first, last = layers[0]["name"], (layers[-1]["name"], 0)
+        else:
+            (first, _), last = (self._end(config, key, where) for key in ("input_layers", "output_layers"))
+        entries: Dict[str, PlainDict] = {}
+        for entry in layers:
+            own, what = entry.get("name") or entry["config"]["name"], entry["class_name"]
+            if type(own) is not str or type(what) is not str:
+                raise ValueError(f"a layer has name = {own!r}, class_name = {what!r}")
+            if entries.setdefault(own, entry) is not entry:
+                self._fail(f"two layers '{shown_value(own)}'", "rename one of them")
+            if (what == INPUT_LAYER) != (own == first):
+                problem = "is no input" if own == first else "is a second input, and a network has one"
+                self._fail(f"'{shown_value(own)}' {problem}")
+        return entries, first, last
+
+    def _add(
+        self, entry: PlainDict, name: str, place: Tuple[str, ...], node: _Node, is_trained: bool
+    ) -> Call:
+        """Adds a call of a layer."""
+        number, before = self._called.get(name, (0, place))
+        if before != place:
+            self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
+        self._called[name] = number + 1, place
+        kind, settings, is_operation = entry["class_name"], dict(entry["config"]), _is_operation(entry)
+        reads, arguments = node
+        is_stock = entry.get("registered_name") in (None, kind)
+        self.calls.append(
+            LayerCall(
+                (name, number),
+                _operation(entry) if is_operation else kind,
+                settings,
+                tuple(reads),
+                tuple(arguments),
+                place,
+                is_operation,
+                is_stock and str(entry.get("module", "keras")).startswith("keras"),
+                is_trained and settings.get("trainable", True) is not False,
+            )
+        )
+        return name, number
+
+    def _end(self, config: PlainDict, key: str, where: str) -> Call:
+        """The one input or output."""
+        ends, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
+        names = list(dict.fromkeys(name for name, _ in ends))
+        if len(names) != 1:
+            listed = ", ".join(map(shown_value, names))
+            self._fail(f"{where} has {len(names)} {key.split('_')[0]}s ({listed}), and one is taken")
+        return ends[0]
+
+    def _ordered(self, nodes: _Nodes) -> List[Call]:
+        """Calls in the given order as far as each comes after those that it reads."""
+        reads = {
+            (own, number): {_known(read, nodes) for read in node[0]}
+            for own, calls in nodes.items()
+            for number, node in enumerate(calls)
+        }
+        ordered: List[Call] = []
+        done: Set[Call] = set()
+        waiting = list(reads)
+        while waiting:
+            ready = next((i for i, call in enumerate(waiting) if done >= reads[call]), None)
+            if ready is None:
+                self._fail(f"layer '{shown_value(waiting[0][0])}' reads a layer that is not there, or itself")
+            ordered.append(waiting.pop(ready))
+            done.add(ordered[-1])
+        return ordered
+
+
+_Node = Tuple[List[Call], List[Tuple[str, Any]]]
+_Nodes = Mapping[str, Sequence[_Node]]
+"""What each call of each layer reads, see :func:`_arguments`."""
+
+
+def _known(call: Call, nodes: _Nodes) -> Call:
+    """A call as it is counted here: Keras 2.6 counts those of some models from 1."""
+    name, number = call
+    return call if number < len(nodes.get(name, ())) else (name, number - 1)
+
+
+def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
+    """The entries of a sequential model as those of a functional one."""
+    chain = [{**layer, "name": layer["config"]["name"]} for layer in layers]
+    if chain[0]["class_name"] != INPUT_LAYER:
+        shape = config.get("build_input_shape")
+        first = {"name": INPUT_NAME, "batch_shape": shape}
+        chain.insert(0, {"class_name": INPUT_LAYER, "name": INPUT_NAME, "config": first})
+    for before, layer in zip([None, *chain], chain):
+        layer["inbound_nodes"] = [] if before is None else [[[before["name"], 0, 0, {}]]]
+    return chain
+
+
+def _arguments(node: PlainValue) -> _Node:
+    """The calls whose tensors a call reads, and its further arguments."""
+    reads: List[Call] = []
+    others: List[Tuple[str, Any]] = []
+
+    def read(history: Sequence[PlainValue], key: str) -> None:
+        source, call, tensor = history[:3]
+        if type(source) is not str or type(call) is not int:
+            raise ValueError(f"a layer reads {shown_value(repr([source, call]))[:60]}")
+        reads.append((source, call))
+        if tensor:
+            others.append((key, f"output {tensor + 1} of {source}"))
+
+    def walk(value: PlainValue, key: str) -> None:
+        num_reads, num_others = len(reads), len(others)
+        if isinstance(value, dict):
+            if value.get("class_name") == "__keras_tensor__":  # Keras 3
+                read(value["config"]["keras_history"], key)
+                return
+            for inner in value.values():
+                walk(inner, key)
+        elif isinstance(value, (list, tuple)):
+            if len(value) in (3, 4) and type(value[0]) is str and type(value[1]) is int:  # Keras 2.6
+                read(value, key)
+                for name, inner in (value[3] if len(value) == 4 else {}).items():
+                    walk(inner, name)
+                return
+            for inner in value:
+                walk(inner, key)
+        is_empty = value is None or (isinstance(value, (list, tuple)) and not value)
+        if len(reads) == num_reads and not is_empty and key != "name":
+            others[num_others:] = [(key, value)]  # without tensors, as a whole
+
+    if isinstance(node, dict):
+        for value in node.get("args") or ():
+            walk(value, "")
+        for key, value in (node.get("kwargs") or {}).items():
+            walk(value, key)
+    else:
+        walk(node, "")
+    return reads, others
+
+
+def _is_operation(entry: PlainDict) -> bool:
+    return entry["class_name"] in ("TFOpLambda", "SlicingOpLambda") or ".ops" in str(entry.get("module"))
+
+
+def _operation(entry: PlainDict) -> str:
+    """Name of an operation."""
+    if entry["class_name"] == "TFOpLambda":
+        return str(entry["config"].get("function")).rpartition(".")[2]
+    return str(entry["class_name"])
+
+
+def snake_case(kind: str) -> str:
+    """The name Keras gives a layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
+    partly = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
+
+
+def counted_from_zero(named: Iterable[Tuple[str, str, str, Collection[str]]]) -> Dict[str, str]:
+    """The names that a fresh process would give: add, add_1, add_2, ...
+
+    Args:
+        named: (name, the part of it that may be counted, the name without a number, what Keras may have written for
+            that) of the layers.
+
+    Returns:
+        New names, of those that Keras counts.
+    """
+    counted: Dict[str, List[Tuple[int, str]]] = {}
+    for name, spelt, base, bases in named:
+        match = re.fullmatch(f"(?:{'|'.join(map(re.escape, sorted(bases)))})(?:_(\\d+))?", spelt)
+        if match:
+            counted.setdefault(base, []).append((int(match.group(1) or 0), name))
+    return {
+        name: f"{base}_{position}" if position else base
+        for base, names in counted.items()
+        for position, (_, name) in enumerate(sorted(names, key=lambda pair: pair[0]))
+    }
+
+
+def _numbered(entries: Mapping[str, PlainDict]) -> Dict[str, str]:
+    """The names that a fresh process would give, for those that Keras counts."""
+    counted = []
+    for name, entry in entries.items():
+        kind, spelt, bases = entry["class_name"], name, set()
+        if _is_operation(entry):
+            operation = _operation(entry)
+            kind, spelt = LAYER_OF_OPERATION.get(operation, kind), name.rpartition(".")[2]
+            bases.add(snake_case(operation))
+        base = snake_case(kind)
+        bases |= {base, "model"} if base == "functional" else {base}
+        counted.append((name, spelt, base, bases))
+    return counted_from_zero(counted)
