@@ -11,13 +11,14 @@ itself for each level, which ends the process for a text of 100,000 brackets, an
 import contextlib
 import functools
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
@@ -35,6 +36,8 @@ MAX_NUMBER_CHARACTERS = 400
 SCALAR, SEQUENCE, MAPPING = "scalar", "sequence", "mapping"
 """What ``id`` of a node is."""
 MERGE = "<<"
+
+Record = TypeVar("Record")
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
@@ -396,3 +399,43 @@ def read_record(path: Path, hint: str) -> Any:
             return load_record(text)
         except NotJson as error:
             raise DataError(f"{name} is not JSON: {error}", hint) from None
+
+
+# -- records ---------------------------------------------------------------------------------------------------
+
+
+def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> Record:
+    """A dataclass, or a struct of msgspec, of the plain values in a file; its annotations are what is checked.
+
+    Args:
+        where: the file, for messages.
+        hint: what to do about a damaged one.
+
+    Raises:
+        DataError: naming the file, the place in it, and what is wrong there.
+    """
+    import msgspec
+
+    try:
+        made = msgspec.convert(data, record)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{where} is damaged: {shown_value(str(error))}", hint) from None
+    _check_values(data, msgspec.to_builtins(made), f"{where} is damaged: ", "$", hint)
+    return made
+
+
+def _check_values(data: PlainValue, kept: PlainValue, damaged: str, place: str, hint: str) -> None:
+    """Refuses what msgspec passes over: keys that a dataclass does not have, and numbers that no array holds."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key not in kept:
+                what = f"{damaged}Object contains unknown field `{shown_value(key)}` - at `{place}`"
+                raise DataError(what, did_you_mean(str(key), kept) or hint)
+            _check_values(value, kept[key], damaged, f"{place}.{key}", hint)
+    elif isinstance(data, (list, tuple)):
+        for number, (value, other) in enumerate(zip(data, kept)):
+            _check_values(value, other, damaged, f"{place}[{number}]", hint)
+    elif isinstance(data, int) and abs(data) >= 2**63:
+        raise DataError(f"{damaged}Expected `int` of at most 64 bits - at `{place}`", hint)
+    elif isinstance(data, float) and not math.isfinite(data):
+        raise DataError(f"{damaged}Expected a finite number - at `{place}`", hint)

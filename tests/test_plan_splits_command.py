@@ -659,7 +659,11 @@ def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
     ("args", "code", "error"),
     [
         (["resnet18", "--plan", "plan.yml"], 2, "is for lenet, but the network is resnet18"),
-        (["--plan", "broken.yml"], 3, "broken.yml lacks 'predicted_tick_s'"),
+        (
+            ["--plan", "broken.yml"],
+            3,
+            "broken.yml is damaged: Object missing required field `predicted_tick_s`",
+        ),
         (["--plan", "reordered.yml"], 3, "reordered.yml: its stages take the layers in another order"),
         (["--plan", "absent.yml"], 3, "there is no such file"),
         (["--plan", "."], 3, ". is a folder"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline_simulator import simulate
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.cost.schedule import Ticks
+from ipucnn.planning.schedules import Schedule, Ticks
 from ipucnn.planning.search.exact import faster_split, fastest_split
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
@@ -410,7 +410,7 @@ def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, 
     count = 2 * k + extra  # what Grouped needs at least
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)
-    told = Ticks(schedule, k, count, training)
+    told = Ticks(Schedule(schedule, training), k, count)
     ticks = told.num_ticks // told.period
     assert simulation.longest_tick_s == pytest.approx(tick, rel=1e-12)
     assert simulation.num_ticks == ticks

@@ -13,7 +13,8 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
-from ipucnn.planning.search.optimisations import crops_moved, dropout_mask_bytes, optimisations
+from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.search.variations import optimisations
 from ipucnn.planning.settings import PlanSettings, uniform
 
 SYSTEM = get_system("pod16")
@@ -25,13 +26,12 @@ SETTINGS = PlanSettings(
     available_memory_proportion=uniform(0.3),
 )
 EARLY = ("encoder_block_2_conv1", "decoder_block_0_concat", "decoder_block_2_concat")
-LATE = ("encoder_block_2_conv1", "decoder_block_0_crop", "decoder_block_2_crop")
 
 
 @pytest.fixture(scope="module")
 def graph():
     record = get_model("unet")
-    return crops_moved(layer_graph(record, BuildOptions(record.input_shape, 2)), (), early=True)[0]
+    return layer_graph(record, BuildOptions(record.input_shape, 2))
 
 
 def own(graph, splits, settings):
@@ -44,7 +44,7 @@ def by_name(found):
 
 
 def test_rows_are_predictions_with_one_setting_changed(graph):
-    base, found = optimisations(graph, EARLY, SETTINGS, SYSTEM, loss_scaling=128)
+    base, found = optimisations(Planner(graph, SYSTEM), EARLY, SETTINGS, loss_scaling=128)
     assert (base.predicted_fill, base.predicted_images_per_s) == pytest.approx(own(graph, EARLY, SETTINGS))
     assert sorted({one.number for one in found}) == list(range(1, 12))
     rows = by_name(found)
@@ -70,7 +70,7 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
 
 def test_each_row_switches_back(graph):
     other = replace(SETTINGS, half_partials=False, optimizer_state_offloading=True, schedule="Grouped")
-    rows = by_name(optimisations(graph, EARLY, other, SYSTEM)[1])
+    rows = by_name(optimisations(Planner(graph, SYSTEM), EARLY, other)[1])
     for name, here, instead in (
         ("16-bit partials", "off", "on"),
         ("offloaded optimizer state", "on", "off"),
@@ -84,12 +84,8 @@ def test_each_row_switches_back(graph):
 
 def test_proportions_of_each_stage(graph):
     shares = (0.6, 0.3, 0.15, 0.6)
-    base, found = optimisations(
-        graph,
-        EARLY,
-        replace(SETTINGS, available_memory_proportion=tuple(uniform(s)[0] for s in shares)),
-        SYSTEM,
-    )
+    own_shares = replace(SETTINGS, available_memory_proportion=tuple(uniform(s)[0] for s in shares))
+    base, found = optimisations(Planner(graph, SYSTEM), EARLY, own_shares)
     alike = [replace(SETTINGS, available_memory_proportion=uniform(share)) for share in shares]
     fills = [program_memory(graph, EARLY, one, SYSTEM.ipu)[i].fill for i, one in enumerate(alike)]
     assert base.predicted_fill == pytest.approx(max(fills))
@@ -103,39 +99,6 @@ def test_proportions_of_each_stage(graph):
     assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(same)
 
 
-def test_crops_go_back_and_forth_with_their_splits(graph):
-    late, splits = crops_moved(graph, EARLY, early=False)
-    assert splits == LATE and late.layers != graph.layers
-    assert sorted(layer.name for layer in late.layers) == sorted(layer.name for layer in graph.layers)
-    for layer in late.layers:
-        if layer.name.endswith("_crop"):
-            following = late.layers[late.index(layer.name) + 1]
-            assert layer.name in following.inputs
-    again, splits = crops_moved(late, LATE, early=True)
-    assert again == graph and splits == EARLY
-    row = by_name(optimisations(graph, EARLY, SETTINGS, SYSTEM)[1])["crops before they are sent"]
-    expected = own(late, LATE, SETTINGS)
-    assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(expected)
-    back = by_name(optimisations(late, LATE, SETTINGS, SYSTEM)[1])["crops before they are sent"]
-    expected = own(graph, EARLY, SETTINGS)
-    assert (back.outcome.predicted_fill, back.outcome.predicted_images_per_s) == pytest.approx(expected)
-    assert (row.here, row.instead) == (back.instead, back.here)
-
-
-def test_dropout_masks(graph):
-    (layer,) = [layer for layer in graph.layers if "dropout" in layer.name]
-    assert layer.output_elements == 28 * 28 * 1024
-    stages = [0, *(graph.index(name) for name in EARLY)]
-    stage = max(i for i, first in enumerate(stages) if first <= graph.index(layer.name))
-    in_flight = {"Interleaved": 1, "Grouped": 2}
-    for schedule, each in in_flight.items():
-        settings = replace(SETTINGS, schedule=schedule, micro_batch_size=2)
-        found = dropout_mask_bytes(graph, EARLY, settings)
-        expected = [0.0] * 4
-        expected[stage] = 2 * 28 * 28 * 1024 * (each * (3 - stage) + 1)
-        assert found == expected
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"num_stages": 1}, {"training": False}, {"schedule": "Sequential"}, {"device_mapping": (0, 1, 0, 1)}],
@@ -143,7 +106,7 @@ def test_dropout_masks(graph):
 def test_what_is_no_training_pipeline_is_refused(graph, changes):
     settings = replace(SETTINGS, **changes)
     with pytest.raises(ConfigurationError, match="training pipeline"):
-        optimisations(graph, EARLY if settings.num_stages > 1 else (), settings, SYSTEM)
+        optimisations(Planner(graph, SYSTEM), EARLY if settings.num_stages > 1 else (), settings)
 
 
 def run(capsys, *args):
@@ -184,8 +147,3 @@ def test_the_command(capsys, monkeypatch):
 def test_what_the_command_refuses(capsys, args, message):
     code, out, err = run(capsys, *args)
     assert code == 2 and message in err and "hint: " in err and not out
-
-
-def test_other_networks_have_no_crops(capsys):
-    code, out, _ = run(capsys, "cifar_resnet8", "--stages", "2", "--optimisations")
-    assert code == 0 and "the network has none" in out

@@ -25,11 +25,11 @@ from ipucnn.planning.graphs import extract, keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.request import make_request
-from ipucnn.planning.search import configurations, smallest_change
+from ipucnn.planning.search import configurations, variations
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search.configurations import SAME_FILL, SearchSpace, search
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
-from ipucnn.planning.search.smallest_change import would_fit
+from ipucnn.planning.search.variations import would_fit
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -102,7 +102,7 @@ def asked(patch, question):
         raise Asked(arguments)
 
     patch.setattr(planner_module.Planner, "best_of", ask)
-    patch.setattr(smallest_change, "smallest_change", ask)
+    patch.setattr(variations, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()
     found = caught.value.args[0][1]
@@ -486,14 +486,14 @@ def test_a_hint_keeps_proportions_of_stages(graph):
         recomputation=True,
     )
     splits = Planner(graph, SYSTEM).names((0, 6))
-    changes = list(smallest_change._changes(own, splits, 4))
-    same = [(flags_, changed) for flags_, changed, _ in changes if changed.num_stages == 2]
-    option = "--available-memory-proportion"
-    assert [option, "30", "10"] in [flags_ for flags_, _ in same]
-    for flags_, changed, _ in changes:
+    option, seen = "--available-memory-proportion", []
+    for changed, _ in variations._smaller_programs(own, splits, 4):
+        flags_ = list(variations.flags_between(own, changed, (), ()))
         if option in flags_:
             values = flags_[flags_.index(option) + 1 :]
             expected = [f"{value:g}" for value in percentages(changed.available_memory_proportion)]
             assert values[: len(expected)] == expected and flags_.count(option) == 1
+            seen += [flags_] if changed.num_stages == 2 else []
         else:
             assert changed.available_memory_proportion == own.available_memory_proportion
+    assert [option, "30", "10"] in seen

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.bounds import MAX_FLOAT32
+from ipucnn.documents import to_record
 from ipucnn.errors import DataError
 from ipucnn.text import shown_value
 
@@ -72,10 +73,7 @@ def from_plain(data: PlainValue, record: Type[RecordType], where: str, hint: str
     if data.get("schema_version") != version:
         has = shown_value(data.get("schema_version"))
         raise DataError(f"{where} has schema_version {has}, this ipucnn reads {version}", "make it again")
-    try:
-        return msgspec.convert(data, record)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{where} is damaged: {shown_value(str(error))}", "make it again") from None
+    return to_record(data, record, where, "make it again")
 
 
 class Interval(Record, frozen=True):

@@ -35,7 +35,7 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.settings import DATA, DATA_KINDS, END_TO_END
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
-from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
+from ipucnn.planning.search.variations import prediction_would_fit, would_fit
 from ipucnn.planning.splits import settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import threads_of_training

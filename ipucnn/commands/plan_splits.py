@@ -150,7 +150,7 @@ def plan_splits(
         _refuse(of_plans, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
-    from ipucnn.planning.plan import NothingFits, check_not_fitting, load_graph, make_plan
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan, with_graph
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note, waiting
     from ipucnn.runs.setup import input_shape_for, network_options
@@ -197,7 +197,7 @@ def plan_splits(
                 f"--save-graph {shown(graph_to.with_suffix(NETWORK_FILES[1]))}",
             )
         # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
-        load_graph(request, note, import_tensorflow)
+        request = with_graph(request, note, import_tensorflow)
         assert request.graph is not None
         # As it is without --freeze, which whoever reads the file types again.
         write_output_text(graph_to, request.graph.to_json())
@@ -292,11 +292,11 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
     from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting("predicting") as bar:
-        candidate, base, found = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
+        answer = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
     if json_output:
-        print(optimisations_json(request, candidate, base, found))
+        print(optimisations_json(*answer))
     else:
-        print_optimisations(request, candidate, base, found)
+        print_optimisations(*answer)
 
 
 def _check_outputs(

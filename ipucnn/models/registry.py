@@ -159,7 +159,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
 
     Args:
         name: as typed.
-        plans: it is planned alone: then it may be a layer graph, and a file of Keras is left to the planner's reader.
+        plans: it is planned alone: then it may be a layer graph.
 
     Raises:
         ConfigurationError: it names none.
@@ -183,7 +183,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
             f"{shown_value(name)} is not a network: its name ends in none of {', '.join(NETWORK_FILES)}, .py:FUNCTION",
             f"save it with Keras 3 as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
         )
-    if plans:
+    if is_layer_graph(name) and plans:
         return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
     if is_layer_graph(name):
         raise ConfigurationError(

@@ -10,18 +10,19 @@ planned.
 import json
 import math
 import shlex
-from dataclasses import astuple, dataclass, replace
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
+from msgspec import Meta
 
 import ipucnn
-from ipucnn.documents import read_record
+from ipucnn.documents import read_record, to_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
 from ipucnn.hardware import SYSTEMS, Calibration, System
-from ipucnn.json_fields import Fields, is_count, is_number, is_text, wrong_field
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts
@@ -34,8 +35,13 @@ from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import check_cuts, frozen_layers
 from ipucnn.text import counted
 
-KIND, SCHEMA_VERSION = "ipucnn system profile", 1
-FACTORS = ("compute", "fixed", "collective")
+if sys.version_info >= (3, 9):
+    from typing import Annotated, Literal
+else:  # what TensorFlow 2.6 needs, too
+    from typing_extensions import Annotated, Literal
+
+FactorName = Literal["compute", "fixed", "collective"]
+FACTORS: Tuple[FactorName, ...] = ("compute", "fixed", "collective")
 _NAMES = {"compute": "computing", "fixed": "feeds and loop", "collective": "the all-reduce"}
 # By what factor each may be off before anything is measured (one standard deviation): the model's error on published
 # rows is 1.09, feeds were derived from small networks alone, and the all-reduce from differences between logs.
@@ -86,39 +92,52 @@ class MeasuredRow:
     calibrated_images_per_s: float
 
 
+Factor = Annotated[float, Meta(ge=_BOUNDS[0], le=_BOUNDS[1])]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Those of ``FACTORS``, as a profile has them."""
+
+    compute: Factor
+    fixed: Factor
+    collective: Factor
+
+
+def _calibration(factors: Factors) -> Calibration:
+    return Calibration(factors.compute, factors.fixed, factors.collective)
+
+
 @dataclass(frozen=True)
 class SystemProfile:
-    """What measurements on a system say of it.
+    """What measurements on a system say of it: the file of ``--system-profile``.
 
     Attributes:
-        calibration: the factors, and the band of predictions with them.
         system: name of the system that was measured.
         told: the factors that the measurements tell; the others are 1.
         error_before, error_after: geometric mean of how far predictions of the measurements are off, as a factor.
+        band_factor: by which predictions with these factors missed what was measured, in 80 of 100 cases.
     """
 
-    system: str
-    calibration: Calibration
-    told: Tuple[str, ...]
+    system: Annotated[str, Meta(pattern=f"^({'|'.join(SYSTEMS)})$")]
+    factors: Factors
+    told: Tuple[FactorName, ...]
     error_before: float
     error_after: float
-    rows: Tuple[MeasuredRow, ...] = ()
+    band_factor: Annotated[float, Meta(ge=1)] = BAND_FACTOR
+    measurements: Tuple[MeasuredRow, ...] = ()
+    kind: Literal["ipucnn system profile"] = "ipucnn system profile"
+    schema_version: Literal[1] = 1
+    ipucnn_version: str = ""
+
+    @property
+    def calibration(self) -> Calibration:
+        """The factors, and the band of predictions with them."""
+        return replace(_calibration(self.factors), band_factor=self.band_factor)
 
     def to_json(self) -> str:
         """The text of a profile; ``read_profile`` reads it."""
-        data = {
-            "kind": KIND,
-            "schema_version": SCHEMA_VERSION,
-            "ipucnn_version": ipucnn.__version__,
-            "system": self.system,
-            "factors": dict(zip(FACTORS, astuple(self.calibration))),
-            "told": list(self.told),
-            "error_before": self.error_before,
-            "error_after": self.error_after,
-            "band_factor": self.calibration.band_factor,
-            "measurements": [vars(row) for row in self.rows],
-        }
-        return json.dumps(data, indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 class _Program:
@@ -174,8 +193,8 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
             "--calibrate: no factor between 1/20 and 20 explains these measurements",
             "check that --system is what was measured, and that the reports are of whole runs",
         )
-    compute, fixed, collective = (round(float(factor), 6) for factor in np.exp(logs))
-    calibration = Calibration(compute, fixed, collective, band_factor=_band_factor(programs, told))
+    factors = Factors(*(round(float(factor), 6) for factor in np.exp(logs)))
+    calibration = replace(_calibration(factors), band_factor=_band_factor(programs, told))
     before = [program.log_ratios(Calibration())[0] for program in programs]
     after = [program.log_ratios(calibration)[0] for program in programs]
     rows = tuple(
@@ -190,7 +209,14 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
     )
     error_before, error_after = (float(np.exp(np.abs(errors).mean())) for errors in (before, after))
     return SystemProfile(
-        system.name, calibration, tuple(FACTORS[i] for i in told), error_before, error_after, rows
+        system=system.name,
+        factors=factors,
+        told=tuple(FACTORS[i] for i in told),
+        error_before=error_before,
+        error_after=error_after,
+        band_factor=calibration.band_factor,
+        measurements=rows,
+        ipucnn_version=ipucnn.__version__,
     )
 
 
@@ -232,54 +258,17 @@ def _band_factor(programs: Sequence[_Program], free: Sequence[int]) -> float:
     return max(BAND_FACTOR, math.exp(_DEVIATIONS_OF_80 * float(np.sqrt(np.mean(np.square(misses))))))
 
 
-_FIELDS: Fields = {
-    "schema_version": (str(SCHEMA_VERSION), lambda value: is_count(value) and value == SCHEMA_VERSION),
-    "system": ("a system that this version knows", lambda value: is_text(value) and value in SYSTEMS),
-    "factors": (
-        f"{', '.join(FACTORS)} as numbers from {_BOUNDS[0]} to {_BOUNDS[1]}",
-        lambda value: _are_factors(value),
-    ),
-    "told": (
-        "a list of factors",
-        lambda value: isinstance(value, list) and set(map(str, value)) <= set(FACTORS),
-    ),
-    "error_before": ("a number", is_number),
-    "error_after": ("a number", is_number),
-    "band_factor": ("a number from 1", lambda value: is_number(value) and value >= 1),
-}
-
-
-def _are_factors(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and set(value) == set(FACTORS)
-        and all(is_number(factor) and _BOUNDS[0] <= factor <= _BOUNDS[1] for factor in value.values())
-    )
-
-
 def read_profile(path: Path) -> SystemProfile:
-    """The profile in the file of ``--system-profile``; its measurements are not read.
+    """The profile in the file of ``--system-profile``.
 
     Raises:
         DataError: absent, damaged, or of another kind or version.
     """
     what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
-    data: Dict[str, Any] = read_record(path, hint)
-    if not isinstance(data, dict) or data.get("kind") != KIND:
+    data: Any = read_record(path, hint)
+    if not isinstance(data, dict) or "kind" not in data:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)
-    problem = wrong_field(data, _FIELDS, needed=[name for name in _FIELDS if name != "band_factor"])
-    if problem:
-        raise DataError(f"{what} {shown(path)} {problem}", hint)
-    return SystemProfile(
-        data["system"],
-        Calibration(
-            **{name: float(data["factors"][name]) for name in FACTORS},
-            band_factor=float(data.get("band_factor", BAND_FACTOR)),
-        ),
-        tuple(data["told"]),
-        float(data["error_before"]),
-        float(data["error_after"]),
-    )
+    return to_record(data, SystemProfile, f"{what} {shown(path)}", hint)
 
 
 def calibrated_system(profile: SystemProfile, system: System) -> System:

@@ -6,11 +6,9 @@ times in seconds of one micro-batch unless the name says otherwise.
 
 import json
 import re
-import sys
-import typing
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ipucnn import documents
 from ipucnn.aliases import PlainValue
@@ -25,11 +23,6 @@ from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 2
 
-# Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
-_MAX_INTEGER = 2**63 - 1
-_AGAIN = "make it again"
-_HINT = f"it was changed by hand, or made by another version of ipucnn: {_AGAIN}"
-Record = TypeVar("Record")
 
 # Options of a run that a plan repeats beside its settings, so that the run has the plan's network and optimizer.
 _ALWAYS = ("optimizer", "optimizer_params", "norm_layer")
@@ -215,6 +208,24 @@ class ParetoRow:
 
 
 @dataclass(frozen=True)
+class Change:
+    """The program of a plan with something changed, under the same splits.
+
+    Attributes:
+        name: in a few words; may be empty.
+        flags: to add to the command.
+        ratio: predicted images/s over those of the plan.
+        predicted_fill: of the fullest IPU.
+    """
+
+    name: str
+    flags: Tuple[str, ...]
+    ratio: float
+    predicted_fill: float
+    verdict: str
+
+
+@dataclass(frozen=True)
 class NoFit:
     """Why no split surely fits.
 
@@ -272,6 +283,8 @@ class PipelinePlan:
         published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
             fit, and how many there are.
         not_searched: settings that were neither typed nor tried otherwise, by the names of ``PlanSettings``.
+        next_changes: of one setting each, that make the program faster, the fastest first.
+        remedy: the smallest change that makes it smaller, should it not fit.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
         measured_images_per_s, measured_stage_s: what a user measured of its run and wrote here, for ``--calibrate``;
             of a stage, seconds of one micro-batch, forward, recomputation and backward.
@@ -304,6 +317,7 @@ class PipelinePlan:
     predicted_host_bytes_per_s: float
     predicted_host_limit_images_per_s: float
     bottleneck: str
+    options: Dict[str, Any]
     profile: Tuple[ProfileLayer, ...] = field(repr=False)
     comparison: Tuple[ComparisonRow, ...] = ()
     pareto: Tuple[ParetoRow, ...] = ()
@@ -313,7 +327,8 @@ class PipelinePlan:
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
     not_searched: Tuple[str, ...] = ()
-    options: Dict[str, Any] = field(default_factory=dict)
+    next_changes: Tuple[Change, ...] = ()
+    remedy: Optional[Change] = None
     measured_images_per_s: Optional[float] = None
     measured_stage_s: Tuple[float, ...] = ()
     ipucnn_version: str = ""
@@ -345,7 +360,9 @@ class PipelinePlan:
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON; ``from_dict`` reads them."""
-        plain: Dict[str, Any] = _to_plain(self)
+        import msgspec
+
+        plain: Dict[str, Any] = msgspec.to_builtins(self, enc_hook=lambda number: number.item())
         return plain
 
     @staticmethod
@@ -355,44 +372,37 @@ class PipelinePlan:
         Raises:
             DataError: naming what is wrong.
         """
-        try:
-            return PipelinePlan._checked(data, where)
-        except ConfigurationError as error:
-            # Settings that no program has: what is wrong is wrong with the file, not with what was typed.
-            raise DataError(f"{where}: {error.message}", f"{_HINT}: {_command_for(data)}") from None
-        except DataError as error:
-            if error.hint is None or not error.hint.endswith(_AGAIN):
-                raise
-            raise DataError(error.message, f"{error.hint}: {_command_for(data)}") from None
-
-    @staticmethod
-    def _checked(data: object, where: str) -> "PipelinePlan":
-        version = data.get("schema_version") if isinstance(data, dict) else None
+        whole: Dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+        remedy = f"make it again: {_command_for(whole)}"
+        version = whole.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DataError(
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
-                _AGAIN,
+                remedy,
             )
-        whole: Dict[str, Any] = data if isinstance(data, dict) else {}
         # Fields of plans that the version before made.
-        if whole.get("order"):
+        whole.pop("searched_orders", None)
+        if whole.pop("order", None):
             raise DataError(
                 f"{where}: its stages take the layers in another order than the network's, which no session runs",
-                _AGAIN,
+                remedy,
             )
-        whole = {key: value for key, value in whole.items() if key not in ("searched_orders", "order")}
-        plan = _from_plain(PipelinePlan, whole, where)
-        missing = ["options"] if "options" not in whole else []
-        missing += [f"settings.{f.name}" for f in fields(PlanSettings) if f.name not in whole["settings"]]
+        hint = f"it was changed by hand, or made by another version of ipucnn: {remedy}"
+        try:
+            plan = documents.to_record(whole, PipelinePlan, where, hint)
+        except ConfigurationError as error:
+            # Settings that no program has: what is wrong is wrong with the file, not with what was typed.
+            raise DataError(f"{where}: {error.message}", hint) from None
+        missing = [field.name for field in fields(PlanSettings) if field.name not in whole["settings"]]
         if missing:
             raise DataError(
-                f"{where} lacks {missing[0]}, without which its run would be another one's", _HINT
+                f"{where} lacks settings.{missing[0]}, without which its run would be another one's", hint
             )
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(
                     f"{where}: options has an unknown key '{shown_value(name)}'",
-                    did_you_mean(name, KEPT) or _HINT,
+                    did_you_mean(name, KEPT) or hint,
                 )
         return plan
 
@@ -444,94 +454,3 @@ def _command_for(data: object) -> str:
     is_name = isinstance(model, str) and re.fullmatch(r"[\w./-]{1,100}", model)
     count = len(stages) if isinstance(stages, list) and stages else "K"
     return f"ipucnn plan-splits {model if is_name else 'MODEL'} --stages {count} --save FILE"
-
-
-# --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in
-
-
-def _to_plain(value: PlainValue) -> PlainValue:
-    """A record as dictionaries, lists, numbers, text and None."""
-    if is_dataclass(value):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
-    if isinstance(value, (tuple, list)):
-        return [_to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _to_plain(item) for key, item in value.items()}
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return value
-    # NumPy's numbers are not what JSON and YAML know.
-    return int(value) if isinstance(value, int) or hasattr(value, "bit_length") else float(value)
-
-
-def _from_plain(kind: Type[Record], data: object, where: str) -> Record:
-    """The record that ``_to_plain`` made ``data`` of.
-
-    Args:
-        kind: a dataclass whose fields are annotated with int, float, str, bool, Any, Optional, Tuple, Dict[str, ...]
-            and such dataclasses.  Fields with a default may be absent.
-        where: what the data is, for messages.
-
-    Raises:
-        DataError: naming the place and what is wrong with it.
-    """
-    if not isinstance(data, dict):
-        raise DataError(f"{where} is {_short(data)}, wanted a mapping", _HINT)
-    hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
-    for key in data:
-        if key not in known:
-            raise DataError(
-                f"{where} has an unknown key '{shown_value(key)}'", did_you_mean(str(key), known) or _HINT
-            )
-    values: Dict[str, Any] = {}
-    for name, declared in known.items():
-        if name in data:
-            values[name] = _convert(hints[name], data[name], f"{where}: {name}")
-        elif declared.default is MISSING and declared.default_factory is MISSING:
-            raise DataError(
-                f"{where} lacks '{name}'",
-                f"it was cut short, or made by another version of ipucnn: {_AGAIN}",
-            )
-    return kind(**values)
-
-
-def _convert(hint: Any, value: PlainValue, where: str) -> Any:
-    origin: Any = typing.get_origin(hint)
-    arguments: List[Any] = list(typing.get_args(hint))
-    if hint is Any:
-        return value
-    if is_dataclass(hint):
-        return _from_plain(hint, value, where)  # type: ignore[arg-type]
-    if origin is typing.Union:
-        return None if value is None else _convert(arguments[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise DataError(f"{where} is {_short(value)}, wanted a list", _HINT)
-        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise DataError(f"{where} has {len(value)} entries, wanted {len(arguments)}", _HINT)
-        return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise DataError(f"{where} is {_short(value)}, wanted a mapping", _HINT)
-        return {
-            str(key): _convert(arguments[1], item, f"{where}.{shown_value(key)}")
-            for key, item in value.items()
-        }
-    wanted = (int, float) if hint is float else hint
-    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
-        raise DataError(f"{where} is {_short(value)}, wanted {_named(hint)}", _HINT)
-    if hint is int and abs(value) > _MAX_INTEGER:
-        raise DataError(f"{where} is {shown_value(value)}, wanted a whole number of at most 64 bits", _HINT)
-    if hint is float and not (abs(value) <= sys.float_info.max):
-        raise DataError(f"{where} is {shown_value(value)}, wanted a finite number", _HINT)
-    return float(value) if hint is float else value
-
-
-def _named(kind: type) -> str:
-    """What a value should be, in words."""
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[kind]
-
-
-def _short(value: object) -> str:
-    text = shown_value(repr(value) if isinstance(value, str) else value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -33,16 +33,15 @@ from ipucnn.planning.pipeline_plan import (
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import FREE, search, trial_settings
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
-from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
     Planner,
 )
+from ipucnn.planning.search.variations import Optimisation, Outcome, next_changes, optimisations
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value
-from ipucnn.training.batching import nearest_multiples, overlap_length
 
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
@@ -70,32 +69,30 @@ class NothingFits(InfeasibleError):
         return json.dumps(answer, indent=2) + "\n"
 
 
-def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
-    """The network's layer graph, with the layers frozen that are not trained: shipped, from the cache, or by building
-    the network, once for a request.
+def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> PlanRequest:
+    """The request with the network's layer graph, with the layers frozen that are not trained: shipped, from the
+    cache, or by building the network, once for a request.
 
     Args:
         note: called with a line for the user.
         import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
     """
     if request.planned is not None:
-        return request.planned
+        return request
     graph = request.graph or known_graph(request.record, request.options)
     if graph is None:
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
         graph = layer_graph(request.record, request.options)
-    request.graph = graph
-    request.assumed += estimates(graph)
+    planned, assumed = graph, [*request.assumed, *estimates(graph)]
     if request.freeze is not None:
         frozen = frozen_layers(graph, request.freeze)
-        graph = frozen_graph(graph, frozen)
+        planned = frozen_graph(graph, frozen)
         own = ", ".join(map(shown_value, frozen[:5])) + (f" and {len(frozen) - 5} more" if frozen[5:] else "")
-        request.assumed.append(
+        assumed.append(
             f"freeze {shown_value(request.freeze)}: {counted(len(frozen), 'layer')} not trained: {own}"
         )
-    request.planned = graph
-    return graph
+    return replace(request, graph=graph, planned=planned, assumed=tuple(assumed))
 
 
 def make_plan(
@@ -105,7 +102,7 @@ def make_plan(
 
     Args:
         comparisons: names of rules, or files with splits, to compare with; without any it is the rule "params".
-        note, import_tensorflow: as for ``load_graph``.
+        note, import_tensorflow: as for ``with_graph``.
 
     Raises:
         ConfigurationError: splits or stages that the network doesn't have; a comparison that can't be made.
@@ -113,7 +110,8 @@ def make_plan(
         InfeasibleError: nothing fits.
     """
     _check_comparisons(comparisons)
-    planner = _planner(request, note, import_tensorflow)
+    request = with_graph(request, note, import_tensorflow)
+    planner = _planner(request)
     pareto: Tuple[ParetoRow, ...] = ()
     if request.splits is not None:
         candidate = _judged(planner, request)
@@ -149,13 +147,16 @@ def make_plan(
     if request.space is None:
         kept = [name for name in FREE if name not in request.typed and name in trial_settings(plan.settings)]
         plan = replace(plan, not_searched=tuple(kept))
+    changes, remedy = next_changes(planner, candidate)
+    plan = replace(plan, next_changes=changes, remedy=remedy)
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
 
 
-def _planner(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> Planner:
+def _planner(request: PlanRequest) -> Planner:
     """The planner for the request's network and system, once the request is known to suit both."""
-    graph = load_graph(request, note, import_tensorflow)
+    graph = request.planned
+    assert graph is not None  # ``with_graph`` gave it
     if request.splits is not None:
         check_cuts(request.splits, graph)
     check_stages(request.settings.num_stages, graph)
@@ -165,11 +166,11 @@ def _planner(request: PlanRequest, note: Note, import_tensorflow: Callable[[], o
 
 def make_optimisations(
     request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
-) -> Tuple[Candidate, Outcome, List[Optimisation]]:
+) -> Tuple[PlanRequest, Candidate, Outcome, List[Optimisation]]:
     """What each optimisation does to the program of a request, with given splits, else a preset's, else the best.
 
     Returns:
-        The program, its prediction, and the optimisations.
+        The request with its network, the program, its prediction, and the optimisations.
 
     Raises:
         ConfigurationError: the number of stages is not given, or they are no training pipeline.
@@ -179,20 +180,22 @@ def make_optimisations(
         raise ConfigurationError(
             "--optimisations takes one program, and nothing says how many stages it has", "add --stages 4"
         )
-    if request.splits is None and request.preset_splits:
-        request.splits = next(iter(request.preset_splits.values()))
-    request.other_schedules = []  # it is about the program as it is
-    planner = _planner(request, note, import_tensorflow)
+    splits = request.splits
+    if splits is None and request.preset_splits:
+        splits = next(iter(request.preset_splits.values()))
+    # It is about the program as it is, under no other schedule.
+    request = replace(request, splits=splits, other_schedules=())
+    request = with_graph(request, note, import_tensorflow)
+    planner = _planner(request)
     candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
     base, found = optimisations(
-        planner.graph,
+        planner,
         candidate.splits,
         candidate.settings,
-        request.system,
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
-    return candidate, base, found
+    return request, candidate, base, found
 
 
 def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
@@ -537,7 +540,9 @@ def compare(
     """
     rows = []
     for name, splits in others.items():
-        settings = _restaged(candidate.settings, len(splits) + 1)
+        settings = candidate.settings
+        if len(splits) + 1 != settings.num_stages:
+            settings = settings.with_stages(len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
         judged = planner.judge(splits, settings, limit, quickly=True)
         fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
@@ -558,20 +563,3 @@ def compare(
             )
         )
     return tuple(rows)
-
-
-def _restaged(settings: PlanSettings, num_stages: int) -> PlanSettings:
-    """The same settings for another number of stages, with the nearest legal accumulation count."""
-    if num_stages == settings.num_stages:
-        return settings
-    base = overlap_length(settings.schedule, num_stages)
-    count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
-    mapping = None
-    if settings.schedule == "Sequential" and not settings.segments_on_one_ipu:
-        mapping = tuple(range(num_stages))
-    return settings.restaged(
-        num_stages,
-        gradient_accumulation_count=count,
-        device_mapping=mapping,
-        recomputation=settings.recomputation and num_stages > 1,
-    )

@@ -11,9 +11,10 @@ from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
+from ipucnn.planning.graphs.extract import read_layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.graphs.network_files import read_network
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
+from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.configurations import (
     FREE,
     SearchSpace,
@@ -23,11 +24,10 @@ from ipucnn.planning.search.configurations import (
 )
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
-    SCHEDULES,
     PlanSettings,
     Proportions,
-    default_mapping,
     given_proportions,
+    one_stage_settings,
     percentages,
     plan_settings,
     smallest,
@@ -42,12 +42,12 @@ from ipucnn.training.batching import (
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import Layout, make_layout
+from ipucnn.training.program import make_layout
 
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanRequest:
     """What to plan.
 
@@ -68,9 +68,10 @@ class PlanRequest:
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
-        graph: the network, whatever is trained of it; at first of one in a file alone.
+        graph: the network, whatever is trained of it; at first only that of a layer graph in a file, see
+            ``plan.with_graph``.
         freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
-        planned: the network as it is planned, once it was read.
+        planned: the network as it is planned, likewise.
         typed: values of the user's own options, by name.
         flags: names of those that were typed as flags.
     """
@@ -87,10 +88,10 @@ class PlanRequest:
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     row: int = 1
-    assumed: List[str] = field(default_factory=list)
+    assumed: Tuple[str, ...] = ()
     assumed_input: Optional[str] = None
-    warnings: List[str] = field(default_factory=list)
-    other_schedules: List[PlanSettings] = field(default_factory=list)
+    warnings: Tuple[str, ...] = ()
+    other_schedules: Tuple[PlanSettings, ...] = ()
     schedule_from: str = ""
     own_proportions: bool = True
     graph: Optional[LayerGraph] = None
@@ -102,7 +103,7 @@ class PlanRequest:
     def with_stages(self, num_stages: int) -> str:
         """What to type for another number of stages, with all that would contradict it as it was typed."""
         settings, ipus = self.settings, next_power_of_two(num_stages)
-        apart = settings.schedule == "Sequential" and not settings.segments_on_one_ipu
+        apart = settings.order.is_sequential and not settings.segments_on_one_ipu
         mapped = apart or "ipus_per_replica" in self.flags
         words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
         base = overlap_length(settings.schedule, num_stages)
@@ -173,13 +174,7 @@ def make_request(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
-    wanted_system = get_system(system) if system is not None else None
-    if profile is not None:
-        if wanted_system is None:
-            wanted_system = SYSTEMS[profile.system]
-            assumed.append(f"system {wanted_system.title}, which was measured")
-        wanted_system = calibrated_system(profile, wanted_system)
-        assumed += describe(profile)
+    wanted_system = _given_system(system, profile, assumed)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
@@ -200,12 +195,15 @@ def make_request(
         options=options,
         build=_build(options, resolved.record),
         kept=kept_options(_with_network(resolved, config, options, classes)),
-        settings=_unstaged(config),
+        settings=one_stage_settings(config, config.micro_batch_size, training=config.training),
         system=wanted_system or smallest_system(1),
         recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
         splits=splits,
-        assumed=assumed,
+        preset_splits={}
+        if splits is not None or config.pipeline_splits in ((), (AUTO,))
+        else {resolved.origins["pipeline_splits"]: config.pipeline_splits},
+        assumed=tuple(assumed),
         assumed_input=assumed_input,
         own_proportions=own_proportions,
         graph=graph,
@@ -213,19 +211,28 @@ def make_request(
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
-    if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
-        request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:
-        _ask_search(request, resolved, config, wanted_system)
-        request.row = row or 1
-    elif row is not None:
+        return replace(_of_search(request, resolved, config, wanted_system), row=row or 1)
+    if row is not None:
         raise ConfigurationError(
             f"--row {row}: there is no table of best uses, because the number of stages is given",
             "leave out --row, or give --ipus and neither a number of stages nor splits",
         )
-    else:
-        _ask_stages(request, resolved, config, count, wanted_system)
-    return request
+    return _of_stages(request, resolved, config, count, wanted_system)
+
+
+def _given_system(
+    name: Optional[str], profile: Optional[SystemProfile], assumed: List[str]
+) -> Optional[System]:
+    """The system that was named, or measured, with its profile; None where nothing says."""
+    system = get_system(name) if name is not None else None
+    if profile is None:
+        return system
+    if system is None:
+        system = SYSTEMS[profile.system]
+        assumed.append(f"system {system.title}, which was measured")
+    assumed += describe(profile)
+    return calibrated_system(profile, system)
 
 
 # What decides nothing but the weight updates and their batches.
@@ -259,7 +266,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
                 "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
                 "inference takes",
             )
-    if resolved.origins["pipeline_schedule"] == FLAG and config.pipeline_schedule == "Interleaved":
+    if resolved.origins["pipeline_schedule"] == FLAG and config.pipeline_schedule == INTERLEAVED:
         raise ConfigurationError(
             "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
             "--pipeline-schedule Grouped, or Sequential",
@@ -277,16 +284,8 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
         gradient_accumulation_count=None,
         global_batch_size=None,
         dbn_replica_group_size=1,
-        pipeline_schedule="Sequential" if config.pipeline_schedule == "Sequential" else "Grouped",
+        pipeline_schedule=SEQUENTIAL if config.pipeline_schedule == SEQUENTIAL else GROUPED,
     )
-
-
-def _unstaged(config: RunConfig) -> PlanSettings:
-    """Settings of one replica in one stage: what a search starts from, and what a number of stages replaces."""
-    if len(config.available_memory_proportion) > 1:
-        config = replace(config, available_memory_proportion=())
-    layout = Layout(Batching(config.micro_batch_size, 1, 1), 1, (0,), 1, ())
-    return plan_settings(config, layout, config.training)
 
 
 def _with_network(
@@ -323,11 +322,11 @@ _OF_THE_NETWORK = ("image_size", "dataset", "norm_layer", "dropout", "base_filte
 
 
 def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
-    """The network that MODEL names, where that is a file.
+    """The network that MODEL names, where that is the file of a layer graph.
 
     Raises:
         ConfigurationError: options that would make another network of it.
-        DataError: there is none, or none that can be planned.
+        DataError: it is damaged.
     """
     record = resolved.record
     if record.file is None or record.own is not None:
@@ -338,7 +337,7 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
             f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
             "drop it, and save the network as it is to be",
         )
-    return read_network(record.file)
+    return read_layer_graph(record.file)
 
 
 def _input(
@@ -369,7 +368,7 @@ def _input(
             f"--dataset {name}: planning looks at no files, and the size of its images isn't known without",
             "add --image-size N and --classes N",
         )
-    else:
+    elif not own or record.own is None or None in record.own.input_shape:
         whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
         assumed = f"input {'x'.join(map(str, shape))}, {whose}"
     if classes is not None:
@@ -463,10 +462,11 @@ def _with_legal_proportions(
     return replace(config, available_memory_proportion=())
 
 
-def _ask_stages(
+def _of_stages(
     request: PlanRequest, resolved: Resolved, config: RunConfig, count: int, system: Optional[System]
-) -> None:
-    """Fills in settings for a number of stages: batch, mapping and system."""
+) -> PlanRequest:
+    """The request with settings for a number of stages: batch, mapping and system."""
+    assumed, warnings = list(request.assumed), []  # type: List[str], List[str]
     mapping = _mapping(resolved, config, count)
     schedule = config.pipeline_schedule
     base = overlap_length(schedule, count)
@@ -474,14 +474,14 @@ def _ask_stages(
     if not config.training:
         accumulation = config.steps_per_execution or default_count(schedule, count)
         if config.steps_per_execution is None:
-            request.assumed.append(f"{accumulation} micro-batches per execution")
+            assumed.append(f"{accumulation} micro-batches per execution")
     elif accumulation is None and total is None:
         accumulation = default_count(schedule, count)
-        request.assumed.append(f"gradient accumulation count {accumulation}")
+        assumed.append(f"gradient accumulation count {accumulation}")
     elif accumulation is not None and "gradient_accumulation_count" not in resolved.typed:
         legal = nearest_multiples(accumulation, base)[-1]
         if legal != accumulation:
-            request.assumed.append(
+            assumed.append(
                 f"gradient accumulation count {legal}: the preset's {accumulation} is not legal for {count} "
                 f"{schedule} stages"
             )
@@ -496,23 +496,32 @@ def _ask_stages(
         recomputation=config.recomputation and count > 1,
     )
     # Pipelines that go forward alone take any number of micro-batches, as a Sequential one does.
-    layout = make_layout(config if config.training else replace(config, pipeline_schedule="Sequential"))
+    layout = make_layout(config if config.training else replace(config, pipeline_schedule=SEQUENTIAL))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
-    request.assumed += changed
+    assumed += changed
     if total is not None and "global_batch_size" in resolved.typed:
         _check_batch(total, layout.batching, base)
-        request.warnings += changed
-    request.settings = plan_settings(config, layout, config.training)
-    request.schedule_from = resolved.origins["pipeline_schedule"]
-    if request.schedule_from != FLAG and resolved.origins["device_mapping"] != FLAG:
-        request.other_schedules = _other_schedules(resolved, request.settings, total)
+        warnings += changed
+    settings = plan_settings(config, layout, config.training)
+    others: Tuple[PlanSettings, ...] = ()
+    if FLAG not in (resolved.origins["pipeline_schedule"], resolved.origins["device_mapping"]):
+        others = _other_schedules(resolved, settings, total)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
             "Sequential stages on one IPU",
             "drop it, or give --splits to judge",
         )
-    request.system = _system_of(request.settings.occupied_ipus, system, request.assumed)
+    system = _system_of(settings.occupied_ipus, system, assumed)
+    return replace(
+        request,
+        settings=settings,
+        system=system,
+        other_schedules=others,
+        schedule_from=resolved.origins["pipeline_schedule"],
+        assumed=tuple(assumed),
+        warnings=tuple(warnings),
+    )
 
 
 def _check_batch(total: int, batching: Batching, base: int) -> None:
@@ -535,16 +544,18 @@ def _check_batch(total: int, batching: Batching, base: int) -> None:
         )
 
 
-def _other_schedules(resolved: Resolved, settings: PlanSettings, total: Optional[int]) -> List[PlanSettings]:
+def _other_schedules(
+    resolved: Resolved, settings: PlanSettings, total: Optional[int]
+) -> Tuple[PlanSettings, ...]:
     """The program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
 
     A batch that was typed is not changed: schedules that it is not legal for are left out.
     """
     if not settings.training or settings.num_stages == 1:
-        return []
+        return ()
     is_fixed = total is not None or "gradient_accumulation_count" in resolved.typed
     found = []
-    for schedule in ("Grouped", "Interleaved"):
+    for schedule in (GROUPED, INTERLEAVED):
         base = overlap_length(schedule, settings.num_stages)
         count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
         other = replace(
@@ -556,16 +567,16 @@ def _other_schedules(resolved: Resolved, settings: PlanSettings, total: Optional
         is_legal = count == settings.gradient_accumulation_count or not is_fixed
         if schedule != settings.schedule and is_legal and other.mapping == settings.mapping:
             found.append(other)
-    return found
+    return tuple(found)
 
 
 def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
     """IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is asked for."""
     if config.device_mapping and len(config.device_mapping) == count:
         return tuple(config.device_mapping)
-    if config.pipeline_schedule == "Sequential" and config.ipus_per_replica == count:
+    if config.pipeline_schedule == SEQUENTIAL and config.ipus_per_replica == count:
         return tuple(range(count))
-    return default_mapping(config.pipeline_schedule, count)
+    return Schedule(config.pipeline_schedule).default_mapping(count)
 
 
 def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:
@@ -595,26 +606,26 @@ def check_system(request: PlanRequest) -> None:
         )
 
 
-def _ask_search(
+def _of_search(
     request: PlanRequest, resolved: Resolved, config: RunConfig, system: Optional[System]
-) -> None:
-    """Fills in the search over configurations."""
-    ipus = config.ipus
+) -> PlanRequest:
+    """The request with a search over configurations."""
+    assumed, ipus = list(request.assumed), config.ipus
     if ipus is None:
         ipus = config.num_replicas if "num_replicas" in resolved.typed else 0
         known = system or smallest_system(1)
         ipus = max(known.num_ipus, ipus)
-        request.assumed.append(f"at most {ipus} IPUs")
+        assumed.append(f"at most {ipus} IPUs")
     check_distributed_batch_norm(
         config.dbn_replica_group_size, config.num_replicas if "num_replicas" in resolved.typed else ipus, 1
     )
-    request.system = _system_of(ipus, system, request.assumed)
+    system = _system_of(ipus, system, assumed)
     sizes = {config.micro_batch_size}
     more: Tuple[int, ...] = ()
     if "micro_batch_size" not in resolved.typed:
         sizes = sizes | set(micro_batches(config.global_batch_size))
         more = all_micro_batches(config.global_batch_size)
-    request.space = SearchSpace(
+    space = SearchSpace(
         base=request.settings,
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
@@ -639,4 +650,5 @@ def _ask_search(
         else config.steps_per_execution,
     )
     if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
-        request.assumed.append(f"global batch {config.global_batch_size}, the preset's")
+        assumed.append(f"global batch {config.global_batch_size}, the preset's")
+    return replace(request, space=space, system=system, assumed=tuple(assumed))

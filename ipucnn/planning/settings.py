@@ -11,11 +11,11 @@ from typing import Any, List, Optional, Sequence, Tuple
 from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.training.batching import next_power_of_two
+from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
+from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
-SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 PRECISIONS = ("16.16", "16.32", "32.32")
 
 # Poplar's availableMemoryProportion where none is given.
@@ -98,7 +98,7 @@ class PlanSettings:
         gradient_accumulation_count: micro-batches per replica and weight update; in inference, per execution.
         num_replicas: data-parallel copies.
         num_stages: pipeline stages of a replica.
-        schedule: "Grouped", "Interleaved" or "Sequential".
+        schedule: one of ``SCHEDULES``; ``order`` is what follows from it.
         precision: compute and weights: "16.16", "16.32" (fp32 master weights) or "32.32".
         recomputation: every stage but the last redoes its forward pass in the backward pass.
         available_memory_proportion: an entry for each stage, or one that holds for all stages.  Entries that are all
@@ -110,7 +110,7 @@ class PlanSettings:
         dbn_replica_group_size: how many replicas share batch norm statistics; 1 where each has its own.
         half_partials: fp16 partial sums where the inputs are fp16.
         eight_bit_transfer: images travel to the device as bytes.
-        device_mapping: IPU of each stage.  Without, stage i is on IPU i, but under "Sequential" all are on one IPU, as
+        device_mapping: IPU of each stage.  Without, stage i is on IPU i; but all Sequential stages are on one IPU, as
             recomputation segments.
     """
 
@@ -118,7 +118,7 @@ class PlanSettings:
     gradient_accumulation_count: int = _setting(1, "accumulation", "gradient_accumulation_count")
     num_replicas: int = _setting(1, "replicas", "num_replicas")
     num_stages: int = _setting(1, "stages", "pipeline_splits", "ipus_per_replica")
-    schedule: str = _setting("Grouped", "schedule", "pipeline_schedule")
+    schedule: str = _setting(GROUPED, "schedule", "pipeline_schedule")
     precision: str = _setting("16.16", "precision", "precision")
     recomputation: bool = _setting(False, "recomputation", "recomputation")
     available_memory_proportion: Proportions = _setting(
@@ -204,12 +204,47 @@ class PlanSettings:
         changes.setdefault("device_mapping", None)
         return replace(self, num_stages=num_stages, **changes)
 
+    def with_stages(
+        self,
+        num_stages: int,
+        schedule: Optional[str] = None,
+        recomputation: Optional[bool] = None,
+        apart: Optional[bool] = None,
+    ) -> "PlanSettings":
+        """The same program in another number of stages, with a legal number of accumulated micro-batches.
+
+        Args:
+            schedule, recomputation: without, as they are; a program of one stage recomputes nothing.
+            apart: Sequential stages have an IPU each; without, if they have now.
+        """
+        order = Schedule(schedule or self.schedule, self.training)
+        if apart is None:
+            apart = not self.segments_on_one_ipu
+        counts = nearest_multiples(self.gradient_accumulation_count, order.multiple(num_stages))
+        return self.restaged(
+            num_stages,
+            schedule=order.name,
+            gradient_accumulation_count=counts[-1],
+            device_mapping=tuple(range(num_stages)) if order.is_sequential and apart else None,
+            recomputation=num_stages > 1 and (self.recomputation if recomputation is None else recomputation),
+        )
+
     @property
     def mapping(self) -> Tuple[int, ...]:
         """IPU of each stage."""
         if self.device_mapping is not None:
             return self.device_mapping
-        return default_mapping(self.schedule, self.num_stages)
+        return self.order.default_mapping(self.num_stages)
+
+    @property
+    def order(self) -> Schedule:
+        """What runs when."""
+        return Schedule(self.schedule, self.training)
+
+    def recomputes(self, stage: int, num_stages: Optional[int] = None) -> bool:
+        """Whether a stage repeats its forward pass in its backward pass; by default of as many stages as these."""
+        count = self.num_stages if num_stages is None else num_stages
+        return self.recomputation and self.training and is_recomputed(stage, count)
 
     @property
     def num_ipus_per_replica(self) -> int:
@@ -228,7 +263,7 @@ class PlanSettings:
     @property
     def segments_on_one_ipu(self) -> bool:
         """Whether stages are recomputation segments of a program on one IPU."""
-        return self.schedule == "Sequential" and self.num_ipus_per_replica == 1
+        return self.order.is_sequential and self.num_ipus_per_replica == 1
 
     @property
     def global_batch_size(self) -> int:
@@ -261,11 +296,6 @@ class PlanSettings:
             return "float_float"
         return "half_half" if self.half_partials else "half_float"
 
-    @property
-    def stash_multiplier(self) -> int:
-        """FIFO depth between a stage's forward and backward pass per later stage (Poplar's pipeline_fifo_inserter)."""
-        return {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[self.schedule]
-
 
 # Settings that are an option of a run of the same name, which needs no layout to be understood.
 _IN_LAYOUT = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "device_mapping")
@@ -274,11 +304,6 @@ _AS_CONFIGURED = [
     for own in fields(PlanSettings)
     if own.metadata["options"] == (own.name,) and own.name not in _IN_LAYOUT
 ]
-
-
-def default_mapping(schedule: str, num_stages: int) -> Tuple[int, ...]:
-    """The IPU of each stage where nothing is said of it: an IPU each, but Sequential stages share one as segments."""
-    return (0,) * num_stages if schedule == "Sequential" else tuple(range(num_stages))
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
@@ -409,3 +434,21 @@ def plan_settings(config: RunConfig, layout: Layout, training: bool = True) -> P
         **{name: getattr(config, name) for name in _AS_CONFIGURED},
     )
     return settings if settings.mapping == mapping else replace(settings, device_mapping=mapping)
+
+
+def one_stage_settings(
+    config: RunConfig, micro_batch_size: int, num_replicas: int = 1, training: bool = True
+) -> PlanSettings:
+    """The program of a configuration in one stage, one micro-batch at a time, whatever pipeline it names.
+
+    Raises:
+        ConfigurationError: as for ``plan_settings``.
+    """
+    values = config.available_memory_proportion
+    alone = replace(
+        config, recomputation=False, available_memory_proportion=values if len(values) == 1 else ()
+    )
+    if not training:
+        alone = replace(alone, dbn_replica_group_size=1)
+    layout = Layout(Batching(micro_batch_size, 1, num_replicas), 1, (0,), 1, ())
+    return plan_settings(alone, layout, training)

@@ -12,8 +12,8 @@ from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.search.configurations import TABLE_ROWS
-from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
 from ipucnn.planning.search.planner import Candidate
+from ipucnn.planning.search.variations import Optimisation, Outcome
 from ipucnn.reports import plan_text, units
 from ipucnn.reports.console import console, fact_table, plain_table, print_table, wrapped
 from ipucnn.reports.plan_text import Sheet
@@ -295,13 +295,11 @@ def _outcome(one: Optimisation, base: Outcome) -> List[Text]:
 
     outcome = one.outcome
     if outcome is None:
-        return [Text(NOT_MODELLED), Text(NOT_MODELLED)]
+        return [Text("not modelled"), Text("not modelled")]
     points = 100 * (outcome.predicted_fill - base.predicted_fill)
     memory = f"{_fill(outcome)} {points:+6.1f}"
     if outcome.verdict == "does not fit":
         return [Text(memory), Text(outcome.verdict)]
-    if outcome.predicted_images_per_s is None or base.predicted_images_per_s is None:
-        return [Text(memory), Text(NOT_MODELLED)]
     change = outcome.predicted_images_per_s / base.predicted_images_per_s - 1
     return [Text(memory), Text(f"{_images(outcome)} {change:+5.0%}")]
 
@@ -329,7 +327,7 @@ def print_calibration(profile: SystemProfile) -> None:
     table.add_column("network", overflow="fold")
     for name in ("measured", "predicted", "with profile"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in profile.rows:
+    for row in profile.measurements:
         cells = [
             f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
             for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
@@ -341,6 +339,6 @@ def print_calibration(profile: SystemProfile) -> None:
     out.print(
         Text(
             f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
-            f"of the {counted(len(profile.rows), 'measurement')} that it was fitted to"
+            f"of the {counted(len(profile.measurements), 'measurement')} that it was fitted to"
         )
     )

@@ -7,9 +7,10 @@ import shlex
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME
+from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import FITS_BELOW
-from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.text import counted
@@ -68,6 +69,7 @@ def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
     bound = units.milliseconds(plan.predicted_lower_bound_s)
     return [
         ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
+        *_epoch(plan),
         ("memory", memory(plan)),
         ("splits", proof(plan)),
         ("", f"tick {tick}, lower bound {bound}, gap {plan.gap:.2%}"),
@@ -84,7 +86,32 @@ def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
         ),
         ("batch", batch(plan)),
         ("settings", _settings(plan)),
+        *_changes(plan),
     ]
+
+
+def _epoch(plan: PipelinePlan) -> List[Tuple[str, str]]:
+    """How long the training images of the data set take, where their number is known."""
+    known = DATASETS.get(str(plan.options.get("dataset")))
+    if known is None or known.num_examples is None or not plan.settings.training:
+        return []
+    number = known.num_examples[0]
+    time = units.duration(number / plan.predicted_images_per_s)
+    return [("epoch", f"{time} for the {number:,} training images of {plan.options['dataset']}")]
+
+
+def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
+    """What else would be faster, and what to do if the plan does not fit."""
+
+    def text(change: Change) -> str:
+        doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
+        effect = f"x{change.ratio:.2f}, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
+        name = f"{change.name}: " if change.name else ""
+        return f"{name}{effect}: {' '.join(change.flags)}"
+
+    heads = ["next changes"] + [""] * len(plan.next_changes)
+    lines = list(zip(heads, map(text, plan.next_changes)))
+    return lines if plan.remedy is None else [*lines, ("if too large", text(plan.remedy))]
 
 
 def _band(plan: PipelinePlan) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.planning.search.smallest_change import prediction_would_fit
+from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import Spool, check_outputs, write_csv
 from ipucnn.runs.images.segmentation import (

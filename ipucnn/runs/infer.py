@@ -18,7 +18,7 @@ from ipucnn.datasets.segmentation.imagemasks import is_imagemasks, parts_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, file_size, real
 from ipucnn.machine import num_cores
-from ipucnn.planning.search.smallest_change import prediction_would_fit
+from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.inputs import (
     SUBSETS,

@@ -23,7 +23,7 @@ from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_writt
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
-from ipucnn.planning.search.smallest_change import would_fit
+from ipucnn.planning.search.variations import would_fit
 from ipucnn.planning.splits import (
     check_frozen,
     check_named_splits,

@@ -234,7 +234,7 @@ class Session:
         compilation: the latest report, with what only the first execution told.
         evaluated: what evaluation and checkpoints have in place of the weights of that name: averages, see
             :meth:`take_averages`, and what :meth:`measure_statistics` found last.
-        would_fit: what to suggest where a program does not fit on IPUs, see ``planning.search.smallest_change``; set
+        would_fit: what to suggest where a program does not fit on IPUs, see ``planning.search.variations``; set
             before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
     """
 

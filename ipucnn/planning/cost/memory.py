@@ -384,7 +384,7 @@ class MemoryModel:
             else:
                 stash, work = scale * counts.kept, at_work
             return stash, work + scale * counts.arriving[0]
-        if again and stage < num_stages - 1:
+        if settings.recomputes(stage, num_stages):
             stash = scale * counts.inputs
             work = scale * (counts.inputs + counts.kept_inside) + at_work
         else:
@@ -396,11 +396,11 @@ class MemoryModel:
         """Micro-batches in the FIFO of a stage.
 
         A micro-batch comes back to a stage after it has been through all later ones, there and back; what it left here
-        waits in a FIFO, which is the deeper the more stages follow (``PlanSettings.stash_multiplier``).
+        waits in a FIFO, which is the deeper the more stages follow.
         """
         if self.settings.segments_on_one_ipu:
             return 1
-        return self.settings.stash_multiplier * (num_stages - 1 - stage) if self.settings.training else 0
+        return self.settings.order.fifo_factor * (num_stages - 1 - stage)
 
     def tables(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
         """Bytes of every range as that stage, by category, "work" standing for live activations and temporaries."""

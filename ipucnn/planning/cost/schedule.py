@@ -2,16 +2,8 @@
 
 The throughput is made of ticks, fill and drain, the weight update and the host.
 
-All IPUs advance in lock-step, a tick at a time.  In a tick every IPU runs what the schedule gives it for one
-micro-batch of each of its stages, then the stages exchange.
-
-  Grouped      a tick holds a forward and a backward pass: micro-batch m is at stage s going forward in tick m + s and
-               going backward in tick m + 2 (S - 1) - s.  A tick takes max forward + max backward over the IPUs.
-  Interleaved  a tick holds one pass: forward at 2 m + s, backward at 2 m + 2 S - 1 - s.  Stages alternate, and a tick
-               takes the longest pass, forward or backward, that any IPU has in it.
-  Sequential   one micro-batch at a time: the sum of all.
-
-Ticks while the pipeline fills or drains cost what the stages at work in them cost.
+``planning/schedules.py`` has the ticks.  Those in which the pipeline fills or drains cost what the stages at work in
+them cost.
 """
 
 import itertools
@@ -25,53 +17,8 @@ from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_st
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.schedules import Ticks
 from ipucnn.planning.settings import PlanSettings
-
-
-class Ticks:
-    """The ticks of a weight update, and what runs in each of them.
-
-    A tick is one micro-batch's forward and backward pass under Grouped, one pass under Interleaved (a half-tick), all
-    passes of one micro-batch under Sequential.  Without training Interleaved is Grouped, and nothing goes backward.
-
-    Attributes:
-        num_ticks: of the weight update, filling and draining included.
-        period: ticks after which full ones repeat.
-        full_start, full_end: in the ticks between them every stage has something to do; equal if there is no such tick.
-    """
-
-    def __init__(self, schedule: str, num_stages: int, num_micro_batches: int, training: bool = True) -> None:
-        self.stages, self.count = range(num_stages), num_micro_batches
-        self.kind = schedule if training or schedule == "Sequential" else "inference"
-        self.period = 2 if self.kind == "Interleaved" else 1
-        last, count = num_stages - 1, num_micro_batches
-        # The ramp is the first full tick, if there are micro-batches enough to fill the pipeline.
-        self.num_ticks, self._ramp = {
-            "Sequential": (count, 0),
-            "inference": (count + last, last),
-            "Grouped": (count + 2 * last, 2 * last),
-            "Interleaved": (2 * (count + last), 2 * last + 1),
-        }[self.kind]
-        self.full_end = 2 * count - 1 if self.kind == "Interleaved" else count
-        self.full_start = min(self._ramp, self.full_end)
-
-    @property
-    def edges(self) -> List[int]:
-        """The ticks that are not full: those of filling, then those of draining."""
-        return [*range(self.full_start), *range(self.full_end, self.num_ticks)]
-
-    def at(self, tick: int) -> Tuple[Dict[int, int], Dict[int, int]]:
-        """The micro-batches that go forward and backward in a tick, by stage; not for Sequential."""
-        ahead = {s: tick - s for s in self.stages}
-        back = {s: tick - self._ramp + s for s in self.stages} if self.kind != "inference" else {}
-        if self.kind == "Interleaved":
-            # Micro-batch m goes forward in tick 2 m + s, and backward in 2 m + 2 S - 1 - s: at an odd distance the
-            # other pass has the tick.
-            ahead, back = ({s: x // 2 for s, x in going.items() if x % 2 == 0} for going in (ahead, back))
-        forward, backward = (
-            {s: m for s, m in going.items() if 0 <= m < self.count} for going in (ahead, back)
-        )
-        return forward, backward
 
 
 @dataclass(frozen=True)
@@ -154,51 +101,6 @@ def update_s(
     return seconds
 
 
-def _tick_s(
-    forward: np.ndarray,
-    backward: np.ndarray,
-    receive: np.ndarray,
-    f: Sequence[int],
-    b: Sequence[int],
-    settings: PlanSettings,
-) -> float:
-    """Seconds of a tick in which the stages f go forward and the stages b backward.
-
-    Under Grouped all go forward, then all go backward; under Interleaved each does its own at the same time.
-    """
-    ahead, back = np.zeros((2, settings.num_ipus_per_replica))
-    ipus = np.asarray(settings.mapping)
-    np.add.at(ahead, ipus[f], forward[f])
-    np.add.at(back, ipus[b], backward[b])
-    # A stage's output leaves after its forward pass, the gradient of its input after its backward pass.
-    out: np.ndarray = np.append(receive[1:], 0.0)
-    exchange = max(out[f], default=0.0) + max(receive[b], default=0.0)
-    if settings.schedule == "Interleaved":
-        return float((ahead + back).max() + exchange)
-    return float(ahead.max() + back.max() + exchange)
-
-
-def full_tick_s(
-    forward: np.ndarray,
-    backward: np.ndarray,
-    receive: np.ndarray,
-    settings: PlanSettings,
-    micro_batch_s: float,
-) -> float:
-    """Seconds of a tick of the full pipeline; for the arguments see ``schedule_s``."""
-    if settings.schedule == "Sequential":
-        directions = 2 if settings.training else 1
-        return float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
-    stages = list(range(len(forward)))
-
-    def cost(f: Sequence[int], b: Sequence[int]) -> float:
-        return _tick_s(forward, backward, receive, f, b, settings)
-
-    if settings.schedule == "Interleaved" and settings.training:
-        return cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2]) + micro_batch_s
-    return cost(stages, stages if settings.training else []) + micro_batch_s
-
-
 def schedule_s(
     forward: np.ndarray,
     backward: np.ndarray,
@@ -213,24 +115,18 @@ def schedule_s(
         receive: transfer into each stage, one direction.
         micro_batch_s: fixed cost of a tick.
     """
-    count = settings.gradient_accumulation_count
-    tick = full_tick_s(forward, backward, receive, settings, micro_batch_s)
-    if settings.schedule == "Sequential":
+    count, order = settings.gradient_accumulation_count, settings.order
+    tick = order.tick_s(forward, backward, receive, settings.mapping) + micro_batch_s
+    if order.is_sequential:
         return count * tick, tick
-    ticks = Ticks(settings.schedule, len(forward), count, settings.training)
-
-    def cost_at(t: int) -> float:
+    ticks = Ticks(order, len(forward), count)
+    num_full = (ticks.num_ticks - len(ticks.edges)) // ticks.period
+    total = num_full * (tick - micro_batch_s)
+    for t in ticks.edges:
         ahead, back = ticks.at(t)
-        return _tick_s(forward, backward, receive, list(ahead), list(back), settings)
-
-    if ticks.kind == "Interleaved":
-        total = (ticks.full_end - ticks.full_start) // 2 * (tick - micro_batch_s)
-        for t in ticks.edges:
-            total += cost_at(t)
-        # Feeds and loop are paid for once per micro-batch, which takes two half-ticks.
-        return total + ticks.num_ticks // 2 * micro_batch_s, tick
-    total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
-    return total + (ticks.num_ticks - len(ticks.edges)) * tick, tick
+        total += order.partial_tick_s(forward, backward, receive, list(ahead), list(back), settings.mapping)
+    # Feeds and loop are paid for once per micro-batch, which takes two half-ticks under Interleaved.
+    return total + ticks.num_ticks // ticks.period * micro_batch_s, tick
 
 
 def _stage_times(
@@ -242,9 +138,7 @@ def _stage_times(
     stages = []
     for stage, (first, last) in enumerate(zip(starts, ends)):
         forward = float(times.forward_s[first:last].sum())
-        # The last stage goes backward right after going forward: nothing to recompute.
-        again = settings.training and settings.recomputation and stage < len(starts) - 1
-        recompute = forward if again else 0.0
+        recompute = forward if settings.recomputes(stage) else 0.0
         backward = float(times.backward_s[first:last].sum()) + recompute
         moves = stage > 0 and mapping[stage] != mapping[stage - 1]
         receive = float(crossing[stage - 1]) if moves else 0.0
@@ -265,7 +159,7 @@ def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tup
 
 
 def _bottleneck(stages: Sequence[StageTime], settings: PlanSettings) -> str:
-    if len(stages) == 1 or settings.schedule == "Sequential":
+    if len(stages) == 1 or settings.order.is_sequential:
         return "compute"
     forward = max(range(len(stages)), key=lambda i: stages[i].forward_s)
     backward = max(range(len(stages)), key=lambda i: stages[i].backward_s)
@@ -312,7 +206,9 @@ def predict(
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = host_limit(graph, settings, system)
     # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
-    still = full_tick_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))
+    still = settings.order.tick_s(forward, backward, 0 * receive, settings.mapping) + constants.fixed_s(
+        system
+    )
     return Prediction(
         images_per_s=min(images, limit),
         stages=tuple(stages),
@@ -391,7 +287,7 @@ def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
         told_ticks: full ticks that are told, at least 1; under Interleaved pairs of half-ticks.
     """
     settings = plan.settings
-    ticks = Ticks(settings.schedule, plan.num_stages, settings.gradient_accumulation_count, settings.training)
+    ticks = Ticks(settings.order, plan.num_stages, settings.gradient_accumulation_count)
     walk = _Walk(plan, ticks)
     break_at = min(ticks.full_start + told_ticks * ticks.period, ticks.full_end)
     omitted = ticks.full_end - break_at
@@ -422,10 +318,10 @@ class _Walk:
 
     def run(self, t: int, now: float) -> float:
         """Notes down the spans of tick t, which begins at ``now``; returns when it ends."""
-        kind, stages = self.ticks.kind, self.ticks.stages
+        order, stages = self.ticks.schedule, self.ticks.stages
         if t % self.ticks.period == 0:
             now += self.plan.predicted_fixed_s
-        if kind == "Sequential":
+        if order.is_sequential:
             for s in stages:
                 now = self._passes({s: t}, "forward", self._exchange(self._receives([s]), now), {})
             for s in reversed(stages) if self.plan.settings.training else ():
@@ -435,7 +331,7 @@ class _Walk:
         forward, backward = self.ticks.at(t)
         # What leaves after a forward pass is what the stage behind receives.
         ahead_s = self._receives([s + 1 for s in forward if s + 1 < len(stages)])
-        if kind == "Interleaved":
+        if order.alternates:
             free: Dict[int, float] = {}
             end = self._passes(forward, "forward", now, free)
             now = self._exchange(ahead_s, max(end, self._passes(backward, "backward", now, free)))

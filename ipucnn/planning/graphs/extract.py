@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 import ipucnn
+from ipucnn.documents import MAX_RECORD_BYTES
 from ipucnn.errors import DataError, InfeasibleError, UserError
-from ipucnn.filesystem import cache_folder, make_folder, read_text, write_text
+from ipucnn.filesystem import cache_folder, make_folder, read_text, shown, write_text
 from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.text import size_text
+from ipucnn.text import shown_value, size_text
 
 MOST_BYTES = 2**26
+_MAX_NAME = 200
 FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
 KEYS = "keys.json"
 """The key of the code that made the shipped graphs, and the SHA-256 of each graph's JSON text."""
@@ -102,6 +104,29 @@ def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
             f"has {size_text(memory_bytes)}",
             "lower the classes, --image-size or --base-filters",
         )
+
+
+def read_layer_graph(path: Path) -> LayerGraph:
+    """The layer graph in a JSON file; its ``model`` is the path.
+
+    Raises:
+        DataError: absent, damaged, or of a network that plans can't be made for.
+    """
+    name = shown(path)
+    hint = f"docs/plan-a-pipeline.md has its fields; a new one: ipucnn plan-splits MODEL --save-graph {name}"
+    text = read_text(path, MAX_RECORD_BYTES, hint=hint)
+    try:
+        graph = LayerGraph.from_json(text, name)
+    except DataError as error:
+        message = error.message if name in error.message else f"{name}: {error.message}"
+        raise DataError(message, hint) from None
+    for layer in graph.layers:
+        if not 0 < len(layer.name) <= _MAX_NAME or not layer.name.isprintable():
+            raise DataError(
+                f"{name}: layer '{shown_value(layer.name)}': names have 1 to {_MAX_NAME} visible characters",
+                "rename it",
+            )
+    return graph
 
 
 def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:

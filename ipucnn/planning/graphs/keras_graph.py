@@ -1,45 +1,80 @@
-"""The layer graph of a Keras model: of one that is built, the same from Keras 2.6 and Keras 3, or of its calls.
+"""The layer graph of a built Keras model, the same from Keras 2.6 and Keras 3.
 
 Imports no TensorFlow by itself: whoever has a model has it.
 """
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
-from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, TensorShape
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.keras_config import Call, LayerCall, read_calls
+from ipucnn.models.keras_config import Call, read_calls
 from ipucnn.planning.graphs.layer_graph import OTHER, Layer, LayerGraph
-from ipucnn.planning.graphs.stock_layers import (
-    CONVOLUTIONS,
-    FROM_OUTPUT,
-    OP_CLASSES,
-    SEPARABLE,
-    Config,
-    Shape,
-    activation_of,
-    pair,
-)
+
+Shape = Tuple[int, ...]
+Config = Mapping[str, Any]
+
+# Class name of a Keras layer -> op_class, for those that need no closer look.
+OP_CLASSES = {
+    "InputLayer": "input",
+    "Conv2DTranspose": "transposed_conv",
+    "Dense": "matmul",
+    "BatchNormalization": "norm",
+    "GroupNormalization": "norm",
+    "LayerNormalization": "norm",
+    "ReLU": "activation",
+    "LeakyReLU": "activation",
+    "PReLU": "activation",
+    "ELU": "activation",
+    "Softmax": "activation",
+    "Activation": "activation",
+    "HardSwish": "activation",
+    "HardSigmoid": "activation",
+    "Dropout": "elementwise",
+    "SpatialDropout2D": "elementwise",
+    "GaussianDropout": "elementwise",
+    "GaussianNoise": "elementwise",
+    "Rescaling": "elementwise",
+    "Normalization": "elementwise",
+    "Add": "elementwise",
+    "Subtract": "elementwise",
+    "Average": "elementwise",
+    "Multiply": "elementwise",
+    "Maximum": "elementwise",
+    "Minimum": "elementwise",
+    "MaxPooling2D": "pool",
+    "AveragePooling2D": "pool",
+    "GlobalMaxPooling2D": "pool",
+    "GlobalAveragePooling2D": "pool",
+    "UpSampling2D": "resize",
+    "Concatenate": "concat",
+    "Reshape": "reshape",
+    "Flatten": "reshape",
+    "Identity": "reshape",
+    "ZeroPadding2D": "reshape",
+    "Cropping2D": "reshape",
+    "SubsamplePad": "reshape",
+}
+CONVOLUTIONS = ("Conv2D", "GroupedConv2D", "DepthwiseConv2D")
+SEPARABLE = "SeparableConv2D"
+# Activations whose gradient is a function of their output; the others' needs their input.
+FROM_OUTPUT = ("relu", "relu6", "leaky_relu", "sigmoid", "hard_sigmoid", "tanh", "softmax", "elu", "selu")
 
 # Second half of a separable convolution.
 _POINTWISE = "/pointwise"
 
 
-@dataclass(frozen=True)
-class LayerFacts:
+class _Facts(NamedTuple):
     """What the layer graph depends on of a Keras layer.
 
     Attributes:
-        name: of the layer.
         kind: its class.
         settings: its configuration.
         weights: their shapes, the kernel first.
         num_trainable: numbers in the weights that are trained.
     """
 
-    name: str
     kind: str
     settings: Config
     weights: Tuple[Shape, ...]
@@ -52,70 +87,40 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
     A layer of a class that the planner has no model of becomes an ``OTHER``.
 
     Raises:
-        ConfigurationError: several inputs or outputs, or an operation that is no layer.
+        ConfigurationError: several inputs or outputs, an operation that is no layer, or no images.
     """
     with warnings.catch_warnings():
         # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
         warnings.simplefilter("ignore")
         calls = read_calls(name, "Functional", model.get_config())
-
-    def look(call: LayerCall, inputs: Sequence[Shape]) -> Tuple[LayerFacts, Shape]:
-        layer = None if call.is_operation else call.layer_in(model)
-        if layer is None:
-            raise ConfigurationError(
-                f"operation '{call.name}' of {name} is not a layer",
-                "build the network of Keras layers alone",
-            )
-        facts = LayerFacts(
-            layer.name,
-            type(layer).__name__,
-            layer.get_config(),
-            tuple(tuple(int(n) for n in weight.shape) for weight in layer.weights),
-            sum(_size(weight.shape) for weight in layer.trainable_weights),
-        )
-        return facts, _sample_shape(layer, call.call[1])
-
-    return graph_of_calls(name, calls, look, _shared_weights(model))
-
-
-def graph_of_calls(
-    name: str,
-    calls: Sequence[LayerCall],
-    look: Callable[[LayerCall, Sequence[Shape]], Tuple[LayerFacts, Shape]],
-    shared: Sequence[Tuple[str, str]] = (),
-) -> LayerGraph:
-    """The layer graph of the calls of a network's layers.
-
-    Args:
-        name: of the network.
-        calls: in an order in which they can run.
-        look: the layer that is called, and the shape of a sample that it returns, for the shapes it reads.
-        shared: pairs of different layers that hold the same weight.
-
-    Raises:
-        ConfigurationError: the network does not take images.
-    """
     shapes: Dict[Call, Shape] = {}
     names: Dict[Call, str] = {}
     kinds: Dict[str, str] = {}
     layers: List[Layer] = []
     tied: List[Tuple[str, str]] = []
     for call in calls:
+        layer = None if call.is_operation else call.layer_in(model)
+        if layer is None:
+            raise ConfigurationError(
+                f"operation '{call.name}' of {name} is not a layer", "build the network of Keras layers alone"
+            )
         number = call.call[1]
         own = call.name if number == 0 else f"{call.name}/call{number}"
-        inputs = [names[source] for source in call.reads]
-        input_shapes = [shapes[source] for source in call.reads]
-        facts, shape = look(call, input_shapes)
+        facts, shape = _facts(layer), _sample_shape(layer, number)
+        inputs, input_shapes = (
+            [names[source] for source in call.reads],
+            [shapes[source] for source in call.reads],
+        )
         made = _layers(facts, own, inputs, input_shapes, shape, first_call=number == 0)
         if number > 0:
             tied.append((call.name, made[-1].name))
         elif len(made) > 1:
             tied.append((made[0].name, made[-1].name))
         layers += made
-        kinds.update((layer.name, facts.kind) for layer in made)
+        kinds.update((part.name, facts.kind) for part in made)
         shapes[call.call], names[call.call] = shape, made[-1].name
     layers = _crops_first(layers, kinds)
-    for first, last in shared:
+    for first, last in _shared_weights(model):
         tied.append((first, last + _POINTWISE if last + _POINTWISE in kinds else last))
     input_shape = layers[0].output_shape
     if len(input_shape) != 3:
@@ -124,6 +129,28 @@ def graph_of_calls(
             "give a network that takes images",
         )
     return LayerGraph(name, input_shape, layers[-1].output_shape[-1], tuple(layers), tuple(tied))
+
+
+def _facts(layer: KerasLayer) -> _Facts:
+    return _Facts(
+        type(layer).__name__,
+        layer.get_config(),
+        tuple(tuple(int(n) for n in weight.shape) for weight in layer.weights),
+        sum(_size(weight.shape) for weight in layer.trainable_weights),
+    )
+
+
+def _activation_of(config: Config) -> str:
+    """Name of a layer's activation; "linear" where there is none."""
+    value = config.get("activation", "linear")
+    if isinstance(value, dict):
+        value = value.get("config", value.get("class_name"))
+    return str(value).lower() if value else "linear"
+
+
+def _pair(value: PlainValue) -> Tuple[int, int]:
+    """Height and width of what is given as one number or two."""
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
@@ -173,7 +200,7 @@ def _shared_weights(model: KerasModel) -> List[Tuple[str, str]]:
 
 
 def _layers(
-    facts: LayerFacts,
+    facts: _Facts,
     name: str,
     inputs: List[str],
     input_shapes: List[Shape],
@@ -195,13 +222,13 @@ def _layers(
     op_class = _op_class(kind, config, common["input_channels"])
     kernel, strides, groups = (1, 1), (1, 1), 1
     if kind in CONVOLUTIONS or kind == "Conv2DTranspose":
-        kernel, strides = pair(config["kernel_size"]), pair(config["strides"])
+        kernel, strides = _pair(config["kernel_size"]), _pair(config["strides"])
         groups = {"depthwise_conv": common["input_channels"], "transposed_conv": 1}.get(op_class, 0)
         groups = groups or int(config.get("groups", 1))
     elif op_class == "pool":
         pooled = not kind.startswith("Global")
-        kernel = pair(config["pool_size"]) if pooled else input_shapes[0][:2]  # type: ignore[assignment]
-        strides = pair(config["strides"] or config["pool_size"]) if pooled else kernel
+        kernel = _pair(config["pool_size"]) if pooled else input_shapes[0][:2]  # type: ignore[assignment]
+        strides = _pair(config["strides"] or config["pool_size"]) if pooled else kernel
     # A transposed convolution uses its kernel once per position of the input, the others of the output.
     positions = input_shapes[0] if kind == "Conv2DTranspose" else shape
     used = facts.weights[:1] if kind in (*CONVOLUTIONS, "Conv2DTranspose", "Dense") else ()
@@ -231,13 +258,13 @@ def _op_class(kind: str, config: Config, input_channels: int) -> str:
     return "grouped_conv" if groups > 1 else "conv"
 
 
-def _kept(facts: LayerFacts, op_class: str, name: str, inputs: List[str]) -> Tuple[str, ...]:
+def _kept(facts: _Facts, op_class: str, name: str, inputs: List[str]) -> Tuple[str, ...]:
     """Names of the layers whose outputs the backward pass needs."""
     kept: List[str] = []
     kind = facts.kind
     if op_class in ("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"):
         # Its own output stands for what a fused activation needs: that, or its equally large input.
-        kept = [*inputs, *([name] if activation_of(facts.settings) != "linear" else [])]
+        kept = [*inputs, *([name] if _activation_of(facts.settings) != "linear" else [])]
     elif op_class == "norm" or kind in ("Multiply", "Maximum", "Minimum"):
         kept = list(inputs)
     elif kind in ("MaxPooling2D", "GlobalMaxPooling2D") or op_class == OTHER:
@@ -247,28 +274,28 @@ def _kept(facts: LayerFacts, op_class: str, name: str, inputs: List[str]) -> Tup
     elif op_class == "activation":
         function = {"ReLU": "relu", "LeakyReLU": "relu", "ELU": "elu", "Softmax": "softmax"}
         own = {**function, "HardSigmoid": "hard_sigmoid", "HardSwish": "hard_swish", "PReLU": "prelu"}
-        activation = own.get(kind) or activation_of(facts.settings)
+        activation = own.get(kind) or _activation_of(facts.settings)
         if activation != "linear":
             kept = [name] if activation in FROM_OUTPUT else list(inputs)
     return tuple(dict.fromkeys(kept))
 
 
-def _separable(facts: LayerFacts, name: str, common: KerasConfig) -> List[Layer]:
+def _separable(facts: _Facts, name: str, common: KerasConfig) -> List[Layer]:
     """The depthwise half under the layer's own name, and the pointwise half behind it."""
     depthwise, pointwise = facts.weights[:2]
     height, width, channels = common["output_shape"]
     middle = pointwise[2]
     in_depthwise = _size(depthwise)
     own_weights = common["num_parameters"] > 0
-    activation = [name + _POINTWISE] if activation_of(facts.settings) != "linear" else []
+    activation = [name + _POINTWISE] if _activation_of(facts.settings) != "linear" else []
     return [
         Layer(
             name=name,
             op_class="depthwise_conv",
             inputs=common["inputs"],
             output_shape=(height, width, middle),
-            kernel=pair(facts.settings["kernel_size"]),
-            strides=pair(facts.settings["strides"]),
+            kernel=_pair(facts.settings["kernel_size"]),
+            strides=_pair(facts.settings["strides"]),
             groups=common["input_channels"],
             input_channels=common["input_channels"],
             macs=in_depthwise * height * width,

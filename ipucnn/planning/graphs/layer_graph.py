@@ -7,11 +7,11 @@ pipeline stage must have its inputs as the outputs of the previous stage").
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Collection, Dict, List, Optional, Set, Tuple
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Collection, Dict, List, Optional, Set, Tuple
 
-from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.documents import load_record
+from ipucnn.documents import load_record, to_record
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.text import shown_value
 
@@ -102,11 +102,9 @@ class LayerGraph:
     num_classes: int
     layers: Tuple[Layer, ...]
     tied: Tuple[Tuple[str, str], ...] = ()
-    _position: Dict[str, int] = field(init=False, repr=False, compare=False)
-    _last_use: Tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        position = {layer.name: i for i, layer in enumerate(self.layers)}
+        position = self._position
         if len(self.layers) > MAX_LAYERS:
             raise DataError(
                 f"layer graph of {self.model}: {len(self.layers):,} layers, more than {MAX_LAYERS:,}",
@@ -117,16 +115,23 @@ class LayerGraph:
             raise DataError(f"layer graph of {self.model}: '{_first_repeated(names)}' is there twice", _HINT)
         if not self.layers or self.layers[0].op_class != "input":
             raise DataError(f"layer graph of {self.model}: its first layer is not an input", _HINT)
-        last_use = list(range(len(self.layers)))
         for i, layer in enumerate(self.layers):
             self._check(i, layer, position)
-            for name in layer.inputs:
-                last_use[position[name]] = i
         for first, last in self.tied:
             if first not in position or last not in position or position[first] >= position[last]:
                 raise DataError(f"layer graph of {self.model}: '{first}' and '{last}' can't be tied", _HINT)
-        object.__setattr__(self, "_position", position)
-        object.__setattr__(self, "_last_use", tuple(last_use))
+
+    @cached_property
+    def _position(self) -> Dict[str, int]:
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def _last_use(self) -> List[int]:
+        last_use = list(range(len(self.layers)))
+        for i, layer in enumerate(self.layers):
+            for name in layer.inputs:
+                last_use[self._position[name]] = i
+        return last_use
 
     def _check(self, i: int, layer: Layer, position: Dict[str, int]) -> None:
         where = f"layer graph of {self.model}, layer '{shown_value(layer.name)}'"
@@ -238,23 +243,15 @@ class LayerGraph:
             data = load_record(text)
         except ValueError as error:
             raise DataError(f"layer graph is not JSON: {error}", _HINT) from None
-        if not isinstance(data, dict):
-            raise DataError("layer graph is not a JSON object", _HINT)
-        version = data.get("schema_version")
+        version = data.pop("schema_version", None) if isinstance(data, dict) else None
         if version != SCHEMA_VERSION:
             raise DataError(
                 f"layer graph has schema_version {version!r}, this ipucnn reads {SCHEMA_VERSION}",
                 "write it again with this version",
             )
-        layers = _get(data, "layers", list, "layer graph")
-        tied = _get({"tied": [], **data}, "tied", list, "layer graph")
-        graph = LayerGraph(
-            model=_get(data, "model", str, "layer graph") if name is None else name,
-            input_shape=_integers(_get(data, "input_shape", list, "layer graph"), "input_shape", 3),  # type: ignore[arg-type]
-            num_classes=_get(data, "num_classes", int, "layer graph"),
-            layers=tuple(_read_layer(entry, i) for i, entry in enumerate(layers)),
-            tied=tuple(_names(pair, "tied", 2) for pair in tied),  # type: ignore[misc]
-        )
+        if name is not None:
+            data["model"] = name
+        graph = to_record(data, LayerGraph, "layer graph", _HINT)
         if graph.input_shape != graph.layers[0].output_shape or not 0 < graph.num_classes <= _MAX_NUMBER:
             raise DataError(
                 "layer graph: input_shape is not its first layer's, or num_classes is none", _HINT
@@ -329,48 +326,3 @@ def kept_outputs(graph: LayerGraph) -> Dict[str, Tuple[str, ...]]:
 
 def _first_repeated(names: List[str]) -> str:
     return next(name for i, name in enumerate(names) if name in names[:i])
-
-
-def _get(data: PlainDict, key: str, kind: type, where: str) -> Any:
-    value = data.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        problem = f"lacks '{key}'" if key not in data else f"has {key} = {value!r}"
-        raise DataError(f"{where} {problem}, wanted {kind.__name__}", _HINT)
-    return value
-
-
-def _integers(value: PlainValue, where: str, length: int = 0) -> Tuple[int, ...]:
-    good = isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
-    if not good or (length and len(value) != length):
-        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} whole numbers", _HINT)
-    return tuple(value)
-
-
-def _names(value: PlainValue, where: str, length: int = 0) -> Tuple[str, ...]:
-    good = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    if not good or (length and len(value) != length):
-        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} layer names", _HINT)
-    return tuple(value)
-
-
-def _read_layer(entry: PlainValue, i: int) -> Layer:
-    where = f"layer graph: layer {i}"
-    if not isinstance(entry, dict):
-        raise DataError(f"{where} is {entry!r}, wanted an object", _HINT)
-    known = {f.name for f in fields(Layer)}
-    for key in entry:
-        if key not in known:
-            raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(key, known) or _HINT)
-    values: Dict[str, Any] = {key: _get(entry, key, str, where) for key in ("name", "op_class")}
-    where = f"layer '{values['name']}'"
-    values["output_shape"] = _integers(entry.get("output_shape"), f"{where}: output_shape")
-    values["inputs"] = _names(entry.get("inputs"), f"{where}: inputs")
-    if "kept" in entry:
-        values["kept"] = _names(entry["kept"], f"{where}: kept")
-    for key in ("kernel", "strides"):
-        if key in entry:
-            values[key] = _integers(entry[key], f"{where}: {key}", 2)
-    for key in ("groups", "input_channels", "macs", "num_parameters", "num_trainable"):
-        if key in entry:
-            values[key] = _get(entry, key, int, f"layer graph: {where}")
-    return Layer(**values)

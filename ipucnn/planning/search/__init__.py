@@ -3,6 +3,5 @@
 ``tables.py`` puts times and memory into ``StageTables``, all that the exact search (``exact.py``, ``minmax.py``)
 knows.  It returns a ``Solution`` with its lower bound, or the certificate of what fits nowhere.  ``planner.py``
 compares splits under given settings, ``no_fit.py`` says why none fits, and ``configurations.py`` goes over stages,
-schedules, micro-batches and replicas.  ``smallest_change.py`` and ``optimisations.py`` ask what a change of a
-program would bring.
+schedules, micro-batches and replicas.  ``variations.py`` judges what a change of a program would bring.
 """

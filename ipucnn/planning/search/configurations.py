@@ -6,13 +6,14 @@ than ``SAME_FILL`` of an IPU's memory makes no difference.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.search.no_fit import infeasible_search, would_fit
+from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
+from ipucnn.planning.search.no_fit import infeasible_search, largest_that_fits, would_fit
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
@@ -69,7 +70,7 @@ class SearchSpace:
     base: PlanSettings
     num_ipus: int
     micro_batch_sizes: Tuple[int, ...] = MICRO_BATCHES
-    schedules: Tuple[str, ...] = ("Grouped", "Interleaved", "Sequential")
+    schedules: Tuple[str, ...] = SCHEDULES
     more_micro_batch_sizes: Tuple[int, ...] = ()
     free: Tuple[str, ...] = ()
     recomputation: Optional[bool] = None
@@ -82,8 +83,7 @@ class SearchSpace:
 
     def count(self, settings: PlanSettings, num_replicas: int) -> Optional[int]:
         """Gradient accumulation of a configuration, None if there is no legal one."""
-        # Pipelines that go forward alone take any number of micro-batches.
-        base = overlap_length(settings.schedule, settings.num_stages) if settings.training else 1
+        base = settings.order.multiple(settings.num_stages)
         count = self.gradient_accumulation_count
         if self.global_batch_size is not None:
             count, rest = divmod(self.global_batch_size, settings.micro_batch_size * num_replicas)
@@ -103,12 +103,12 @@ class SearchSpace:
         sizes = {*self.micro_batch_sizes, *(self.more_micro_batch_sizes if all_of_them else ())}
         for size in sorted(sizes, reverse=True):
             own = replace(self.base, micro_batch_size=size, num_replicas=1, device_mapping=None)
-            single = replace(own, num_stages=1, schedule="Grouped")
+            single = replace(own, num_stages=1, schedule=GROUPED)
             if self.recomputation is not True:
                 yield single
             stages = [1 << power for power in range(1, most.bit_length())]
             for schedule in self.schedules:
-                if schedule != "Sequential":
+                if schedule != SEQUENTIAL:
                     yield from (replace(own, num_stages=k, schedule=schedule) for k in stages)
                 elif self.recomputation is not False and own.training:
                     segments = ALL_SEGMENTS if all_of_them else SEGMENTS
@@ -224,7 +224,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
         for shape in asked.shapes():
             counts = [c for c in (asked.count(shape, r) for r in asked.replicas(shape)) if c is not None]
             if counts and shape.num_stages <= len(planner.starts):
-                again = True if shape.schedule == "Sequential" else asked.recomputation
+                again = True if shape.order.is_sequential else asked.recomputation
                 for (settings,) in candidates(shape, again, proportions):
                     yield replace(settings, gradient_accumulation_count=max(counts))
 
@@ -234,7 +234,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
         powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
         ipus = next((n for n in powers if n > space.num_ipus and fits(num_ipus=n)), None)
-        size = _largest(smaller, lambda n: fits(micro_batch_sizes=(n,)))
+        size = largest_that_fits(smaller, lambda n: fits(micro_batch_sizes=(n,)))
         words = (("--ipus", ipus), ("--micro-batch-size", size))
         return [f"{flag} {value}" for flag, value in words if value is not None]
 
@@ -250,22 +250,6 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     )
 
 
-def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
-    """The first of falling sizes that fits, by bisection, because memory grows with the size.
-
-    A size that isn't legal doesn't fit either.  Where bisection meets such a size among those that fit, a smaller one
-    than the largest may be found.
-    """
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(sizes[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return next((size for size in sizes[low:] if fits(size)), None)
-
-
 def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:
     """The configurations that fit, without those seen to be worse than another, and whether any was legal at all."""
     found: List[Candidate] = []
@@ -277,7 +261,7 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
         any_legal = any_legal or bool(counts)
         if not counts or shape.num_stages > len(planner.starts):
             continue
-        segments = shape.schedule == "Sequential"
+        segments = shape.order.is_sequential
         groups = [candidates(shape, True if segments else space.recomputation, p) for p in tried]
         for (settings,) in (choice for group in groups for choice in group):
             one = replace(settings, gradient_accumulation_count=counts[0][1])
@@ -297,7 +281,7 @@ def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: f
     for shape in (own for each in space.shapes(all_of_them=True) for own in space.variants(each)):
         if shape.num_stages > len(planner.starts):
             continue
-        again = True if shape.schedule == "Sequential" else space.recomputation
+        again = True if shape.order.is_sequential else space.recomputation
         groups = candidates(shape, again, space.proportions)
         tried = [own for group in groups for own in (group[:1] if apart else group)]
         choices += [

@@ -12,10 +12,10 @@ from typing import List, Optional, Tuple, Union
 import numpy as np
 
 from ipucnn.errors import ConfigurationError
+from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
-from ipucnn.planning.settings import SCHEDULES
 
 # Limits of the largest segment on one IPU for which the rest of a path has bounds of its own.
 _LIMITS = 16
@@ -55,7 +55,7 @@ class Solution:
     """The best split into a number of stages.
 
     Attributes:
-        schedule: "Grouped", "Interleaved" or "Sequential".
+        schedule: one of ``SCHEDULES``.
         starts: first item of each stage, the first is 0; empty if nothing fits.
         objective_s: ``tick_s`` of the split; inf if nothing fits.
         lower_bound_s: no split that fits is faster than this.
@@ -107,7 +107,7 @@ def faster_split(
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
-    elif schedule == "Sequential":
+    elif schedule == SEQUENTIAL:
         result = _search_sequential(tables, num_stages)
     else:
         result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s)
@@ -123,7 +123,7 @@ def faster_split(
 def fastest_split(
     tables: StageTables,
     num_stages: int,
-    schedule: str = "Grouped",
+    schedule: str = GROUPED,
     max_evaluations: Optional[int] = None,
     max_stages: Optional[int] = None,
 ) -> Solution:
@@ -131,7 +131,7 @@ def fastest_split(
 
     Args:
         tables: times and memory of the items.
-        schedule: "Grouped", "Interleaved" or "Sequential".
+        schedule: one of ``SCHEDULES``.
         max_evaluations: dynamic programs after which the search stops with a gap.  Without, it goes on until the
             split is proved to be optimal.
         max_stages: up to how many stages the certificate tries if nothing fits.  Without, it is twice ``num_stages``,
@@ -150,31 +150,16 @@ def fastest_split(
             f"{num_stages} stages, but the model can be cut in {tables.num_items - 1} places",
             f"use 1 to {tables.num_items} stages",
         )
-    if tables.one_ipu and schedule != "Sequential":
+    if tables.one_ipu and schedule != SEQUENTIAL:
         raise ConfigurationError(
             f"stages that share an IPU under schedule '{schedule}'", "only Sequential stages can share one"
         )
-    if tables.one_ipu:
-        result = _search_one_ipu(tables, num_stages)
-    elif schedule == "Sequential":
-        result = _search_sequential(tables, num_stages)
-    else:
-        result = minmax.search(tables, num_stages, schedule, max_evaluations)
-    if not result.starts:
-        most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
-        why = why_infeasible(tables, num_stages, most)
-        return Solution(
-            schedule, num_stages, (), float("inf"), float("inf"), result.num_evaluations, infeasibility=why
-        )
-    value = tick_s(tables, result.starts, schedule)
-    return Solution(
-        schedule,
-        num_stages,
-        result.starts,
-        value,
-        min(value, result.lower_bound_s),
-        result.num_evaluations,
-    )
+    found = faster_split(tables, num_stages, schedule, np.inf, max_evaluations)
+    if found is not None:
+        return found
+    most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
+    why = why_infeasible(tables, num_stages, most)
+    return Solution(schedule, num_stages, (), float("inf"), float("inf"), infeasibility=why)
 
 
 # --- Sequential schedules
@@ -186,7 +171,7 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
     The cuts decide the transfers, what is not recomputed, and which stage's speed an item has.
     """
     n, k = tables.num_items, num_stages
-    transfer: np.ndarray = tables.transfer_directions * tables.cut_s
+    transfer: np.ndarray = Schedule(SEQUENTIAL, tables.training).directions * tables.cut_s
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     sources: List[np.ndarray] = []

@@ -13,15 +13,16 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.planning.schedules import Schedule
 from ipucnn.planning.search.tables import StageTables
 
 # Sums are rounded differently from loads: what is looked up in them is allowed this much more.
 _MORE = 1 + 1e-9
 # Ends of runs that a dynamic program looks at together.
 _COLUMNS = 64
-_LARGEST = float(np.finfo(float).max)
 # What the loads of runs may take where each stage has one of several settings.
 _KNOWN_BYTES = 5e7
+_LARGEST = float(np.finfo(float).max)
 
 
 class MinMaxResult(NamedTuple):
@@ -60,14 +61,14 @@ class _Loads:
 
     def __init__(self, tables: StageTables, num_stages: int, schedule: str) -> None:
         self.tables, self.num_stages, self.n = tables, num_stages, tables.num_items
-        self.weight = tables.transfer_directions
+        order = Schedule(schedule, tables.training)
+        self.weight, self.alternates = order.directions, order.alternates
         # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
         # Where a stage has the first of several settings with which its run fits, those are of the fastest one.
         self.options = [
             [own.sums(num_stages, stage) for own in tables.options] for stage in range(num_stages)
         ]
-        self.alternates = schedule == "Interleaved" and tables.training
         # Of each stage the first one whose loads are those of this one.
         self.groups = [self._group(stage) for stage in range(num_stages)]
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
@@ -80,11 +81,9 @@ class _Loads:
         # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
         self.reach = [_reach(fits) for fits in self.fits]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
-        self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
-        self._together: Dict[int, List[float]] = {}
-        self._known: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
         # First open, first end, and (ends, opens) loads of the runs from there on; see ``choose``.
         self._chosen: Dict[int, Tuple[int, int, np.ndarray, np.ndarray]] = {}
+        self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
 
     def cut_class(self, stage: int) -> int:
         """Class of the cut that opens a stage."""
@@ -105,24 +104,14 @@ class _Loads:
             self._lists[group] = a.tolist(), b.tolist()
         return self._lists[group]
 
-    def together(self, stage: int) -> List[float]:
-        """(n + 1,) a + b of all items before each, for schedules in which a stage takes much of X + Y; else none."""
-        group = self.groups[stage]
-        if group not in self._together:
-            a, b = self.lists(stage)
-            self._together[group] = [] if self.alternates else [own + other for own, other in zip(a, b)]
-        return self._together[group]
-
-    def first(self, stage: int, end: int, x: float, y: float, both: float) -> int:
-        """No run of a stage that begins earlier and ends before ``end`` fits with a <= x, b <= y and a + b <= both."""
+    def first(self, stage: int, end: int, x: float, y: float) -> int:
+        """No run of a stage that begins earlier and ends before ``end`` fits with a <= x and b <= y."""
         a, b = self.lists(stage)
-        found = max(
+        return max(
             bisect_left(a, (a[end] - x) / _MORE),
             bisect_left(b, (b[end] - y) / _MORE),
             bisect_left(self.reach[stage], end),
         )
-        sums = self.together(stage)
-        return max(found, bisect_left(sums, (sums[end] - both) / _MORE)) if sums else found
 
     def block(
         self, stage: int, opens: np.ndarray, ends: np.ndarray, swap: bool
@@ -132,31 +121,13 @@ class _Loads:
         Returns:
             (ends, opens) a, b and whether; they are not to be changed.
         """
-        fits = self.fits[stage].T
-        # (not where every stage has loads of its own: they would take much memory)
-        shared = len(self.tables.stage_s) != self.num_stages and not self.tables.options
-        are_ranges = len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends)
+        column = ends[:, None]
         if stage in self._chosen:
             begin, end, a, b = self._chosen[stage]
-            if are_ranges:
-                rows, columns = _slice(ends, end), _slice(opens, begin)
-                a, b, allowed = a[rows, columns], b[rows, columns], fits[_slice(ends), _slice(opens)]
-            else:
-                column = ends[:, None]
-                a, b = a[column - end, opens - begin], b[column - end, opens - begin]
-                allowed = fits[column, opens]
-        elif shared and are_ranges:
-            # Neighbouring places are a part of what is known of all runs.
-            where = _slice(ends), _slice(opens)
-            group = self.groups[stage]
-            if group not in self._known:
-                every: np.ndarray = np.arange(self.n + 1)
-                self._known[group] = self._pair(stage, every[:-1], every[:, None])
-            a, b = (table[where] for table in self._known[group])
-            allowed = fits[where]
+            a, b = a[column - end, opens - begin], b[column - end, opens - begin]
         else:
-            a, b = self._pair(stage, opens, ends[:, None])
-            allowed = fits[ends[:, None], opens]
+            a, b = self._pair(stage, opens, column)
+        allowed = self.fits[stage].T[column, opens]
         return (b, a, allowed) if swap else (a, b, allowed)
 
     def choose(self, windows: List[Tuple[int, int]]) -> None:
@@ -263,8 +234,7 @@ def _windows(
     further than runs that fit.
 
     Args:
-        both: of x + y; as no a is above x and no b above y, a and b of a stage have no larger sum, nor a of a stage and
-            b of its neighbour.
+        both: of x + y; as no a is above x and no b above y, a of a stage and b of its neighbour have no larger sum.
     """
     n, k = loads.n, loads.num_stages
     if swap:
@@ -278,9 +248,6 @@ def _windows(
         a, b = own[stage]
         reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
         reach = min(reach, loads.reach[stage][here] if here < n else n)
-        sums = loads.together(stage)
-        if sums:
-            reach = min(reach, bisect_right(sums, (sums[here] + both) * _MORE) - 1)
         high[stage + 1] = min(high[stage + 1], max(reach, here))
         for sums in pairs[stage]:
             reach = bisect_right(sums, (sums[here] + both) * _MORE) - 1
@@ -290,7 +257,7 @@ def _windows(
     low[:k] = range(k)
     for stage in range(k - 1, -1, -1):
         here = low[stage + 1]
-        low[stage] = max(low[stage], min(loads.first(stage, here, x, y, both), here))
+        low[stage] = max(low[stage], min(loads.first(stage, here, x, y), here))
         for sums in pairs[stage - 1] if stage else ():
             reach = bisect_left(sums, (sums[low[stage + 1]] - both) / _MORE)
             low[stage - 1] = max(low[stage - 1], min(reach, here))
@@ -350,7 +317,7 @@ def _least(
         # A part of the ends at a time: their runs begin near each other.
         for begin in range(0, len(ends), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
-            first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)), both)
+            first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)))
             low, high = (int(places[stage].searchsorted(place)) for place in (first, ends[part][-1]))
             if low < high:
                 values = reached(stage, places[stage][low:high], best[low:high], ends[part])
@@ -372,15 +339,6 @@ def _least(
         at = int(sources[stage][at])
         starts.append(int(places[stage][at]))
     return Least(float(best[0]), tuple(reversed(starts)), cuts)
-
-
-def _slice(places: np.ndarray, first: int = 0) -> slice:
-    """Of neighbouring places, counted from the first one."""
-    return slice(int(places[0]) - first, int(places[-1]) + 1 - first)
-
-
-def _is_range(places: np.ndarray) -> bool:
-    return bool(places[-1] - places[0] == len(places) - 1)
 
 
 class _Search:
@@ -499,7 +457,7 @@ def search(
     Of splits with the same maxima it takes one with the least transfer, and of those one with early cuts.
 
     Args:
-        schedule: "Grouped" or "Interleaved".
+        schedule: of a pipeline whose stages are at work at the same time.
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
         below_s: only splits with a shorter tick are looked for; without starts there is none.
     """

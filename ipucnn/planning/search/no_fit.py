@@ -27,23 +27,26 @@ def why_no_fit(
         max_ipus: of a replica, up to which more are tried.
         recomputation: on or off where that was asked for.
     """
-    settings = choices[-1][-1]
+    settings, every = choices[-1][-1], [own for group in choices for own in group]
     segments = settings.segments_on_one_ipu
     most = max(16, 2 * settings.num_stages) if segments else max_ipus
     layer, ranges = _certificate(planner, settings, limit, most)
 
     def fewest_stages(limit: float, first: int) -> Optional[int]:
         more = () if segments else range(first, most + 1)
-        return next((k for k in more if _fits(planner, choices, k, limit, recomputation)), None)
+        return next((k for k in more if _fits(planner, every, k, limit, recomputation)), None)
 
-    fewest, size = (
-        fewest_stages(limit, settings.num_stages + 1),
-        _largest_micro_batch(planner, choices, limit),
-    )
+    def largest_micro_batch(limit: float) -> Optional[int]:
+        sizes = range(settings.micro_batch_size - 1, 0, -1)
+        return largest_that_fits(
+            sizes, lambda size: any(planner.fits(replace(own, micro_batch_size=size), limit) for own in every)
+        )
+
+    fewest, size = fewest_stages(limit, settings.num_stages + 1), largest_micro_batch(limit)
     surely, surely_size = fewest, size
     if limit > LIMITS[0]:
         surely = None if fewest is None else fewest_stages(LIMITS[0], fewest)
-        surely_size = None if size is None else _largest_micro_batch(planner, choices, LIMITS[0])
+        surely_size = None if size is None else largest_micro_batch(LIMITS[0])
     return NoFit(
         memory_limit=limit,
         num_stages=settings.num_stages,
@@ -56,6 +59,22 @@ def why_no_fit(
         fits_from_stages=surely,
         fits_from_micro_batch_size=surely_size,
     )
+
+
+def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
+    """The first of falling sizes that fits, by bisection, because memory grows with the size.
+
+    A size that isn't legal doesn't fit either.  Where bisection meets such a size among those that fit, a smaller one
+    than the largest may be found.
+    """
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(sizes[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return next((size for size in sizes[low:] if fits(size)), None)
 
 
 def _certificate(
@@ -76,46 +95,23 @@ def _certificate(
 
 def _fits(
     planner: Planner,
-    choices: Sequence[Sequence[PlanSettings]],
+    choices: Sequence[PlanSettings],
     num_stages: int,
     limit: float,
     recomputation: Optional[bool],
 ) -> bool:
     """Whether a choice fits with more stages, each on an IPU of its own."""
-    for group in choices:
-        for settings in group:
-            if settings.dbn_replica_group_size > 1:
-                return False  # replicas that share statistics have an IPU each
-            tried = {settings.recomputation}
-            if settings.num_stages == 1 and settings.training:
-                # From one stage on to several, recomputation begins to mean something.
-                tried = {False, True} if recomputation is None else {recomputation}
-            for again in sorted(tried):
-                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
-                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
-                if settings.training and settings.schedule != "Sequential":  # pipelines accumulate
-                    own = replace(own, gradient_accumulation_count=max(2, own.gradient_accumulation_count))
-                if planner.fits(own, limit):
-                    return True
+    for settings in choices:
+        if settings.dbn_replica_group_size > 1:
+            return False  # replicas that share statistics have an IPU each
+        tried = {settings.recomputation}
+        if settings.num_stages == 1 and settings.training:
+            # From one stage on to several, recomputation begins to mean something.
+            tried = {False, True} if recomputation is None else {recomputation}
+        for again in sorted(tried):
+            if planner.fits(settings.with_stages(num_stages, recomputation=again, apart=True), limit):
+                return True
     return False
-
-
-def _largest_micro_batch(
-    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
-) -> Optional[int]:
-    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
-
-    def fits(size: int) -> bool:
-        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
-
-    low, high = 0, choices[0][0].micro_batch_size
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low or None
 
 
 def infeasible(

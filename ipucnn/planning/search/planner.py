@@ -23,8 +23,9 @@ from ipucnn.planning.cost.memory import (
     program_memory,
 )
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.schedules import GROUPED, Ticks
 from ipucnn.planning.search.exact import (
     Solution,
     faster_split,
@@ -106,7 +107,6 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
-        self._alike: Dict[Tuple[object, ...], Solution] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
@@ -140,11 +140,11 @@ class Planner:
             self._tables[key] = self._tables.pop(key)  # the latest last
         else:
             asked = own
-            if settings.schedule == "Sequential":
+            if settings.order.is_sequential:
                 count = own.num_stages if one_ipu else max(2, own.num_stages)
                 asked = own.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
             # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
-            alike = replace(own, schedule="Grouped", device_mapping=None)
+            alike = replace(own, schedule=GROUPED, device_mapping=None)
             model = self._models.get(alike)
             if model is None:
                 counts = self._range_counts(own.training)
@@ -400,7 +400,7 @@ class Planner:
         """(items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
         if settings.has_own_proportions:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
-        own = settings.restaged(1, schedule="Grouped", recomputation=False, num_replicas=1)
+        own = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
         own = replace(own, gradient_accumulation_count=1, optimizer_state_offloading=False)
         if own not in self._seconds:
             times = layer_times(self.graph, own, self.system.ipu)
@@ -412,22 +412,9 @@ class Planner:
 
     def least_tick_s(self, settings: PlanSettings) -> float:
         """A bound on the tick of any splits: work shared out evenly, no transfers; with the fixed part."""
-        count = settings.num_stages
-        forward_s, backward_s = self.least_seconds(settings)
-        forward, backward = float(forward_s.sum()), float(backward_s.sum())
-        if settings.schedule == "Sequential":
-            tick = forward + backward
-        else:
-            tick = max((forward + backward) / count, float((forward_s + backward_s).max()))
-        if settings.training:
-            again = forward if settings.recomputation and count > 1 else 0.0
-            # The last stage isn't recomputed, but its forward pass takes a tick at most: hence the ones added.
-            if settings.schedule == "Grouped":
-                tick = max(tick, (forward + again + backward) / (count + bool(again)))
-            elif settings.schedule == "Interleaved" and count > 1:
-                # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
-                tick = max(tick, (again + backward) / ((count + 1) // 2 + bool(again)))
-        return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
+        again = settings.recomputes(0)
+        tick_s = settings.order.least_tick_s(*self.least_seconds(settings), settings.num_stages, again)
+        return tick_s + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
         """A bound on the throughput of any splits, and what the host can feed."""
@@ -452,11 +439,11 @@ class Planner:
         """
         count, stages = settings.gradient_accumulation_count, settings.num_stages
         fixed_s, rest_s = DEFAULT_CONSTANTS.fixed_s(self.system), self.least_update_s(settings)
-        if settings.schedule == "Sequential":
+        if settings.order.is_sequential:
             return [(count, count * fixed_s + rest_s)]
-        ticks = Ticks(settings.schedule, stages, count, settings.training)
+        ticks = Ticks(settings.order, stages, count)
         rest_s += ticks.num_ticks // ticks.period * fixed_s
-        again = settings.training and settings.recomputation and stages > 1
+        again = settings.recomputes(0)
         forward_s, backward_s = self.least_seconds(settings)
         work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
         # The last stage is not recomputed; its forward pass is no longer than a tick.
@@ -479,7 +466,7 @@ class Planner:
         """A bound on the weight update of any splits: weights shared out evenly over the IPUs."""
         ipus = settings.num_ipus_per_replica
         share = self.graph.num_trainable / ipus
-        one_each = settings.restaged(ipus, schedule="Grouped")
+        one_each = settings.restaged(ipus, schedule=GROUPED)
         return update_s([share] * ipus, one_each, self.system)
 
     def judge(
@@ -525,30 +512,13 @@ class Planner:
     def _solution(
         self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None
     ) -> Solution:
-        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer.
-
-        Settings of which no number and nothing that fits is another, as those with a larger
-        availableMemoryProportion than any operation needs, are one question.
-        """
+        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer."""
         key = (self._own(settings), limit, max_evaluations)
         found = self._solutions.get(key)
         if found is None or not found.feasible:
             tables = self.tables(settings, limit)
-            if settings.segments_on_one_ipu:
-                found = fastest_split(tables, settings.num_stages, settings.schedule)
-                self._solutions[key] = found
-                return found
-            same = (
-                tables.digest(settings.num_stages),
-                settings.num_stages,
-                settings.schedule,
-                max_evaluations,
-            )
-            if same not in self._alike:
-                self._alike[same] = fastest_split(
-                    tables, settings.num_stages, settings.schedule, max_evaluations
-                )
-            found = self._solutions[key] = self._alike[same]
+            found = fastest_split(tables, settings.num_stages, settings.schedule, max_evaluations)
+            self._solutions[key] = found
         return found
 
     @staticmethod

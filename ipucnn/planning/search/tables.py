@@ -4,7 +4,6 @@ The search cuts a sequence of n items, the runs of layers between neighbouring l
 opens a stage at item c.
 """
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
@@ -14,6 +13,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.schedules import Schedule, is_recomputed
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 
@@ -36,8 +36,7 @@ class StageTables:
         capacity_bytes: that a stage may take on its IPU.
         memory_bytes: (number of stages, stage) -> (n, n + 1): bytes of items i .. j - 1 as that stage; entries
             with j <= i are not read.
-        recompute: every stage but the last repeats its forward pass in its backward pass (the last one's
-            activations are still there: Poplar never recomputes it).
+        recompute: stages repeat their forward pass in their backward pass, see ``is_recomputed``.
         training: whether gradients flow back over the cuts.
         checkpoint_bytes: given where Sequential stages are recomputation segments on one IPU, and None where each
             stage has its own IPU.  (n + 1,) bytes stored between forward and backward pass for a segment that opens
@@ -94,11 +93,6 @@ class StageTables:
     def one_ipu(self) -> bool:
         """Whether the stages are segments on one IPU."""
         return self.checkpoint_bytes is not None
-
-    @property
-    def transfer_directions(self) -> int:
-        """How often a cut is crossed for a micro-batch: forward, and backward in training."""
-        return 2 if self.training else 1
 
     def seconds(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """(n,) seconds of the items' forward and backward passes as that stage."""
@@ -158,21 +152,9 @@ class StageTables:
                 self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
         return self._allowed[key]
 
-    def digest(self, num_stages: int) -> bytes:
-        """Of all that decides the fastest split into that many stages on an IPU each; equal ones have the same."""
-        digest = hashlib.blake2b(f"{self.recompute} {self.training} {len(self.stage_s)}".encode())
-        for option in self.options:
-            digest.update(option.digest(num_stages))
-        arrays = [self.forward_s, self.backward_s, self.cut_s]
-        arrays += [array for pair in self.stage_s for array in pair]
-        arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.digest()
-
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Whether that stage repeats its forward pass."""
-        return self.recompute and self.training and stage < num_stages - 1
+        return self.recompute and self.training and is_recomputed(stage, num_stages)
 
 
 def _checked(name: str, value: Union[np.ndarray, Sequence[float]], length: int) -> np.ndarray:
@@ -269,37 +251,16 @@ def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
-    """Seconds that a full pipeline takes for one more micro-batch: the planner's objective.
-
-    All IPUs work in lock-step (Poplar's pipeline_visitor), computing and then exchanging.  F and B are the
-    stages' forward and backward seconds, recomputation included, C the seconds of the cuts between them.
-
-      Grouped      max F + max B + 2 max C: all go forward, then all go backward.
-      Interleaved  even stages go forward while odd ones go backward, then the other way round:
-                   max(F even, B odd) + max(F odd, B even) + 2 max C(even to odd) + 2 max C(odd to even).
-      Sequential   sum F + sum B + 2 sum C: one micro-batch passes through all stages and back.
-
-    Without training there is no B, C counts once, and Interleaved is Grouped.
-    """
-    num_stages, n = len(starts), tables.num_items
-    bounds = [*starts, n]
+    """Seconds that a full pipeline takes for one more micro-batch: the planner's objective, see ``Schedule.tick_s``."""
+    num_stages, bounds = len(starts), [*starts, tables.num_items]
     own = [tables] * num_stages
     if tables.options:
         own = [tables.options[number] for number in chosen_options(tables, starts)]
-    ahead, back = [], []
-    for stage in range(num_stages):
+    ahead, back = np.zeros((2, num_stages))
+    for stage, (i, j) in enumerate(zip(bounds, bounds[1:])):
         forward, backward = own[stage].sums(num_stages, stage)
-        i, j = bounds[stage], bounds[stage + 1]
-        seconds = float(forward[j] - forward[i])
-        ahead.append(seconds)
-        again = seconds if tables.recomputes(num_stages, stage) else 0.0
-        back.append(float(backward[j] - backward[i]) + again)
-    cuts = [float(tables.cut_s[c]) for c in starts[1:]]
-    directions = tables.transfer_directions
-    if schedule == "Sequential":
-        return sum(ahead) + sum(back) + directions * sum(cuts)
-    if schedule == "Interleaved" and tables.training:
-        first = max(ahead[0::2] + back[1::2])
-        second = max(ahead[1::2] + back[0::2])
-        return first + second + directions * (max(cuts[0::2], default=0.0) + max(cuts[1::2], default=0.0))
-    return max(ahead) + max(back) + directions * max(cuts, default=0.0)
+        ahead[stage] = forward[j] - forward[i]
+        back[stage] = backward[j] - backward[i]
+        if tables.recomputes(num_stages, stage):
+            back[stage] += ahead[stage]
+    return Schedule(schedule, tables.training).tick_s(ahead, back, tables.cut_s[list(starts)])

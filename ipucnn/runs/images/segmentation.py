@@ -29,7 +29,7 @@ from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
-from ipucnn.planning.search.smallest_change import prediction_would_fit
+from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.host.cluster import Cluster

@@ -24,7 +24,7 @@ class ErrorContext:
         training: the gradient accumulation count is the depth of a pipeline; else the steps per execution are.
         num_ipus: the program asked for; 0: unknown.
         fp_exceptions: floating-point exceptions are switched on.
-        would_fit: what is predicted of memory, see ``planning.smallest_change``.  Called only where it ran out, or
+        would_fit: what is predicted of memory, see ``planning.search.variations``.  Called only where it ran out, or
             where there is none to offload to.
         kept_remotely: options that keep something of the program in remote memory, of :data:`REMOTE_MEMORY`.
     """

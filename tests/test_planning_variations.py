@@ -8,9 +8,9 @@ from test_planning_search import network, system
 
 from ipucnn.config.options import RunConfig
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
-from ipucnn.planning.search import smallest_change as smallest_change_module
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.search import variations
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
-from ipucnn.planning.search.smallest_change import hint_for, smallest_change
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
@@ -40,8 +40,10 @@ def applied(own, splits, flags):
             values.append(words.pop(0))
         if flag == "--recomputation":
             own = replace(own, recomputation=True)
-        elif flag == "--optimizer-state-offloading":
-            own = replace(own, optimizer_state_offloading=True)
+        elif flag in ("--optimizer-state-offloading", "--half-partials", "--eight-bit-transfer"):
+            own = replace(own, **{flag[2:].replace("-", "_"): True})
+        elif flag in ("--no-optimizer-state-offloading", "--no-recomputation"):
+            own = replace(own, **{flag[5:].replace("-", "_"): False})
         elif flag == "--available-memory-proportion":
             own = replace(own, available_memory_proportion=tuple(uniform(float(v) / 100)[0] for v in values))
         elif flag == "--micro-batch-size":
@@ -79,7 +81,7 @@ def test_the_change_fits(kib, stages, schedule, again):
     own, splits, machine = program(
         kib, num_stages=stages, schedule=schedule, recomputation=again, gradient_accumulation_count=count
     )
-    change = smallest_change(GRAPH, own, splits, machine)
+    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
     if change is None:
         assert not any(
             Planner(GRAPH, machine).fits(
@@ -111,7 +113,7 @@ def test_a_large_change_is_proposed_only_where_no_small_one_fits():
     seen = set()
     for kib in (100, 80, 70, 60, 50, 40, 30, 20):
         own, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
-        change = smallest_change(GRAPH, own, splits, machine)
+        change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
         if change is None or change.settings.micro_batch_size == own.micro_batch_size:
             seen.add("small")
             continue
@@ -126,8 +128,8 @@ def test_a_large_change_is_proposed_only_where_no_small_one_fits():
 
 def test_what_the_compiler_said_counts():
     own, splits, machine = program(300, num_stages=2)
-    slightly = smallest_change(GRAPH, own, splits, machine, overuse=1.05)
-    greatly = smallest_change(GRAPH, own, splits, machine, overuse=4.0)
+    slightly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=1.05)
+    greatly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=4.0)
     assert slightly.predicted_fill <= slightly.predicted_fill_before / 1.05
     assert greatly.predicted_fill <= greatly.predicted_fill_before / 4.0
     assert greatly.settings.micro_batch_size < slightly.settings.micro_batch_size
@@ -135,8 +137,8 @@ def test_what_the_compiler_said_counts():
 
 def test_no_more_ipus_than_allowed():
     own, splits, machine = program(24, num_stages=1, micro_batch_size=1)
-    assert smallest_change(GRAPH, own, splits, replace(machine, num_ipus=1)) is None
-    more = smallest_change(GRAPH, own, splits, replace(machine, num_ipus=4))
+    assert variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=1)), own, splits) is None
+    more = variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=4)), own, splits)
     assert 1 < more.settings.num_stages <= 4
 
 
@@ -144,7 +146,7 @@ def test_inference_keeps_the_accumulation_out_of_it():
     own, splits, machine = program(
         30, num_stages=1, training=False, gradient_accumulation_count=1, micro_batch_size=64
     )
-    change = smallest_change(GRAPH, own, splits, machine)
+    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
     assert "--micro-batch-size" in change.flags
     assert "--gradient-accumulation-count" not in change.flags
     assert "--recomputation" not in change.flags
@@ -152,22 +154,18 @@ def test_inference_keeps_the_accumulation_out_of_it():
 
 def test_hint():
     own, splits, machine = program(60, num_stages=2)
-    change = smallest_change(GRAPH, own, splits, machine)
-    assert hint_for(change).startswith(
-        "predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 ("
-    )
-    assert "instead of 90%" in hint_for(change)
-    assert hint_for(None) is None
+    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
+    assert change.hint.startswith("predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 (")
+    assert "instead of 90%" in change.hint
 
 
 def test_a_run_asks_with_its_own_network():
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.planning.search.smallest_change import would_fit
 
     config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
-    ask = would_fit(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
+    ask = variations.would_fit(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
     hint = ask(None)
     assert hint.startswith("predicted to fit: --micro-batch-size ")
     size, count = int(hint.split()[4]), int(hint.split()[6])
@@ -180,11 +178,11 @@ def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
     kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
-    assert smallest_change(graph, kept, (), machine, only=only).flags == only
+    assert variations.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
     once = replace(kept, gradient_accumulation_count=1)
-    assert smallest_change(graph, once, (), machine, only=only) is None
+    assert variations.smallest_change(Planner(graph, machine), once, (), only=only) is None
     outside = replace(kept, optimizer_state_offloading=True)
-    assert smallest_change(graph, outside, (), machine, only=only) is None
+    assert variations.smallest_change(Planner(graph, machine), outside, (), only=only) is None
     before, after = (
         max(memory.fill for memory in program_memory(graph, (), own, machine.ipu)) for own in (kept, outside)
     )
@@ -193,21 +191,19 @@ def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
 
 def test_only_flags_that_the_command_takes():
     own, splits, machine = program(60, num_stages=2)
-    assert "--micro-batch-size" in smallest_change(GRAPH, own, splits, machine).flags
+    assert "--micro-batch-size" in variations.smallest_change(Planner(GRAPH, machine), own, splits).flags
     others = {"--available-memory-proportion", "--recomputation", "--pipeline-schedule", "--pipeline-splits"}
     found = set()
     for kib in (60, 80, 100, 120, 150):
         own, splits, machine = program(kib, num_stages=2)
-        change = smallest_change(GRAPH, own, splits, machine, only=others)
+        change = variations.smallest_change(Planner(GRAPH, machine), own, splits, only=others)
         found |= {word for word in (change.flags if change else ()) if word.startswith("--")}
     assert found and found <= others
-    assert smallest_change(GRAPH, own, splits, machine, only=()) is None
+    assert variations.smallest_change(Planner(GRAPH, machine), own, splits, only=()) is None
 
 
 def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
     from tensorflow import keras
-
-    from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 
     class Odd(keras.layers.Layer):
         def call(self, inputs):
@@ -216,9 +212,10 @@ def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
     inputs = keras.Input((4, 4, 1), batch_size=1)
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
-    train = would_fit(model, "odd", make_program(config, 100, seed=1), config)
+    train = variations.would_fit(model, "odd", make_program(config, 100, seed=1), config)
     asked = {
-        name: prediction_would_fit(model, "odd", config, name) for name in ("evaluate", "infer", "benchmark")
+        name: variations.prediction_would_fit(model, "odd", config, name)
+        for name in ("evaluate", "infer", "benchmark")
     }
     sizes = {
         "evaluate": "--validation-micro-batch-size",
@@ -244,7 +241,6 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
     """Whatever is missing of the memory, and although the run was a pipeline."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.planning.search.smallest_change import prediction_would_fit
 
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
     seen, sizes = set(), {"--micro-batch-size", "--validation-micro-batch-size"}
@@ -256,7 +252,7 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
             recomputation=True,
             gradient_accumulation_count=8,
         )
-        ask = prediction_would_fit(model, "cifar_resnet8", config, command)
+        ask = variations.prediction_would_fit(model, "cifar_resnet8", config, command)
         for overuse in (None, 1.2, 1.8, 3.0):
             hint = ask(overuse)
             if hint.startswith("predicted to fit: "):
@@ -277,8 +273,44 @@ def test_what_ipus_hold_without_the_memory_that_is_not_there(kib):
     kept = replace(own, optimizer_state_offloading=False)
     for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", own)):
         memory = max(program_memory(GRAPH, splits, settings, machine.ipu), key=lambda one: one.fill)
-        text = smallest_change_module._held(GRAPH, splits, own, machine, option)
+        text = variations._held(Planner(GRAPH, machine), splits, own, option)
         held, there = (int(word) for word in re.findall(r"(\d+) MiB", text))
         assert (held, there) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
         assert text.endswith("does not fit") == (memory.fill >= FITS_BELOW) == (kib == 15)
     assert fill(kept, splits, machine) > fill(own, splits, machine)
+
+
+@pytest.mark.parametrize("kib", [300, 80])
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "32.32"}, {"recomputation": True, "optimizer_slots": 2}]
+)
+def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
+    own, splits, machine = program(kib, num_stages=2, optimizer_state_offloading=True, **changes)
+    planner = Planner(GRAPH, machine)
+    candidate = planner.judge(splits, own, 1e9)
+    found, remedy = variations.next_changes(planner, candidate)
+    assert len({change.flags[0] for change in found}) == len(found) <= 3
+    assert [change.ratio for change in found] == sorted((change.ratio for change in found), reverse=True)
+    before = predict(GRAPH, splits, own, machine).images_per_s
+    for change in [*found, *([remedy] if remedy else [])]:
+        changed, kept = applied(own, splits, change.flags)
+        assert kept == splits and changed.global_batch_size == own.global_batch_size
+        assert change.predicted_fill == pytest.approx(fill(changed, splits, machine))
+        assert change.ratio == pytest.approx(predict(GRAPH, splits, changed, machine).images_per_s / before)
+    assert all(change.ratio >= 1.01 and change.verdict != "does not fit" for change in found)
+    assert remedy.predicted_fill < fill(own, splits, machine) / 1.09
+    # Whatever setting is not among them brings less than those that are, or does not fit.
+    for other in ({"half_partials": True}, {"recomputation": False}, {"eight_bit_transfer": True}):
+        changed = replace(own, **other)
+        gain = predict(GRAPH, splits, changed, machine).images_per_s / before
+        if gain >= 1.01 and fill(changed, splits, machine) <= 1.15 and changed.precision != "32.32":
+            assert round(gain, 2) <= round(found[-1].ratio, 2) or any(
+                applied(own, splits, change.flags)[0] == changed for change in found
+            )
+
+
+def test_a_plan_that_does_not_fit_has_no_next_changes():
+    own, splits, machine = program(15, num_stages=2)
+    planner = Planner(GRAPH, machine)
+    candidate = planner.judge(splits, own, 1e9)
+    assert candidate.verdict == "does not fit" and variations.next_changes(planner, candidate) == ((), None)

@@ -1,0 +1,592 @@
+"""Changed programs, each judged: what fits where a program does not, and what would be faster.
+
+What is typed for a change follows from the settings before and after it (``flags_between``).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from ipucnn.aliases import KerasModel, MemoryAdvice
+from ipucnn.config.options import BY_NAME, RunConfig
+from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.hardware import smallest_system
+from ipucnn.planning.cost.memory import FITS_BELOW, StageMemory, program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs import keras_graph
+from ipucnn.planning.graphs.layer_graph import unknown_layers
+from ipucnn.planning.pipeline_plan import Change
+from ipucnn.planning.schedules import GROUPED, INTERLEAVED
+from ipucnn.planning.search.planner import PROPORTIONS, Candidate, Planner
+from ipucnn.planning.settings import (
+    PlanSettings,
+    Proportions,
+    largest,
+    one_stage_settings,
+    percentages,
+    plan_settings,
+    smallest,
+    uniform,
+)
+from ipucnn.text import percent
+from ipucnn.training.program import Program
+
+# Dynamic programs spent on the splits of a change; a hint needs splits that fit, not a proof.
+_EVALUATIONS = 4
+_MOST_STAGES = 16
+# What ran out of memory by an unknown amount is taken to have missed it by a tenth.
+_UNKNOWN_OVERUSE = 1.1
+# Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain that is worth a line.
+_MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.4, 0.2), 1.01, 3
+
+_Trial = Tuple[PlanSettings, Optional[Tuple[str, ...]]]
+"""A changed program: its settings, and the splits that it keeps; None for splits that the planner is to choose."""
+
+
+def flags_between(
+    before: PlanSettings, after: PlanSettings, splits_before: Sequence[str], splits: Sequence[str]
+) -> Tuple[str, ...]:
+    """What to add to the command of a program to get another one."""
+    words: List[str] = []
+
+    def add(name: str, flag: str, *values: object) -> None:
+        if getattr(before, name) != getattr(after, name):
+            words.extend([flag, *map(str, values)])
+
+    def switch(name: str) -> None:
+        add(name, BY_NAME[name].flag if getattr(after, name) else f"--no-{BY_NAME[name].key}")
+
+    add("micro_batch_size", "--micro-batch-size", after.micro_batch_size)
+    if after.training:
+        add("gradient_accumulation_count", "--gradient-accumulation-count", after.gradient_accumulation_count)
+    switch("recomputation")
+    shares = (f"{value:g}" for value in percentages(after.available_memory_proportion))
+    add("available_memory_proportion", "--available-memory-proportion", *shares)
+    for name in ("optimizer_state_offloading", "half_partials", "eight_bit_transfer"):
+        switch(name)
+    add("schedule", "--pipeline-schedule", after.schedule)
+    add("precision", "--precision", after.precision)
+    return (*words, *(("--pipeline-splits", *splits) if tuple(splits) != tuple(splits_before) else ()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is predicted for a program; nothing in it was measured.
+
+    Attributes:
+        predicted_fill: share of its memory that the fullest IPU takes.
+        predicted_images_per_s: of all replicas.
+        verdict: "fits", "uncertain" or "does not fit".
+    """
+
+    predicted_fill: float
+    predicted_images_per_s: float
+    verdict: str
+
+
+def outcome_of(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Outcome:
+    """The prediction for splits under some settings."""
+    fullest = _fullest(planner, splits, settings)
+    speed = predict(planner.graph, splits, settings, planner.system).images_per_s
+    return Outcome(fullest.fill, speed, fullest.verdict)
+
+
+def _fullest(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> StageMemory:
+    """The memory of the fullest IPU."""
+    memory = program_memory(planner.graph, splits, settings, planner.system.ipu)
+    return max(memory, key=lambda one: one.fill)
+
+
+# --- smaller programs
+
+
+@dataclass(frozen=True)
+class SmallerProgram:
+    """A change that makes a program fit, by prediction.
+
+    Attributes:
+        flags: to add to the command.
+        settings, splits: of the changed program.
+        predicted_fill: share of the fullest IPU's memory that it takes.
+        predicted_fill_before: the same of the program as it was.
+    """
+
+    flags: Tuple[str, ...]
+    settings: PlanSettings
+    splits: Tuple[str, ...]
+    predicted_fill: float
+    predicted_fill_before: float
+
+    @property
+    def hint(self) -> str:
+        """What to do, for a message."""
+        return (
+            f"predicted to fit: {' '.join(self.flags)} (the fullest IPU at {percent(self.predicted_fill)} of its "
+            f"memory instead of {percent(self.predicted_fill_before)})"
+        )
+
+
+def smallest_change(
+    planner: Planner,
+    settings: PlanSettings,
+    splits: Sequence[str],
+    *,
+    overuse: Optional[float] = None,
+    only: Optional[Collection[str]] = None,
+) -> Optional[SmallerProgram]:
+    """The first change, from small to large, after which the program is predicted to fit.
+
+    In order: what changes no result (recomputation, a smaller availableMemoryProportion, both, optimizer state
+    outside the chip, other splits, the Interleaved schedule); a smaller micro-batch with as many more accumulated; more
+    stages; 16-bit numbers; more stages and smaller micro-batches.
+
+    Args:
+        settings, splits: of the program that did not fit.
+        overuse: memory needed over memory there is, as the compiler said; None where it did not say.
+        only: the flags that the command takes and acts on, if they are not all.
+    """
+    before = _fullest(planner, splits, settings).fill
+    # The compiler has just shown how far off the model is for this network: what fits must be as much smaller.
+    allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
+
+    def is_allowed(flags: Sequence[str]) -> bool:
+        return only is None or all(word in only for word in flags if word.startswith("--"))
+
+    for changed, kept in _smaller_programs(settings, tuple(splits), planner.system.num_ipus):
+        if not is_allowed(flags_between(settings, changed, (), ())):
+            continue
+        chosen = kept if kept is not None else _splits_within(planner, changed, allowed)
+        if chosen is None:
+            continue
+        flags, fill = (
+            flags_between(settings, changed, splits, chosen),
+            _fullest(planner, chosen, changed).fill,
+        )
+        if fill < allowed and is_allowed(flags):
+            return SmallerProgram(flags, changed, chosen, fill, before)
+    return None
+
+
+def _splits_within(planner: Planner, settings: PlanSettings, limit: float) -> Optional[Tuple[str, ...]]:
+    if settings.num_stages > len(planner.starts):
+        return None
+    found = planner.best(settings, limit, _EVALUATIONS)
+    return None if found is None else found.splits
+
+
+def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
+    """What to try, the smallest change first."""
+    for smaller in (settings, *_smaller_micro_batches(settings)):
+        if smaller != settings:
+            yield smaller, splits
+        yield from _without_effect_on_results(smaller, splits)
+    powers = (1 << power for power in range(1, _MOST_STAGES.bit_length()))
+    counts = [k for k in powers if k > settings.num_stages and k * settings.num_replicas <= max_ipus]
+    for stages in counts:
+        yield from _more_stages(settings, stages)
+    if settings.precision == "32.32":
+        yield replace(settings, precision="16.16"), splits
+    for stages in counts:
+        for smaller in _smaller_micro_batches(settings):
+            yield from _more_stages(smaller, stages)
+
+
+def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
+    """The same global batch in micro-batches of half the size, a quarter, ..."""
+    found, size = [], settings.micro_batch_size // 2
+    samples = settings.micro_batch_size * settings.gradient_accumulation_count
+    while size:
+        if not settings.training:
+            found.append(replace(settings, micro_batch_size=size))
+        elif samples % size == 0:
+            found.append(
+                replace(settings, micro_batch_size=size, gradient_accumulation_count=samples // size)
+            )
+        size //= 2
+    return found
+
+
+def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
+    """The same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
+    schedule = GROUPED if settings.order.is_sequential else settings.schedule
+    more = settings.with_stages(stages, schedule)
+    yield more, None
+    for changed, _ in _without_effect_on_results(more, ()):
+        yield changed, None
+
+
+def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) -> Iterator[_Trial]:
+    piped = settings.training and settings.num_stages > 1
+    least = replace(settings, recomputation=piped or settings.recomputation)
+    if least != settings:
+        yield least, splits
+    for limited in filter(None, (_limited(settings, share) for share in PROPORTIONS)):
+        yield replace(settings, available_memory_proportion=limited), splits
+        if least.recomputation != settings.recomputation:
+            yield replace(least, available_memory_proportion=limited), splits
+    least = replace(
+        least,
+        available_memory_proportion=_limited(settings, PROPORTIONS[-1])
+        or settings.available_memory_proportion,
+    )
+    offloading = replace(settings, optimizer_state_offloading=True)
+    if offloading.offloads_optimizer_state and not settings.offloads_optimizer_state:
+        yield offloading, splits
+    if settings.num_stages == 1:
+        return
+    yield settings, None
+    if least != settings:
+        yield least, None
+    if piped and settings.schedule == GROUPED and settings.num_ipus_per_replica == settings.num_stages:
+        # Whatever count Grouped accepts, Interleaved does, too; but it refuses two stages on one IPU.
+        yield replace(settings, schedule=INTERLEAVED), splits
+        yield replace(least, schedule=INTERLEAVED), None
+
+
+def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
+    """availableMemoryProportion of at most ``share`` in each stage; None where that changes nothing.
+
+    Where the convolutions and the matrix products of all stages have proportions of their own, it changes nothing
+    either: they come from options that go before the one proposed here.
+    """
+    own = settings.available_memory_proportion
+    if len(own) == 1 and own[0].convolution != own[0].matmul:
+        return None
+    limited = tuple(stage.limited(share) for stage in own)
+    return None if limited == own else limited
+
+
+# --- what changes of a plan would bring
+
+
+def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, ...], Optional[Change]]:
+    """The changes of one setting each that make a program fastest, and the one to make if it does not fit after all.
+
+    All keep the splits, so that with others they may bring more.
+    """
+    settings, splits = candidate.settings, candidate.splits
+    if candidate.verdict == "does not fit":
+        return (), None
+    before = candidate.prediction.images_per_s
+
+    def change(name: str, changed: PlanSettings) -> Change:
+        outcome = outcome_of(planner, splits, changed)
+        ratio, flags = outcome.predicted_images_per_s / before, flags_between(settings, changed, (), ())
+        return Change(name, flags, ratio, outcome.predicted_fill, outcome.verdict)
+
+    tried = [change(name, changed) for name, changed in _single_changes(settings).items()]
+    gains = [one for one in tried if one.ratio >= _LEAST_GAIN and one.verdict != "does not fit"]
+    best: Dict[str, Change] = {}  # of each option
+    for one in sorted(gains, key=lambda one: (-round(one.ratio, 2), one.predicted_fill)):
+        best.setdefault(one.flags[0], one)
+    smaller = smallest_change(planner, settings, splits, only=_KEEPING_SPLITS)
+    remedy = None if smaller is None else change("", smaller.settings)
+    return tuple(best.values())[:_MOST_GAINS], remedy
+
+
+_KEEPING_SPLITS = (
+    *("--recomputation", "--available-memory-proportion", "--optimizer-state-offloading"),
+    *("--micro-batch-size", "--gradient-accumulation-count"),
+)
+
+
+def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
+    """A program with one thing changed, by what that is."""
+    count, size, order = settings.gradient_accumulation_count, 2 * settings.micro_batch_size, settings.order
+    changes: List[Tuple[str, bool, Dict[str, Any]]] = [
+        ("8-bit transfer", not settings.eight_bit_transfer, {"eight_bit_transfer": True}),
+        ("precision 16.16", settings.precision != "16.16", {"precision": "16.16"}),
+        (
+            "half partials",
+            not settings.half_partials and settings.precision != "32.32",
+            {"half_partials": True},
+        ),
+        ("no recomputation", settings.recomputes(0), {"recomputation": False}),
+        (
+            "optimizer state on the chip",
+            settings.offloads_optimizer_state and settings.optimizer_slots > 0,
+            {"optimizer_state_offloading": False},
+        ),
+        (
+            f"micro-batch {size}",
+            count % 2 == 0 and count // 2 % order.multiple(settings.num_stages) == 0,
+            {"micro_batch_size": size, "gradient_accumulation_count": count // 2},
+        ),
+    ]
+    for share in _MORE_PROPORTIONS:
+        is_other = settings.available_memory_proportion != uniform(share)
+        changes.append(
+            (f"proportion {100 * share:g} %", is_other, {"available_memory_proportion": uniform(share)})
+        )
+    return {name: replace(settings, **change) for name, does, change in changes if does}
+
+
+# --- the optimisations of Graphcore's public U-Net
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """One optimisation: what the program does, what it could do instead, and what that would bring.
+
+    Attributes:
+        number: in the public README.
+        option: the flag as ``plan-splits`` takes it, or what decides it.
+        here, instead: the setting of the program, and the other one.
+        outcome: with ``instead``; None where it is not modelled.
+        note: why not, or what is left out.
+    """
+
+    number: int
+    name: str
+    option: str
+    here: str
+    instead: str
+    outcome: Optional[Outcome]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Makes the rows of one program."""
+
+    planner: Planner
+    splits: Sequence[str]
+    settings: PlanSettings
+
+    def row(
+        self,
+        number: int,
+        name: str,
+        option: str,
+        here: object,
+        instead: object,
+        changed: Optional[PlanSettings] = None,
+        note: str = "",
+    ) -> Optimisation:
+        outcome = None
+        if changed is not None:
+            outcome = outcome_of(self.planner, self.splits if changed.num_stages > 1 else (), changed)
+        return Optimisation(number, name, option, _word(here), _word(instead), outcome, note)
+
+    def switch(self, number: int, name: str, option: str, field: str, *values: object) -> Optimisation:
+        """A setting with two values; a program with neither is compared with the first."""
+        here = getattr(self.settings, field)
+        instead = values[1] if here == values[0] else values[0]
+        changed: Dict[str, Any] = {field: instead}
+        return self.row(number, name, option, here, instead, replace(self.settings, **changed))
+
+    def proportions(self, number: int, name: str, more: str, proportions: Proportions) -> Optimisation:
+        """Another availableMemoryProportion."""
+        instead = replace(self.settings, available_memory_proportion=proportions)
+        tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
+        note = f"of {tried}% no stage has room for more" if instead == self.settings else ""
+        option = f"--available-memory-proportion{more}"
+        return self.row(number, name, option, _percent(self.settings), _percent(instead), instead, note)
+
+    def another_for_all(self) -> Proportions:
+        """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
+        (least,), default = smallest(self.settings.available_memory_proportion), uniform(PROPORTIONS[0])
+        return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
+
+    def largest_that_fit(self) -> Proportions:
+        """For each stage the largest with which its IPU surely fits; where stages differ already, their largest."""
+        if self.settings.has_own_proportions:
+            return largest(self.settings.available_memory_proportion)
+        shares = [PROPORTIONS[-1]] * self.settings.num_stages
+        # From the smallest to the largest, so that the largest that fits is what stays.
+        for share in reversed(PROPORTIONS):
+            own = replace(self.settings, available_memory_proportion=uniform(share))
+            memory = program_memory(self.planner.graph, self.splits, own, self.planner.system.ipu)
+            shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(memory, shares)]
+        return tuple(uniform(share)[0] for share in shares)
+
+
+def optimisations(
+    planner: Planner,
+    splits: Sequence[str],
+    settings: PlanSettings,
+    *,
+    loss_scaling: float = 0.0,
+    exchange_target: Optional[str] = None,
+) -> Tuple[Outcome, List[Optimisation]]:
+    """The program's own prediction, and all eleven optimisations that the README of that application names.
+
+    Args:
+        splits: legal ones, each of their stages on an IPU of its own.
+        loss_scaling: 0 is none.
+        exchange_target: of Poplar's internal exchange; without, its own default holds, which is cycles.
+
+    Raises:
+        ConfigurationError: no pipeline, stages that share an IPU, or no training.
+    """
+    count, accumulated = settings.num_stages, settings.gradient_accumulation_count
+    if count < 2 or settings.num_ipus_per_replica != count or not settings.training:
+        raise ConfigurationError(
+            "--optimisations compares settings of a training pipeline with a stage on each IPU",
+            "--stages 4 --schedule Interleaved --training",
+        )
+    alone = _without_pipelining(settings)
+    without = "without it recomputation is off, too, and micro-batches are accumulated "
+    without += f"{accumulated} to {alone.gradient_accumulation_count}"
+    factor = "a factor on the loss and its inverse on the gradients: numbers change, not what is computed"
+    target, offloading = exchange_target or "cycles", "optimizer_state_offloading"
+    other_target = "memory" if target == "cycles" else "cycles"
+    rows = _Rows(planner, splits, settings)
+    row, switch = rows.row, rows.switch
+    return outcome_of(planner, splits, settings), [
+        row(
+            1,
+            "pipelining",
+            "--pipeline-splits",
+            f"{count} stages",
+            f"1 stage, {count} replicas",
+            alone,
+            without,
+        ),
+        switch(2, "reduced precision", "--precision", "precision", "32.32", "16.16"),
+        switch(2, "16-bit partials", "--half-partials", "half_partials", True, False),
+        row(
+            *(3, "loss scaling", "--loss-scaling", f"{loss_scaling:g}" if loss_scaling else "none"),
+            *("none" if loss_scaling else "128", settings, factor),
+        ),
+        switch(4, "recomputation", "--recomputation on|off", "recomputation", True, False),
+        rows.proportions(5, "convolution options", "", rows.another_for_all()),
+        switch(6, "schedule", "--pipeline-schedule", "schedule", INTERLEAVED, GROUPED),
+        row(
+            *(7, "internal exchange", "--internal-exchange-optimization-target", target, other_target, None),
+            "the model has one figure for exchange code and time",
+        ),
+        row(
+            *(8, "IPU dropout", "always on IPUs", "seed kept", "mask kept", None),
+            "drawing a mask again takes time that the model does not have",
+        ),
+        rows.proportions(9, "options of each stage", ", one per stage", rows.largest_that_fit()),
+        switch(10, "offloaded optimizer state", "--optimizer-state-offloading", offloading, True, False),
+        row(
+            *(11, "crops before they are sent", "always", "where they begin", "where they end", None),
+            "what is cropped off is neither sent nor kept",
+        ),
+    ]
+
+
+def _without_pipelining(settings: PlanSettings) -> PlanSettings:
+    """The same IPUs with a whole network on each, with the largest proportions that a stage has."""
+    return settings.restaged(
+        1,
+        available_memory_proportion=largest(settings.available_memory_proportion),
+        num_replicas=settings.num_replicas * settings.num_stages,
+        gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / settings.num_stages),
+        recomputation=False,
+    )
+
+
+def _percent(settings: PlanSettings) -> str:
+    return " ".join(f"{value:g}" for value in percentages(settings.available_memory_proportion)) + "%"
+
+
+def _word(value: object) -> str:
+    """A setting's value as a user gives it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+# --- the question of a run that ran out of memory
+
+
+_UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
+
+
+def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig) -> MemoryAdvice:
+    """The question to ask when memory runs out in training.
+
+    Args:
+        model: from ``build_model``.
+        name: of the network.
+        program: that runs; its splits are filled in.
+        config: of the run.
+    """
+    advice = "try a smaller --micro-batch-size, --recomputation or more stages"
+    return _asking(
+        model, name, lambda: plan_settings(config, program.layout), program.pipeline_splits, None, advice
+    )
+
+
+def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
+    """The question to ask when memory runs out in evaluation or inference, which have no pipeline.
+
+    Args:
+        model: from ``build_model``.
+        name: of the network.
+        config: of the run.
+        command: "evaluate", "infer" or "benchmark"; the hint has only options that it takes.
+    """
+    size = "validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"
+    options = {"micro_batch_size": size, "available_memory_proportion": None, "precision": None}
+    specs = {BY_NAME[option].flag: BY_NAME[other or option] for option, other in options.items()}
+    renamed = {flag: spec.flag for flag, spec in specs.items() if command in spec.commands}
+    is_typed = command in BY_NAME[size].commands
+    advice = f"try a smaller {BY_NAME[size].flag}, or use --device cpu" if is_typed else "use --device cpu"
+
+    def settings() -> PlanSettings:
+        return one_stage_settings(
+            config,
+            config.validation_micro_batch_size or config.micro_batch_size,
+            config.validation_num_replicas or config.num_replicas,
+            training=False,
+        )
+
+    ask = _asking(model, name, settings, (), renamed, advice)
+
+    def asked(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+        found = ask(overuse, without)
+        if found is None and without is None:
+            return "nothing that was tried is predicted to fit: use --device cpu"
+        return found
+
+    return asked
+
+
+def _asking(
+    model: KerasModel,
+    name: str,
+    make: Callable[[], PlanSettings],
+    splits: Sequence[str],
+    renamed: Optional[Mapping[str, str]],
+    advice: str,
+) -> MemoryAdvice:
+    """The question to ask about a program.
+
+    Args:
+        make: its settings, asked for only when it ran out of memory: no run fails for the sake of a hint.
+        renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
+        advice: where nothing can be predicted.
+    """
+
+    def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+        unknown = _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
+        try:
+            settings = make()
+            graph = keras_graph.graph_of(model, name)
+            if unknown_layers(graph):  # what is estimated of them is no promise
+                return unknown
+            planner = Planner(graph, smallest_system(settings.occupied_ipus))
+            if without is not None:
+                return _held(planner, splits, settings, without)
+            change = smallest_change(planner, settings, splits, overuse=overuse, only=renamed)
+        except UserError:
+            # A network that the planner does not know: the error that is being explained matters more.
+            return unknown
+        if change is None:
+            return None
+        return replace(change, flags=tuple((renamed or {}).get(word, word) for word in change.flags)).hint
+
+    return ask
+
+
+def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, option: str) -> str:
+    """What the fullest IPU holds with an option off; the planner knows no other offloading, all else is on the IPU."""
+    if option == "optimizer_state_offloading":
+        settings = replace(settings, optimizer_state_offloading=False)
+    fullest = _fullest(planner, splits, settings)
+    held, there = (f"{value / 2**20:.0f} MiB" for value in (fullest.total_bytes, fullest.capacity_bytes))
+    verdict = "" if fullest.fill < FITS_BELOW else ", which does not fit"
+    return f"the fullest IPU is then predicted to hold {held} of its {there}{verdict}"
