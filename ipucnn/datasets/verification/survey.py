@@ -164,7 +164,7 @@ class Survey(Problems):
         max_pixels: what an image may have at most.
 
     Attributes:
-        class_names: set by the walk over the set's files.
+        class_names, class_colours: set by the walk over the set's files.
         shape: the (height, width) of all samples, if known; likewise.
         is_published: all files that hold samples have their published checksums; set by the reader.
         checksums: kind -> [right, wrong].
@@ -184,6 +184,7 @@ class Survey(Problems):
         self.dataset, self.task, self.location, self.known = dataset, task, location, known
         self.image_size, self.max_pixels = image_size, max_pixels
         self.class_names: Tuple[str, ...] = ()
+        self.class_colours: Tuple[Tuple[int, int, int], ...] = ()
         self.shape: Optional[Tuple[int, int]] = None
         self.is_published = False
         self.checksums: Dict[str, List[int]] = {}
@@ -335,10 +336,10 @@ class Survey(Problems):
         common = self._check_together(block, look)
         for k, number in enumerate(block.numbers):
             problems = list(common)
-            if masks is None:
-                problems += self._check_label(block, number, labels[k])
-            else:
+            if masks is not None:
                 problems += self._check_mask(block, number, masks[k])
+            elif not 0 <= labels[k] < len(self.class_names):
+                problems.append(self._check_label(block, number, labels[k]))
             if look.measured.constant[k] and look.size[0] * look.size[1] > 1:
                 self.find("constant-image", subset, into.name_of(number))
                 problems.append("constant-image")
@@ -346,9 +347,8 @@ class Survey(Problems):
                 assert look.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(mask)
-                sample = Sample(
-                    into.name_of(number), label, problems, look.images[k], mask, len(self.class_names)
-                )
+                name, classes = into.name_of(number), (self.class_names, self.class_colours)
+                sample = Sample(name, label, problems, look.images[k], mask, *classes)
                 self._drawn[subset, number] = sample
                 self._watcher.on_sample(self._done + k, sample)
         into.checked += len(block.numbers)
@@ -380,15 +380,13 @@ class Survey(Problems):
                 note("several-frames", str(look.frames))
         return found
 
-    def _check_label(self, block: Block, number: int, label: int) -> Sequence[str]:
-        if 0 <= label < len(self.class_names):
-            return ()
+    def _check_label(self, block: Block, number: int, label: int) -> str:
+        """Notes a label that is no class: the code."""
         if label < 0 and block.path is not None:
-            return ("unknown-class",)  # of a folder, which was told
-        name = self.subsets[block.subset].name_of(number)
-        last = len(self.class_names) - 1
+            return "unknown-class"  # of a folder, which was told
+        name, last = self.subsets[block.subset].name_of(number), len(self.class_names) - 1
         self.find("label-range", block.subset, f"{name}: label {label}, classes are 0 to {last}")
-        return ("label-range",)
+        return "label-range"
 
     def _check_mask(self, block: Block, number: int, mask: np.ndarray) -> List[str]:
         into, num_classes, found = self.subsets[block.subset], len(self.class_names), []
