@@ -654,7 +654,7 @@ def _read_record(
     if num_classes and not 0 <= label - first_label < num_classes:
         last = first_label + num_classes - 1
         text = f"label {label}, labels are {first_label} to {last}"
-        raise DataError(text, "mend the labels, or remove the samples", "label-range")
+        raise DataError(text, "correct the labels, or remove the samples", "label-range")
     try:
         return look_at(data, "image", label - first_label, keeps_pixels, survey.max_pixels, channels)
     except DataError as error:
