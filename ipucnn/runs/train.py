@@ -98,7 +98,7 @@ class TrainingRun:
         self, resolved: Resolved, verbose: bool = False, cluster: Optional[Cluster] = None, parts: bool = True
     ) -> None:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
-        from ipucnn.sessions.poplar.validation import check_program
+        from ipucnn.sessions.poplar.checks import check_program
 
         self.instances = find_group(resolved.config)
         self.cluster, self._parts = cluster, parts
