@@ -10,7 +10,8 @@ Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have 
 and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json``, ``config.yml`` and all
 checkpoints must then be those of a run that was left alone, of each fold of a cross-validation, too; every file of a
 finished run must be there, and every process must have ended with the exit code of its signal and without a traceback.
-Exit code 5 if not.
+Exit code 5 if not.  A process that is seen at such a moment is stopped and seen there again before it is killed;
+"missed" counts the kills that came at another moment than the one they were meant for.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
@@ -39,7 +40,6 @@ from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
-FINISHED = ("report.json", "report.html", "predictions.png")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
 # Many processes of a busy machine start at once.
@@ -274,7 +274,7 @@ def kill(
             if moment == "any time" or time.time() > patience:
                 hit = "any time"
                 break
-            if any(SIGNS[moment](run, seen.get(run, 0)) for run in runs_of(folder)):
+            if arrived(process, folder, moment, seen):
                 hit = moment
                 break
             time.sleep(0.0002)
@@ -283,10 +283,32 @@ def kill(
     if stop_s:
         process.send_signal(signal.SIGSTOP)
         time.sleep(stop_s)
-        process.send_signal(signal.SIGCONT)
     process.send_signal(number)
+    if stop_s or hit in SIGNS:
+        process.send_signal(signal.SIGCONT)
     process.wait(timeout=START_LIMIT_S)
     return process.returncode, hit
+
+
+def arrived(process: "subprocess.Popen[bytes]", folder: Path, moment: str, seen: Dict[Path, int]) -> bool:
+    """Whether the process is at the moment now; it is then stopped there, so that the signal reaches it there."""
+    import psutil
+
+    def is_there() -> bool:
+        return any(SIGNS[moment](run, seen.get(run, 0)) for run in runs_of(folder))
+
+    if not is_there() or process.poll() is not None:
+        return False
+    process.send_signal(signal.SIGSTOP)
+    wait_for(
+        process,
+        lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED,
+        f"{folder}: not stopped",
+    )
+    if process.poll() is None and is_there():
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 def pause(process: "subprocess.Popen[bytes]", seconds: float) -> None:
@@ -322,7 +344,9 @@ def compare_run(reference: Path, folder: Path) -> List[str]:
     """Likewise of a single run."""
     if not (folder / "checkpoints").is_dir():
         return ["checkpoints"]
-    finished = [name for name in FINISHED if (reference / name).exists() and not (folder / name).exists()]
+    from ipucnn.runs.folder import PREDICTIONS, RunFolder
+
+    finished = RunFolder(folder).missing_files(has_pictures=(reference / PREDICTIONS).exists())
     if options_of(reference) != options_of(folder):
         finished.append("config.yml")
     names = ["metrics.jsonl", "program.json"]
@@ -349,8 +373,8 @@ def new_result(name: str) -> Dict[str, Any]:
 
 
 COUNTS = (
-    "runs", "kills", *MOMENTS, *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late", "wrong end",
-    "differing",
+    "runs", "kills", *MOMENTS, "missed", *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late",
+    "wrong end", "differing",
 )  # fmt: skip
 
 
@@ -456,6 +480,7 @@ def one_run(
         code, hit = killed
         result["kills"] += 1
         result[hit] += 1
+        result["missed"] += hit != moment
         result[number.name] += 1
         result["stopped"] += bool(stop_s)
         result["no stderr"] += stderr != "log"

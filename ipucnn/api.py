@@ -5,15 +5,31 @@ It says what the commands say: the same options under the same names, with ``_``
 """
 
 import contextlib
+import functools
+import inspect
 import warnings
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+    cast,
+)
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel, PillowImage, PlainValue
-from ipucnn.config.bounds import MAX_IPUS
+from ipucnn.config import spec as numbers
 from ipucnn.config.options import BY_NAME, RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -46,6 +62,45 @@ def _as_the_command_line() -> Iterator[None]:
         if told is None:
             raise
         raise told from error
+
+
+_TEXTS = {
+    "run": 'run="runs/mine"',
+    "model": 'model="lenet"',
+    "checkpoint": 'checkpoint="best"',
+    "system": 'system="pod16"',
+    "format": 'format="onnx"',
+    "output": 'output="exports/mine"',
+}
+_NUMBERS = {"stages": numbers.STAGES, "batch": numbers.EXPORT_BATCH, "opset": numbers.OPSET}
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _guarded(function: _Function) -> _Function:
+    """The guard at the edge of the interface: what no command line could hold is refused as a command refuses it.
+
+    Texts and numbers are checked here; options (``**options``) where the command line's are.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: object, **kwargs: object) -> object:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, value in given.items():
+            if value is None and signature.parameters[name].default is None:
+                continue
+            if name in _NUMBERS:
+                given[name] = _NUMBERS[name].flag(name)(str(value))
+            elif name in _TEXTS and not isinstance(value, (str, Path)):
+                kind = shown_value(type(value).__name__)
+                raise ConfigurationError(
+                    f"{name} is of type {kind}: must be text or a path", f"for example {_TEXTS[name]}"
+                )
+        options = given.pop("options", {})
+        with _as_the_command_line():
+            return function(**given, **cast(Dict[str, object], options))
+
+    return cast(_Function, checked)
 
 
 class Run:
@@ -154,8 +209,11 @@ class Run:
         if isinstance(image, (str, Path)):
             (found,) = images_of_files([str(image)], info, input_shape)
             return found.read()
-        if hasattr(image, "convert"):  # of Pillow, which need not be imported to know
-            return pixels_for_evaluation(image, "image", info, input_shape)
+        if type(image).__module__.startswith("PIL."):  # which need not be imported to know
+            try:
+                return pixels_for_evaluation(image, "image", info, input_shape)
+            except (OSError, ValueError) as error:  # a closed or damaged file behind it
+                raise DataError(f"an image of Pillow cannot be read: {error}", "open it again") from error
         pixels = np.asarray(image)
         pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
@@ -176,7 +234,7 @@ class Run:
         self._session = session
 
 
-@_as_the_command_line()
+@_guarded
 def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optional[str] = None) -> Run:
     """Opens a run folder, a checkpoint, or an exported ONNX or TFLite file.
 
@@ -216,7 +274,7 @@ def _named(
     return Named(command, str(run), flags, which=checkpoint, from_python=True)
 
 
-@_as_the_command_line()
+@_guarded
 def evaluate(
     run: Union[str, Path],
     checkpoint: Optional[str] = None,
@@ -246,7 +304,7 @@ def evaluate(
     return evaluate_run(_named("evaluate", run, checkpoint, model, options))
 
 
-@_as_the_command_line()
+@_guarded
 def export(
     run: Union[str, Path],
     format: str,
@@ -293,7 +351,7 @@ def export(
     return export_run(request)
 
 
-@_as_the_command_line()
+@_guarded
 def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
     """The rows of a run's ``metrics.jsonl``: one for each execution and validation, with ``event`` and
     ``weight_updates``.
@@ -308,7 +366,7 @@ def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
     return read_run(expand(str(run))).history
 
 
-@_as_the_command_line()
+@_guarded
 def plan(
     model: str, *, stages: Optional[int] = None, system: Optional[str] = None, **options: PlainValue
 ) -> "PipelinePlan":
@@ -334,27 +392,10 @@ def plan(
     from ipucnn.sessions.host.environment import import_tensorflow
 
     resolved = _request("plan-splits", model, options).resolve()
-    name = None if system is None else str(system)
-    request = make_request(
-        resolved, network_options, input_shape_for, stages=_num_stages(stages), system=name
-    )
+    request = make_request(resolved, network_options, input_shape_for, stages=stages, system=system)
     made = make_plan(request, [], lambda note: None, import_tensorflow)
     check_not_fitting(made, request)
     return made
-
-
-def _num_stages(stages: object) -> Optional[int]:
-    """A number of stages as ``--stages`` takes it.
-
-    Raises:
-        ConfigurationError: none of at least 1.
-    """
-    text = str(stages)
-    if stages is not None and not (text.isdecimal() and 0 < int(text) <= MAX_IPUS):
-        raise ConfigurationError(
-            f"stages={shown_value(stages)}: must be a whole number from 1 to {MAX_IPUS:,}", "stages=4"
-        )
-    return None if stages is None else int(text)
 
 
 class Training:
@@ -412,7 +453,7 @@ class Training:
             write_page_of(self._run)
 
 
-@_as_the_command_line()
+@_guarded
 def train(model: str, **options: PlainValue) -> Training:
     """Checks a training run as ``ipucnn train`` does, and gives what trains when it is iterated over.
 
@@ -511,7 +552,17 @@ def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:
 
 def _typed(name: str, value: object) -> Any:
     """A value as it would be typed: options that are texts of numbers, too."""
+    value = _plain(value)
     if isinstance(value, Path):
         return str(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return str(value) if is_number and BY_NAME[name].parse is not None else value
+
+
+def _plain(value: object) -> object:
+    """A value with Python's own numbers in place of NumPy's, which a loop over arrays gives."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value

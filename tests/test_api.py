@@ -15,7 +15,7 @@ from PIL import Image
 import ipucnn
 from ipucnn import api, cli
 from ipucnn.datasets.sources import in_memory
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
 from ipucnn.runs.provenance import environment
 
 
@@ -102,17 +102,43 @@ def test_mistakes_are_those_of_the_commands(folder):
         assert "[images, height, width, 1 or 3]" in caught.value.hint
     with pytest.raises(DataError):
         loaded.predict("absent.png")
-    for wrong in (5, None, [5]):
+    for wrong in (5, None, [5], type("Odd", (), {"convert": 5})()):
         with pytest.raises(DataError, match="is no image"):
             loaded.predict(wrong)
     for wrong, said in (
-        ({"stages": -1}, "stages=-1"),
-        ({"stages": "x"}, "stages=x"),
-        ({"system": 5}, "system '5'"),
+        ({"stages": -1}, "stages -1"),
+        ({"stages": "x"}, "stages x"),
+        ({"stages": 2.5}, "stages 2.5"),
+        ({"system": 5}, "system is of type int"),
+        ({"micro_batch_size": [4]}, "must be a whole number"),
     ):
         with pytest.raises(ConfigurationError, match=said) as caught:
             ipucnn.plan("resnet18", **wrong)
         assert caught.value.hint
+    run = str(folder / "runs" / "mine")
+    for call, said in (
+        (lambda: ipucnn.load(5), "run is of type int"),
+        (lambda: ipucnn.load(None), "run is of type NoneType"),
+        (lambda: ipucnn.load(run, checkpoint=5), "checkpoint is of type int"),
+        (lambda: ipucnn.evaluate(run, checkpoint=[]), "checkpoint is of type list"),
+        (lambda: ipucnn.train(np.zeros(3)), "model is of type ndarray"),
+        (lambda: ipucnn.train("lenet", dataset=(5, 6)), "no two pairs of arrays"),
+        (lambda: ipucnn.export(run, 5), "format is of type int"),
+        (lambda: ipucnn.export(run, "onnx", output=[]), "output is of type list"),
+        (lambda: ipucnn.export(run, "onnx", batch=0), "batch 0"),
+        (lambda: ipucnn.export(run, "onnx", opset="x"), "opset x"),
+        (lambda: ipucnn.read_history(b"x"), "run is of type bytes"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            call()
+        assert caught.value.hint
+    closed = Image.new("RGB", (8, 8))
+    closed.close()
+    with pytest.raises(DataError, match="an image of Pillow cannot be read"):
+        loaded.predict(closed)
+    # NumPy's numbers are numbers, also inside of options.
+    planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
+    assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
     with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
         ipucnn.train("lenet", num_epoch=3)
     assert "'num_epochs'" in caught.value.hint

@@ -162,11 +162,11 @@ BUDGET = {
     "diagnosis": (685, 520),
     "models": (2960, 2220),
     "planning": (5520, 4290),
-    "reports": (3810, 2990),
-    "runs": (6350, 4710),
+    "reports": (3830, 3020),
+    "runs": (6400, 4740),
     "sessions": (5545, 4295),
-    "training": (1680, 1260),
-    "modules at the top": (2410, 1950),
+    "training": (1680, 1270),
+    "modules at the top": (2450, 1960),
 }
 
 

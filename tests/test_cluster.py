@@ -567,7 +567,7 @@ def test_which_numbers_of_workers_fit():
 )
 def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_sample):
     """The largest number of fused micro-batches that is legal and leaves each worker as many chunks."""
-    from ipucnn.sessions.host.session import choose_fused, fusible
+    from ipucnn.sessions.host.division import choose_fused, fusible
 
     total = micro_batches * group
     legal = [

@@ -372,7 +372,10 @@ def test_of_a_palette_the_colours_count_where_classes_have_colours_else_its_numb
         if table is not None:
             (tmp_path / "set" / "classes.txt").write_text(table)
         if table is None or "9 9" not in table:
-            np.testing.assert_array_equal(open_imagemasks(tmp_path / "set").train.labels, classes[:4])
+            source = open_imagemasks(tmp_path / "set")
+            np.testing.assert_array_equal(source.train.labels, classes[:4])
+            # Pictures show the classes in the colours of the masks, by whichever way these say what they are.
+            assert source.info.class_colours == ((0, 0, 0), (255, 0, 0), (1, 2, 3))
             assert cli.run(["verify-dataset", "imagemasks", "--dataset-path", str(tmp_path / "set")]) == 0
     with pytest.raises(DataError, match="of no class; the first one has the value 255 0 0"):
         open_imagemasks(tmp_path / "set")

@@ -69,14 +69,14 @@ for devices, session in sorted(sessions.items()):
     with session.as_evaluated():
         values = {name: v.numpy() for name, v in session.state.weights.items()}
     values.update({name: v.numpy() for name, v in session.state.slots.items()})
-    validating, run = set(), session._evaluation.run
+    validating, run = set(), session._sums_of_logits
 
     def spy(*batch):
         found = run(*batch)
         validating.update(value.device[-1] for value in found.values())
         return found
 
-    session._evaluation.run = spy
+    session._sums_of_logits = spy
     counted = tf.data.Dataset.from_tensor_slices((images[:27], labels[:27], tf.ones(27))).batch(4)
     metrics = session.evaluate(counted)
     assert metrics["samples"] == 27, metrics

@@ -42,12 +42,15 @@ def weights(tmp_path_factory):
         {"backend": "jax"},
         {"image_data_format": "channels_first", "floatx": "float16", "epsilon": 0.1},
         {"epsilon": "nonsense"},
+        [],
+        None,
         {"HOME": "", "XDG_CACHE_HOME": ""},
     ],
     ids=str,
 )
 def test_keras_is_what_the_networks_are_written_for(settings, weights, tmp_path):
-    variables = {name: value for name, value in settings.items() if name.isupper()}
+    is_file = not isinstance(settings, dict)
+    variables = {} if is_file else {name: value for name, value in settings.items() if name.isupper()}
     if not variables:
         (tmp_path / "home").mkdir()
         (tmp_path / "home" / "keras.json").write_text(json.dumps(settings))
@@ -57,11 +60,9 @@ def test_keras_is_what_the_networks_are_written_for(settings, weights, tmp_path)
     if done.returncode == 0:
         assert (tmp_path / "r" / "checkpoints" / "last.npz").read_bytes() == weights
     else:
-        assert "nonsense" in settings.values() and done.returncode == 2, done.stderr
+        assert (is_file or "nonsense" in settings.values()) and done.returncode == 2, done.stderr
         error, hint = done.stderr.splitlines()[-2:]
-        assert (
-            error.startswith("error: Keras refuses") and "keras.json" in error and hint.startswith("hint: ")
-        )
+        assert error.startswith("error: ") and "keras.json" in error and hint.startswith("hint: ")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")

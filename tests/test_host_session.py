@@ -15,8 +15,12 @@ from support.reference import Naive, run_naive
 from support.sessions import (
     CLASSES,
     CPU,
+    PLAIN,
     SGD,
     SIZE,
+    batches,
+    compile_session,
+    constant,
     data,
     make_model,
     make_program,
@@ -29,14 +33,8 @@ from ipucnn.config.values import MEASURE
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host import session as host_session
-from ipucnn.sessions.host.session import (
-    MEMORY_FRACTION,
-    TRAINING_FACTOR,
-    HostSession,
-    activation_bytes_per_sample,
-    choose_fused,
-    fused_in_memory,
-)
+from ipucnn.sessions.host.division import MEMORY_FRACTION, TRAINING_FACTOR, choose_fused, fused_in_memory
+from ipucnn.sessions.host.session import HostSession, activation_bytes_per_sample
 from ipucnn.sessions.session import (
     CheckpointDue,
     DeviceInfo,
@@ -45,7 +43,6 @@ from ipucnn.sessions.session import (
     ValidationDue,
 )
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
 
 
 def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tolerance=2e-4) -> None:
@@ -164,18 +161,9 @@ def test_dropout_does_not_depend_on_how_many_micro_batches_are_fused():
         model = keras.Model(inputs, x)
         for weight in model.weights:
             weight.assign(np.random.default_rng(1).normal(size=weight.shape))
-        session = HostSession(CPU)
-        sgd = make_settings("sgd", {"momentum": 0.0}, global_batch_size=8)
-        session.compile(
-            model,
-            program.with_fused(fused),
-            sgd,
-            make_loss("cross_entropy"),
-            lambda u: np.full(np.shape(u), 0.1),
-        )
-        both = tf.data.Dataset.from_tensor_slices((images, labels))
-        list(session.train(lambda first, n, both=both: both.batch(n, drop_remainder=True)))
-        results.append({k: v.numpy() for k, v in session.state.weights.items()})
+        rate = constant(0.1)
+        found = run(HostSession(CPU), model, program.with_fused(fused), PLAIN, images, labels, schedule=rate)
+        results.append(found.weights)
     assert_close(*results, tolerance=1e-5)
 
 
@@ -374,13 +362,9 @@ def test_memory_exhausted_in_a_validation_names_the_option():
         return loss(logits, labels, count, *weights) + tf.reduce_max(many)
 
     images, labels = data(8, 0)
-    session = HostSession(CPU)
-    optimizer = make_settings("sgd", {"momentum": 0.0}, global_batch_size=2)
-    rates = lambda updates: np.full(np.shape(updates), 0.1)  # noqa: E731
     program = make_program(2, updates_per_epoch=4, executions_per_validation=1).with_fused(1)
-    session.compile(make_model("none", 1), program, optimizer, greedy, rates)
-    both = tf.data.Dataset.from_tensor_slices((images, labels))
-    for event in session.train(lambda first, n: both.batch(n, drop_remainder=True)):
+    session = compile_session(HostSession(CPU), make_model("none"), program, PLAIN, constant(0.1), greedy)
+    for event in session.train(batches(program, images, labels)):
         if isinstance(event, ValidationDue):
             break
     with pytest.raises(
@@ -399,36 +383,19 @@ def test_a_loss_that_is_not_finite_stops_the_run():
     )
     images, labels = data(12, 0)
     images[7] = np.nan
-    session = HostSession(CPU)
-    session.compile(
-        model,
-        make_program(2, updates_per_epoch=6).with_fused(1),
-        make_settings("sgd", {"momentum": 0.0}, global_batch_size=2),
-        make_loss("cross_entropy"),
-        lambda updates: np.full(np.shape(updates), 0.1),
-    )
-    both = tf.data.Dataset.from_tensor_slices((images, labels))
+    program = make_program(2, updates_per_epoch=6).with_fused(1)
+    session = compile_session(HostSession(CPU), model, program, PLAIN, constant(0.1))
     with pytest.raises(NotFiniteError, match="loss became nan at weight update 4"):
-        list(session.train(lambda first, n: both.batch(n, drop_remainder=True)))
+        list(session.train(batches(program, images, labels)))
 
 
 def test_moving_statistics_of_a_pipeline_are_recomputed():
     program = make_program(2, 2, 2, updates_per_epoch=3, num_stages=2, device_mapping=(0, 1))
     images, labels = data(6 * 8, 4)
-    model = make_model("batch", 3)
-    session = HostSession(CPU)
-    session.compile(
-        model,
-        program.with_fused(2),
-        make_settings("sgd", {"momentum": 0.0}, global_batch_size=8),
-        make_loss("cross_entropy"),
-        lambda updates: np.zeros(np.shape(updates)),
+    session = compile_session(
+        HostSession(CPU), make_model("batch"), program.with_fused(2), PLAIN, constant(0.0)
     )
-
-    def dataset(first, per_element):
-        both = tf.data.Dataset.from_tensor_slices((images[first * 8 :], labels[first * 8 :]))
-        return both.batch(per_element, drop_remainder=True)
-
+    dataset = batches(program, images, labels)
     list(session.train(dataset))
     before = {k: v.numpy() for k, v in session.state.weights.items()}
     assert session.recompute_statistics(dataset) == 3
@@ -510,15 +477,11 @@ def test_the_fastest_number_of_micro_batches_is_measured_and_changes_nothing_els
 
     def dataset(first, per_element):
         elements.append(per_element)
-        skip = first * program.global_batch_size
-        both = tf.data.Dataset.from_tensor_slices((images[skip:], labels[skip:]))
-        return both.batch(per_element, drop_remainder=True)
+        return batches(program, images, labels)(first, per_element)
 
-    settings_ = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
-    rates = lambda updates: np.full(np.shape(updates), 0.05, np.float32) / (1 + np.asarray(updates))  # noqa: E731
-    model = make_model("batch", 3)
+    model = make_model("batch")
     before = [weight.numpy() for weight in model.weights]
-    session.compile(model, program, settings_, make_loss("cross_entropy"), rates, dataset)
+    compile_session(session, model, program, make_dataset=dataset)
     assert session.program.fused_micro_batches == best
     assert {size // program.micro_batch_size for size in elements} == tried
     for weight, value in zip(model.weights, before):

@@ -22,7 +22,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.poplar import validation
+from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
@@ -234,13 +234,13 @@ def test_what_poprun_says(monkeypatch):
     poprun(monkeypatch, 1)
     found = find_instances()
     assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
-    validation.check_layout(found, make_program(1, 1, 4), RunConfig())
+    checks.check_layout(found, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            validation.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
+            checks.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
         assert text in error.value.hint
     with pytest.raises(ConfigurationError, match="evenly"):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})

@@ -27,8 +27,8 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.poplar.checks import check_program
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, pipelining_options
-from ipucnn.sessions.poplar.validation import check_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_program

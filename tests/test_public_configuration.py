@@ -213,6 +213,23 @@ def test_every_option_has_a_row_on_the_page_for_those_who_come_from_it():
     assert len(set(named) - older) == 73
 
 
+# The programs of vision/cnns/tensorflow2 of graphcore/examples, its tests and modules left out.
+SCRIPTS = (
+    *("train.py", "run_and_time.py", "run_sweep.py", "run_mlperf_sweep.py", "send_request.py", "sweeps/"),
+    *("scripts/verify_dataset.py", "scripts/dataset_benchmark.py", "scripts/export_for_serving.py"),
+    *("scripts/get_tests_data.py", "scripts/run_experiment.sh", "scripts/compare_with_without_poprun.sh"),
+    *("datasets/build_imagenet_data.py", "benchmarks.yml"),
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_has_a_row_on_the_page_for_those_who_come_from_it(script):
+    page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
+    table = page.split("## The CNN application")[1].split("###")[0].splitlines()
+    rows = [row.split("|") for row in table if row.startswith("|")]
+    assert any(script in its and here.strip() for _, its, here, *_ in rows)
+
+
 @pytest.mark.parametrize(
     "flag, value, name, expected",
     [("synthetic_data", "cpu", "synthetic_data", "host"), ("kfold", "1", "kfold", None)],

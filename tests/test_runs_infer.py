@@ -303,7 +303,7 @@ def test_one_trace_whatever_the_number_of_images(trained, run, monkeypatch):
     code, out, _ = run("infer", trained, "--split", "eval", "--json")
     assert code == 0 and len(json.loads(out)) == 30
     assert len(shapes) == 4 and len(set(shapes)) == 1 and shapes[0][0] == 8
-    assert sessions[0]._evaluation.predict.experimental_get_tracing_count() == 1
+    assert sessions[0]._forward.experimental_get_tracing_count() == 1
 
 
 def test_the_contact_sheet(trained, run, images, tmp_path):

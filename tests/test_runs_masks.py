@@ -20,7 +20,7 @@ from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import print_mask_evaluation
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
-from ipucnn.runs.images.outputs import MaskFiles, PageSpool, overlay, plan_files
+from ipucnn.runs.images.outputs import MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import TiledNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
@@ -132,7 +132,8 @@ def test_probabilities_are_the_softmax():
     np.testing.assert_allclose(foreground_probability(logits), shifted[..., 1] / shifted.sum(-1), atol=1e-7)
 
 
-def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path):
+@pytest.mark.parametrize("of_masks", [(), ((0, 0, 0), (200, 0, 200), (9, 90, 9), (1, 2, 250))])
+def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path, of_masks):
     logits = np.random.RandomState(0).normal(0, 3, (2, 6, 7, 4)).astype(np.float32)
     images = np.random.RandomState(1).randint(0, 256, (2, 6, 7, 3)).astype(np.uint8)
     files = MaskFiles(tmp_path, "x", True, True, num_classes=4)
@@ -140,14 +141,14 @@ def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path):
     for page in logits:
         for spool, probability in zip(spools, class_probabilities(page)):
             spool.append(probability)
-    files.write(spools, lambda: iter(images), 1)
+    files.write(spools, lambda: iter(images), 1, class_colours(4, of_masks))
     shifted = np.exp(logits.astype(float))
     for k in range(4):
         stored = read_pages(tmp_path / f"x-probability-{k}.tif")
         np.testing.assert_allclose(stored, (shifted[..., k] / shifted.sum(-1)), atol=1e-6)
     masks, overlays = read_pages(tmp_path / "x-mask.tif"), read_pages(tmp_path / "x-overlay.tif")
     np.testing.assert_array_equal(masks, logits.argmax(-1))
-    tints = {1: (213, 94, 0), 2: (0, 114, 178), 3: (0, 158, 115)}
+    tints = of_masks or ((0, 0, 0), (213, 94, 0), (0, 114, 178), (0, 158, 115))
     for page, row, column in np.ndindex(2, 6, 7):
         own, drawn = images[page, row, column], overlays[page][row, column].astype(int)
         found = masks[page][row, column]
@@ -579,6 +580,68 @@ def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
     # 220 pixels are not enlarged to 384, and no room is left beside them.
     assert width(384, "a", "b") - width(220, "a", "b") == 2 * (384 - 220)
     assert width(220, "probability " * 9, "b") - width(220, "a", "b") == 2 * (384 - 220) > 0
+
+
+@pytest.mark.parametrize(
+    "names, of_masks",
+    [
+        (("rest", "cell"), ()),
+        (("rest", "cell"), ((0, 0, 0), (9, 9, 200))),
+        (("a", "b", "c"), ((0, 0, 0), (0, 200, 9), (9, 9, 200))),
+    ],
+)
+def test_every_sheet_says_what_its_colours_mean_and_is_not_much_taller_than_wide(tmp_path, names, of_masks):
+    from ipucnn.datasets.verification.samples import Sample
+    from ipucnn.reports.evaluate import RIGHT_FOREGROUND, WRONG, WorstSheet
+    from ipucnn.reports.infer import MaskSheet
+    from ipucnn.reports.sheets import save_predictions
+    from ipucnn.reports.verify import LabelSheet
+    from ipucnn.runs.evaluate import JudgedImage
+    from ipucnn.runs.images.segmentation import Picture
+    from ipucnn.runs.infer import Page
+
+    count, colours = len(names), class_colours(len(names), of_masks)
+    image = np.full((220, 220, 1), 100, np.uint8)
+    mask = np.random.RandomState(0).randint(0, count, (220, 220)).astype(np.uint8)
+    sheets = {"worst": WorstSheet(), "masks": MaskSheet(), "labels": LabelSheet("segmentation")}
+    for number in range(12):
+        row = {"image": f"{number}.tif", "dice": [0.5] * count}
+        sheets["worst"].add_image(JudgedImage(row, image, mask, mask, names, colours))
+    for name in ("masks", "labels"):
+        sheets[name].expect(12)
+    for number in range(12):
+        probability = np.zeros(mask.shape, np.float32)
+        sheets["masks"].add_page(Page("x.tif", 0, 1, image, probability, mask, 1, names, colours))
+        sheets["labels"].add(number, Sample("x.tif", "", [], image, mask, names, of_masks))
+    worst = dict(sheets["worst"].legend)
+    assert worst[RIGHT_FOREGROUND] == ("cell" if count == 2 else "right")
+    assert sheets["masks"].legend == tuple(zip(colours, names))[1:]
+    assert count == 2 or (
+        worst[WRONG] and all(worst[colour] == name for colour, name in zip(colours[1:], names[1:]))
+    )
+    for name, sheet in sheets.items():
+        sheet.save(tmp_path / f"{name}.png")
+        pixels = np.asarray(Image.open(tmp_path / f"{name}.png"))
+        height, width = pixels.shape[:2]
+        assert height <= 1.3 * width, name
+        for colour in (*dict(worst if name == "worst" else sheets["masks"].legend),):
+            assert (pixels[: 3 * height // 100 + 60] == colour).all(-1).sum() > 60, (name, colour)
+    pictures = [Picture(0, image[..., 0], mask, mask)]
+    save_predictions(pictures, names, tmp_path / "p.png", "runs/x", of_masks)
+    pixels = np.asarray(Image.open(tmp_path / "p.png"))
+    for colour in () if count == 2 else colours[1:]:
+        assert (pixels[18:33] == colour).all(-1).sum() > 60 and (pixels == colour).all(-1).sum() > 10_000
+
+
+def test_the_letters_of_a_sheet_grow_with_it_as_long_as_its_heads_fit(tmp_path):
+    def letters(count, *heads):
+        sheet = PanelSheet(heads)
+        for _ in range(count):
+            sheet.add("caption", [np.zeros((192, 192), np.uint8)] * len(heads))
+        return sheet._letters(1, 192 * count).size
+
+    assert letters(1, "a", "b") == 12 and letters(30, "a", "b") == 32
+    assert 12 < letters(30, "mask (white: foreground)", "b") < 32
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.poplar.validation import evaluation_replicas
+from ipucnn.sessions.poplar.checks import evaluation_replicas
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.program import (

@@ -192,7 +192,7 @@ def _check_on_ipus(
 
     if not runs_on_ipus(config.device):
         return
-    from ipucnn.sessions.poplar.validation import check_layout, check_program
+    from ipucnn.sessions.poplar.checks import check_layout, check_program
 
     if settings.training:
         check_program(program, config, instances)

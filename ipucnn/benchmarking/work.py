@@ -179,7 +179,8 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
     """Micro-batches that inference computes as one: as asked for, else as many as suit the memory."""
-    from ipucnn.sessions.host.session import activation_bytes_per_sample, choose_fused
+    from ipucnn.sessions.host.division import choose_fused
+    from ipucnn.sessions.host.session import activation_bytes_per_sample
 
     if benchmark.fused is not None:
         return benchmark.fused

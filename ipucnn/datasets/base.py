@@ -50,6 +50,7 @@ class DatasetInfo:
         max_image_pixels: what an image file may have at most; none is decoded that has more.
         crops: the data set whose boxes of photographs networks see; see ``images.crops_of``.
         left_out: files of damaged images that were left out.
+        class_colours: red, green and blue of each class, where masks have colours; else empty.
     """
 
     name: str
@@ -70,6 +71,7 @@ class DatasetInfo:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     crops: str = ""
     left_out: Tuple[str, ...] = ()
+    class_colours: Tuple[Tuple[int, int, int], ...] = ()
 
 
 Indices = Union[np.ndarray, Sequence[int]]
@@ -508,6 +510,7 @@ def array_source(
     warnings: Sequence[str] = (),
     tiled: bool = False,
     own_split: bool = False,
+    class_colours: Sequence[Tuple[int, int, int]] = (),
 ) -> DataSource:
     """A source of in-memory examples; shape, counts, mean and std are taken from the training images."""
     mean, std = channel_statistics(train.images)
@@ -526,6 +529,7 @@ def array_source(
         augmentation=augmentation,
         tiled=tiled,
         own_split=own_split,
+        class_colours=tuple(class_colours),
     )
     return DataSource(info, train, evaluation)
 

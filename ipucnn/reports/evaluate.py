@@ -19,7 +19,7 @@ from ipucnn.errors import MissingError
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
-from ipucnn.runs.images.outputs import class_colour, coloured
+from ipucnn.runs.images.outputs import mask_picture
 from ipucnn.text import counted, printable
 from ipucnn.training.metrics import SCORES
 
@@ -369,7 +369,7 @@ class WorstSheet(PanelSheet):
     """The contact sheet of the images with the lowest mean Dice, the worst first."""
 
     def __init__(self) -> None:
-        super().__init__(("image", "truth", "prediction", "difference"), side=512)
+        super().__init__(("image", "truth", "prediction", "difference"), side=512, columns=3)
         self._judged: List[Tuple[float, JudgedImage]] = []
         self._is_binary = True
 
@@ -381,31 +381,34 @@ class WorstSheet(PanelSheet):
         self._is_binary = len(judged.class_names) == 2
         if self._is_binary:
             self.legend = (
+                (RIGHT_BACKGROUND, first),
+                (RIGHT_FOREGROUND, second),
                 (FALSE_BACKGROUND, f"{second} taken for {first}"),
                 (FALSE_FOREGROUND, f"{first} taken for {second}"),
             )
         else:
-            own = ((class_colour(k), name) for k, name in enumerate(judged.class_names) if k)
-            self.legend = (*own, (WRONG, "taken for another class"))
+            classes = tuple(zip(judged.colours, judged.class_names))[1:]
+            self.legend = (*classes, (WRONG, "taken for another class"), (RIGHT_FOREGROUND, "right"))
         self._total += 1
         self._judged.append((mean_dice(judged.row), judged))
         self._judged = sorted(self._judged, key=lambda pair: pair[0])[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
         """See ``PanelSheet``."""
-        draw, compare = (_grey, difference) if self._is_binary else (coloured, wrong_pixels)
+        compare = difference if self._is_binary else wrong_pixels
         self._rows = []
         for dice, judged in self._judged:
             image = judged.image[..., 0] if judged.image.shape[-1] == 1 else judged.image
             self.add(
                 f"{judged.row['image']}: mean Dice {dice:.4f}",
-                [image, draw(judged.truth), draw(judged.predicted), compare(judged.truth, judged.predicted)],
+                [
+                    image,
+                    mask_picture(judged.truth, judged.colours),
+                    mask_picture(judged.predicted, judged.colours),
+                    compare(judged.truth, judged.predicted),
+                ],
             )
         super().save(path)
-
-
-def _grey(mask: np.ndarray) -> np.ndarray:
-    return np.where(np.asarray(mask) > 0, np.uint8(255), np.uint8(0))
 
 
 def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:

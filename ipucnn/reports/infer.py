@@ -161,12 +161,12 @@ class MaskSheet(PanelSheet):
     """The contact sheet of masks; takes pages as they are segmented."""
 
     def __init__(self) -> None:
-        super().__init__(("image", "probability", "overlay"), side=384, columns=2)
+        super().__init__(("image", "probability", "overlay"), side=384, columns=3)
         self._given = 0
 
     def add_page(self, page: Page) -> None:
         """Takes a page if it is one of those shown."""
-        from ipucnn.runs.images.outputs import class_colour, class_overlay, overlay
+        from ipucnn.runs.images.outputs import class_overlay, overlay
 
         is_binary = len(page.class_names) == 2
         of = page.class_names[1] if is_binary else "the class shown"
@@ -182,14 +182,14 @@ class MaskSheet(PanelSheet):
         number = f", page {page.number + 1} of {page.pages}" if page.pages > 1 else ""
         if is_binary:
             shown = page.predicted == page.shown_class
-            text, tinted = f"{shown.mean():.1%} {page.class_names[page.shown_class]}", overlay(image, shown)
+            name, colour = page.class_names[page.shown_class], page.colours[page.shown_class]
+            text, tinted = f"{shown.mean():.1%} {name}", overlay(image, shown, colour)
+            self.legend = ((colour, name),)
         else:
             counts = (
                 np.bincount(page.predicted.reshape(-1), minlength=len(page.class_names)) / page.predicted.size
             )
             text = ", ".join(f"{share:.1%} {name}" for share, name in zip(counts[1:], page.class_names[1:]))
-            tinted = class_overlay(image, page.predicted)
-            self.legend = tuple(
-                (class_colour(k), page.class_names[k]) for k in range(1, len(page.class_names))
-            )
+            tinted = class_overlay(image, page.predicted, page.colours)
+            self.legend = tuple(zip(page.colours, page.class_names))[1:]
         self.add(f"{last}{number}: {text}", [grey, probability, tinted])

@@ -18,7 +18,7 @@ from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
-from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
+from ipucnn.runs.folder import PAGE, PREDICTIONS
 from ipucnn.text import counted, printable, shown_value, told_apart
 
 if TYPE_CHECKING:
@@ -297,11 +297,10 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 def write_page_of(run: TrainingRun) -> None:
     """Writes the page of a run that ended, unless it has one or another instance of it writes."""
-    folder = run.folder.path
-    if run.is_silent or is_file(folder / PAGE) or not is_file(folder / REPORT):
+    if run.is_silent or run.folder.missing_files(has_pictures=False) != [PAGE]:
         return
     run.folder.check_writer()
-    write_page(folder)
+    write_page(run.folder.path)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:

@@ -29,7 +29,10 @@ MOST_IMAGES = 100
 TILE, MARGIN, BORDER, LINE = 128, 10, 4, 15
 """Pixels: side of an image, gap between tiles, frame of an image, height of a line of text."""
 COLUMNS = 10
-FONT_SIZE = 12
+FONT_SIZE, LARGEST_FONT, PIXELS_PER_POINT = 12, 32, 100
+"""Letters of a sheet grow with it: a sheet of 3,000 pixels has letters of 30, so that they can be read on a screen."""
+MOST_ASPECT = 1.2
+"""Images stand next to each other where a sheet would be taller than so many times its width."""
 GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
 DARK, WHITE = (90, 90, 90), (255, 255, 255)
 MOST_ROWS = 30
@@ -155,12 +158,12 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
     return lines
 
 
-def load_font() -> Font:
+def load_font(size: int = FONT_SIZE) -> Font:
     """The font of all sheets."""
     from PIL import ImageFont
 
     try:
-        return ImageFont.load_default(FONT_SIZE)
+        return ImageFont.load_default(size)
     except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType: one bitmap font
         return ImageFont.load_default()
 
@@ -240,41 +243,35 @@ class PanelSheet:
         """Draws the sheet into a PNG file, whatever the file's name."""
         from PIL import Image, ImageDraw
 
-        letters = load_font()
-        columns = min(self._columns, len(self._rows))
+        columns = self._num_columns()
+        beside = [self._rows[first : first + columns] for first in range(0, len(self._rows), columns)]
+        heights = [max(picture.height for _, pictures, _ in row for picture in pictures) for row in beside]
+        letters = self._letters(columns, sum(heights))
+        line = round(LINE / FONT_SIZE * letters.size) if hasattr(letters, "size") else LINE
         side = self._drawn_side(letters)
         inner = len(self.heads) * (side + GAP) - GAP
         step = inner + 2 * MARGIN
-        head = (
-            (LINE if len(self._rows) < self._total else 0)
-            + (LINE + GAP if self.legend else 0)
-            + LINE
-            + MARGIN
+        above = (
+            []
+            if len(self._rows) == self._total
+            else [f"{len(self._rows)} of {counted(self._total, 'image')}"]
         )
-        tops, bottom = [], head
-        for first in range(0, len(self._rows), columns):
+        legend = legend_lines(self.legend, letters, line, columns * step - 2 * MARGIN)
+        top = MARGIN // 2 + line * len(above)
+        heads_top = top + len(legend) * line + (GAP if legend else 0)
+        bottom, tops = heads_top + line + MARGIN // 2, []
+        for height in heights:
             tops.append(bottom)
-            beside = self._rows[first : first + columns]
-            tall = max(picture.height for _, pictures, _ in beside for picture in pictures)
-            bottom += tall + LINE + MARGIN
+            bottom += height + line + MARGIN
         sheet = Image.new("RGB", (columns * step, bottom + MARGIN), WHITE)
         draw = ImageDraw.Draw(sheet)
-        top = MARGIN // 2
-        if len(self._rows) < self._total:
-            draw.text(
-                (MARGIN, top),
-                f"{len(self._rows)} of {counted(self._total, 'image')}",
-                fill=BLACK,
-                font=letters,
-            )
-            top += LINE
-        if self.legend:
-            self._draw_legend(draw, top, letters)
-            top += LINE + GAP
+        for text in above:
+            draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=letters)
+        draw_legend(draw, legend, (MARGIN, top), letters, line)
         for column in range(columns):
             for i, text in enumerate(self.heads):
-                left = column * step + MARGIN + i * (side + GAP)
-                draw.text((left, top), fitting(text, letters, side), fill=BLACK, font=letters)
+                place = (column * step + MARGIN + i * (side + GAP), heads_top)
+                draw.text(place, fitting(text, letters, side), fill=BLACK, font=letters)
         for i, (caption, pictures, problems) in enumerate(self._rows):
             left, top = i % columns * step + MARGIN, tops[i // columns]
             for k, picture in enumerate(pictures):
@@ -291,17 +288,62 @@ class PanelSheet:
             draw.text((left, below), fitting(text, letters, inner), fill=fill, font=letters)
         sheet.save(str(path), format="PNG")
 
+    def _num_columns(self) -> int:
+        """Images next to each other: as few as make the sheet not much taller than wide."""
+        widest = max(picture.width for _, pictures, _ in self._rows for picture in pictures)
+        tallest = max(picture.height for _, pictures, _ in self._rows for picture in pictures)
+        for columns in range(1, self._columns):
+            if -(-len(self._rows) // columns) * tallest <= MOST_ASPECT * columns * len(self.heads) * widest:
+                return columns
+        return min(self._columns, len(self._rows))
+
+    def _letters(self, columns: int, height: int) -> Font:
+        """The font: the larger the sheet, the larger its letters, as long as the heads fit above their pictures."""
+        width = columns * len(self.heads) * self._drawn_side(load_font())
+        for size in range(min(LARGEST_FONT, max(width, height) // PIXELS_PER_POINT), FONT_SIZE, -1):
+            font = load_font(size)
+            if all(text_length(to_ascii(head), font) <= self._drawn_side(load_font()) for head in self.heads):
+                return font
+        return load_font()
+
     def _drawn_side(self, letters: Font) -> int:
         """The width of a column: that of the widest picture, or of the longest head, but not more than a picture's."""
         widest = max(picture.width for _, pictures, _ in self._rows for picture in pictures)
         return min(self._side, max(widest, *(math.ceil(text_length(head, letters)) for head in self.heads)))
 
-    def _draw_legend(self, draw: Draw, top: int, letters: Font) -> None:
-        left = MARGIN
-        for colour, text in self.legend:
-            draw.rectangle((left, top + 1, left + LINE - 3, top + LINE - 2), fill=colour, outline=GREY)
-            draw.text((left + LINE + GAP, top), text, fill=BLACK, font=letters)
-            left += LINE + 4 * GAP + round(text_length(text, letters))
+
+Legend = Sequence[Tuple[Colour, str]]
+
+
+def legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[List[Tuple[int, Colour, str]]]:
+    """The entries of a legend with the place of each from the left, in as many lines as ``width`` pixels need."""
+    lines: List[List[Tuple[int, Colour, str]]] = []
+    left = 0
+    for colour, text in legend:
+        text = to_ascii(text)
+        taken = line + 4 * GAP + round(text_length(text, font))
+        if not lines or left + taken > width:
+            lines.append([])
+            left = 0
+        lines[-1].append((left, colour, text))
+        left += taken
+    return lines
+
+
+def draw_legend(
+    draw: Draw,
+    lines: Sequence[Sequence[Tuple[int, Colour, str]]],
+    place: Tuple[int, int],
+    font: Font,
+    line: int,
+) -> None:
+    """Draws what :func:`legend_lines` returns, each line ``line`` pixels high."""
+    for number, entries in enumerate(lines):
+        top = place[1] + number * line
+        for offset, colour, text in entries:
+            left = place[0] + offset
+            draw.rectangle((left, top + 1, left + line - 3, top + line - 2), fill=colour, outline=GREY)
+            draw.text((left + line + GAP, top), text, fill=BLACK, font=font)
 
 
 def _small(pixels: np.ndarray, side: int) -> PilImage:
@@ -319,7 +361,11 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
 
 
 def save_predictions(
-    pictures: Sequence[Picture], class_names: Sequence[str], path: Path, heading: str = ""
+    pictures: Sequence[Picture],
+    class_names: Sequence[str],
+    path: Path,
+    heading: str = "",
+    of_masks: Sequence[Colour] = (),
 ) -> None:
     """Draws pictures of masks into a PNG file, whole or not at all.
 
@@ -327,10 +373,12 @@ def save_predictions(
 
     Args:
         heading: a line above the pictures: of which run they are, and how good it is.
+        of_masks: colours of the classes in the user's masks; empty where these have none.
     """
     from PIL import Image, ImageDraw
 
     from ipucnn.filesystem import write_atomically
+    from ipucnn.runs.images.outputs import class_colours
 
     shown = _rarer_class(pictures)
     name = to_ascii(class_names[shown]) if shown < len(class_names) else f"class {shown}"
@@ -338,8 +386,15 @@ def save_predictions(
     scale = max(1, round(PREDICTION_SIDE / width)) if width <= PREDICTION_SIDE else PREDICTION_SIDE / width
     size = (round(width * scale), round(height * scale))
     font = load_font()
+    colours = class_colours(len(class_names), of_masks)
+    is_binary = len(colours) == 2
     titles = ["image", "truth", "prediction", f"{name}: "]
-    head = PREDICTION_LINE if heading else 0
+    if is_binary:
+        titles[1:3] = [f"{title} (white: {to_ascii(class_names[1])})" for title in titles[1:3]]
+    classes = () if is_binary else tuple(zip(colours, class_names))[1:]
+    legend = legend_lines(classes, font, LINE, 4 * size[0] + 3 * PREDICTION_GAP)
+    legend_top = PREDICTION_LINE if heading else 0
+    head = legend_top + len(legend) * LINE
     sheet = Image.new(
         "RGB",
         (
@@ -355,6 +410,7 @@ def save_predictions(
     if heading:
         text = fitting(heading, font, 4 * size[0] + 3 * PREDICTION_GAP)
         draw.text((PREDICTION_GAP, 2), text, fill=BLACK, font=font)
+    draw_legend(draw, legend, (PREDICTION_GAP, legend_top + 2), font, LINE)
     for column, title in enumerate(titles):
         draw.text(
             (PREDICTION_GAP + column * (size[0] + PREDICTION_GAP), head + 2), title, fill=BLACK, font=font
@@ -365,7 +421,7 @@ def save_predictions(
         left += round(text_length(word + "   ", font))
     for row, picture in enumerate(pictures):
         top = head + PREDICTION_LINE + row * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
-        for column, panel in enumerate(_panels(picture, shown, len(class_names))):
+        for column, panel in enumerate(_panels(picture, shown, colours)):
             panel_image = Image.fromarray(panel)
             kind = Image.NEAREST if scale >= 1 else Image.BILINEAR
             left = PREDICTION_GAP + column * (size[0] + PREDICTION_GAP)
@@ -397,15 +453,12 @@ def _rarer_class(pictures: Sequence[Picture]) -> int:
     return int(min(there, key=lambda k: counts[k]))
 
 
-def _panels(picture: Picture, shown: int, num_classes: int) -> List[np.ndarray]:
-    from ipucnn.runs.images.outputs import coloured
+def _panels(picture: Picture, shown: int, colours: Sequence[Colour]) -> List[np.ndarray]:
+    from ipucnn.runs.images.outputs import mask_picture
 
     grey = picture.image
     image = np.repeat(grey[..., np.newaxis], 3, axis=2) if grey.ndim == 2 else grey
-    masks = [
-        coloured(mask) if num_classes > 2 else np.repeat(255 * mask.astype(np.uint8)[..., np.newaxis], 3, 2)
-        for mask in (picture.truth, picture.predicted)
-    ]
+    masks = [mask_picture(mask, colours) for mask in (picture.truth, picture.predicted)]
     truth, found = picture.truth == shown, picture.predicted == shown
     tinted: np.ndarray = image.astype(np.float64)
     for where, colour in ((truth & found, RIGHT), (truth & ~found, MISSED), (~truth & found, FALSE)):

@@ -211,7 +211,7 @@ def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
 
     run.folder.check_writer()
     path = run.folder.path / PREDICTIONS
-    save_predictions(pictures, run.info.class_names, path, _heading(run))
+    save_predictions(pictures, run.info.class_names, path, _heading(run), run.info.class_colours)
     return path
 
 

@@ -10,7 +10,7 @@ from ipucnn.datasets.verification.survey import SubsetFacts, Verification
 from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
-from ipucnn.runs.images.outputs import class_overlay, coloured, overlay
+from ipucnn.runs.images.outputs import class_colours, class_overlay, mask_picture, overlay
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, the smallest and the largest."""
@@ -171,7 +171,7 @@ class LabelSheet:
 
     def __init__(self, task: str) -> None:
         self._tiles: Optional[ContactSheet] = ContactSheet() if task == "classification" else None
-        self._panels = PanelSheet(("image", "mask", "overlay"), columns=2)
+        self._panels = PanelSheet(("image", "mask", "overlay"), columns=3)
 
     def expect(self, total: int) -> None:
         """Says how many samples there will be."""
@@ -191,11 +191,15 @@ class LabelSheet:
         assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
         caption = f"{sample.name}: {sample.label}"
-        if sample.num_classes > 2:
-            pictures = [coloured(sample.mask), class_overlay(sample.image, sample.mask)]
+        colours = class_colours(len(sample.class_names), sample.class_colours)
+        if len(colours) > 2:
+            tinted = class_overlay(sample.image, sample.mask, colours)
         else:
-            pictures = [255 * sample.mask.astype("uint8"), overlay(sample.image, sample.mask)]
-        self._panels.add(caption, [grey, *pictures], sample.problems)
+            tinted = overlay(sample.image, sample.mask > 0, colours[1])
+        self._panels.legend = tuple(zip(colours, sample.class_names))[1:]
+        if len(colours) == 2:
+            self._panels.heads = ("image", f"mask (white: {sample.class_names[1]})", "overlay")
+        self._panels.add(caption, [grey, mask_picture(sample.mask, colours), tinted], sample.problems)
 
     def __len__(self) -> int:
         return len(self._panels if self._tiles is None else self._tiles)

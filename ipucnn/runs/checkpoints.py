@@ -217,6 +217,11 @@ def written_names(program: Program, first: int, last: int) -> List[str]:
     return names
 
 
+def colours_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
+    """``class_colours`` of a training set, for :func:`trained_facts`; nothing where masks have no colours."""
+    return {"class_colours": [list(colour) for colour in info.class_colours]} if info.class_colours else {}
+
+
 def trained_facts(meta: Mapping[str, PlainValue], model: str, num_classes: int, path: Path) -> DatasetInfo:
     """The facts of a training set that a checkpoint, or an export made of one, has; not how many images there are."""
     return DatasetInfo(
@@ -231,6 +236,7 @@ def trained_facts(meta: Mapping[str, PlainValue], model: str, num_classes: int, 
         mean=tuple(meta["mean"]),
         std=tuple(meta["std"]),
         crops=meta["dataset"],
+        class_colours=tuple(map(tuple, meta.get("class_colours", ()))),
     )
 
 

@@ -17,7 +17,7 @@ from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.outputs import Spool, check_outputs, write_csv
+from ipucnn.runs.images.outputs import Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import (
     TiledNetwork,
     check_tile_size,
@@ -44,6 +44,7 @@ class JudgedImage:
         image: uint8 [h, w, c].
         truth, predicted: [h, w] classes.
         class_names: of all classes.
+        colours: of all classes, see ``outputs.class_colours``.
     """
 
     row: PlainDict
@@ -51,6 +52,7 @@ class JudgedImage:
     truth: np.ndarray
     predicted: np.ndarray
     class_names: Tuple[str, ...]
+    colours: Tuple[Tuple[int, int, int], ...]
 
 
 def measure(
@@ -334,7 +336,9 @@ class MaskEvaluation:
             self._baseline.add(np.ones(truth.shape), truth)
             self._scores_s += time.perf_counter() - started
         self.rows.append(row)
-        return JudgedImage(row, image, truth, predicted, self._info.class_names)
+        names = self._info.class_names
+        colours = class_colours(len(names), self._info.class_colours)
+        return JudgedImage(row, image, truth, predicted, names, colours)
 
     def report(self) -> PlainDict:
         """``dice`` and ``iou`` of each class, ``soft_dice`` (the mean over images), ``scores`` of the challenge (None

@@ -795,8 +795,10 @@ def _card(record: PlainDict) -> str:
     proof, environment = record["proof"], record["environment"]
     shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
     figures = record["figures"] or {}
+    classes = record["setup"]["class_names"]
+    of = f" of {printable(classes[1])}" if len(classes) == 2 else ", mean of all classes but the first"
     shown = [
-        f"- {name.replace('_', ' ')}: {value:.4f}"
+        f"- {name.replace('_', ' ')}{of if name in ('dice', 'iou') else ''}: {value:.4f}"
         for name, value in figures.items()
         if isinstance(value, float) and name in ("accuracy", "top5", "dice", "iou", "loss")
     ]

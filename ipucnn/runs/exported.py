@@ -30,7 +30,7 @@ from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
-from ipucnn.runs.checkpoints import trained_facts
+from ipucnn.runs.checkpoints import colours_of_masks, trained_facts
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import META
@@ -38,9 +38,8 @@ from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
-_SETUP: json_fields.Fields = {
-    name: META[name] for name in ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
-}
+_NEEDED = ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
+_SETUP: json_fields.Fields = {name: META[name] for name in (*_NEEDED, "class_colours")}
 _FIELDS: json_fields.Fields = {
     "format": ("a text", is_text),
     "model": ("a text", is_text),
@@ -74,6 +73,7 @@ def describe_setup(
         "dataset": info.name,
         "class_names": list(class_names),
         "image_shape": list(info.image_shape),
+        **colours_of_masks(info),
         "mean": list(info.mean),
         "std": list(info.std),
     }
@@ -201,7 +201,7 @@ def _problem(record: PlainValue) -> str:
     if not isinstance(record, dict):
         return "is no mapping"
     problem = json_fields.wrong_field(record, _FIELDS, _FIELDS)
-    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _SETUP)
+    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _NEEDED)
     if problem:
         return problem
     if not record["file"] or Path(record["file"]).name != record["file"]:

@@ -356,6 +356,15 @@ class RunFolder:
         known = {**self.thresholds(), str(weight_updates): threshold}
         write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
+    def missing_files(self, has_pictures: bool) -> List[str]:
+        """What a finished run has to have beside its checkpoints, and this one lacks, in the order of writing.
+
+        Args:
+            has_pictures: it draws what the network predicts.
+        """
+        needed = (*((PREDICTIONS,) if has_pictures else ()), REPORT, PAGE)
+        return [name for name in needed if not exists(self.path / name)]
+
     def read_report(self) -> Optional[PlainDict]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         report = read_record_if_whole(self.path / REPORT)

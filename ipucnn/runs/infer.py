@@ -39,6 +39,7 @@ from ipucnn.runs.images.outputs import (
     check_folder,
     check_outputs,
     check_pages,
+    class_colours,
     plan_files,
     predicted_classes,
 )
@@ -312,6 +313,7 @@ class Page:
         predicted: uint8 [h, w], the most probable class.
         shown_class: of two classes the one that reports count and colour.
         class_names: of all classes.
+        colours: of all classes, see ``outputs.class_colours``.
     """
 
     name: str
@@ -322,6 +324,7 @@ class Page:
     predicted: np.ndarray
     shown_class: int
     class_names: Tuple[str, ...]
+    colours: Tuple[Tuple[int, int, int], ...]
 
 
 @dataclass
@@ -415,7 +418,7 @@ def infer_masks(
     else:
         files = plan_files(paths, output, with_overlay, num_classes)
     names = tuple(map(printable, trained.names()))
-    shown = shown_class(names)
+    shown, colours = shown_class(names), class_colours(num_classes, trained.source.info.class_colours)
     if num_classes == 2 and threshold is None:
         threshold = _recommended(trained, names[1], say)
     above = HALF if threshold is None else threshold
@@ -453,14 +456,16 @@ def infer_masks(
             predicted = predicted_classes(probabilities, above)
             counts += np.bincount(predicted.reshape(-1), minlength=num_classes)
             highest = probabilities[0] if num_classes == 2 else np.max(probabilities, axis=0)
-            on_page(Page(source.name, page, len(source.sizes), image, highest, predicted, shown, names))
+            on_page(
+                Page(source.name, page, len(source.sizes), image, highest, predicted, shown, names, colours)
+            )
             done += 1
             if on_pages is not None:
                 on_pages(done, total)
             if page + 1 < len(source.sizes):
                 continue
             if network.is_writer:
-                files[number].write(spools, source.pages, shown, above)
+                files[number].write(spools, source.pages, shown, colours, above)
             shares = dict(zip(names, (counts / counts.sum()).tolist()))
             share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
             results.append({**_masks_result(source, files[number], share), "shares": shares})
@@ -473,7 +478,7 @@ def _recommended(trained: TrainedSetup, name: str, say: Callable[[str], None]) -
     """The threshold that the run keeps for this checkpoint, which is said; 0.5 without."""
     kept = {} if trained.folder is None else trained.folder.thresholds()
     threshold = kept.get(str(trained.summary["weight_updates"]))
-    if threshold is None:
+    if threshold in (None, HALF):
         return HALF
     say(
         f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "

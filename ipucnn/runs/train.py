@@ -17,9 +17,17 @@ from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import OWN_ORIGIN, Resolved
 from ipucnn.config.values import moves_once, norm_of
-from ipucnn.datasets.base import fingerprint
+from ipucnn.datasets.base import ArrayExamples, fingerprint
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
+from ipucnn.filesystem import (
+    check_output,
+    exists,
+    expand,
+    free_bytes,
+    is_file,
+    is_written_to,
+    remove_file,
+)
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
@@ -32,7 +40,7 @@ from ipucnn.planning.splits import (
 )
 from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
+from ipucnn.runs.folder import LAST, METRICS, PAGE, PREDICTIONS, RunFolder, SilentFolder
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.recorder import (
     CompilingAhead,
@@ -90,7 +98,7 @@ class TrainingRun:
         self, resolved: Resolved, verbose: bool = False, cluster: Optional[Cluster] = None, parts: bool = True
     ) -> None:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
-        from ipucnn.sessions.poplar.validation import check_program
+        from ipucnn.sessions.poplar.checks import check_program
 
         self.instances = find_group(resolved.config)
         self.cluster, self._parts = cluster, parts
@@ -389,7 +397,7 @@ class TrainingRun:
         )
 
     def events(self) -> Iterator[RunEvent]:
-        """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
+        """Builds, compiles, trains and writes the run folder.  A finished run yields only the pictures that it lacks.
 
         Raises:
             Interrupted: by SIGINT, SIGTERM or SIGHUP, after a checkpoint if there was a weight update.
@@ -399,6 +407,7 @@ class TrainingRun:
             self.final_report = self.start.report
             if self.setup.config.clean_dir:
                 self.folder.clean(self.final_report.get("checkpoints", ()))
+            yield from self._complete()
             return
         try:
             with InterruptGuard(hint=self._continue_hint()) as guard:
@@ -494,15 +503,42 @@ class TrainingRun:
             yield from recorder.save_last()
             self.final_report = recorder.report
             # Instances of poprun predict together; a worker of the host would do the same once more.
-            predicts = self.instances.is_writer or self.instances.is_distributed
-            if self.setup.record.task == "segmentation" and config.training and predicts:
+            if self._has_pictures and (self.instances.is_writer or self.instances.is_distributed):
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
                 with session.as_evaluated():
                     pictures = predicted_pictures(self.setup, session)
-                if pictures:
-                    yield Predicted(pictures)
+                yield Predicted(pictures)
             yield from recorder.finish()
+
+    @property
+    def _has_pictures(self) -> bool:
+        """Whether the run draws what the network predicts of a few images."""
+        images = self.setup.source.eval
+        is_drawn = self.setup.record.task == "segmentation" and self.setup.config.training
+        return is_drawn and isinstance(images, ArrayExamples) and len(images) > 0
+
+    def _complete(self) -> Iterator[RunEvent]:
+        """The pictures that a finished run lacks, as its last checkpoint predicts them; its page is drawn anew."""
+        if self.is_silent or PREDICTIONS not in self.folder.missing_files(self._has_pictures):
+            return
+        last = self.folder.checkpoints / LAST
+        if not is_file(last):
+            yield Notes(
+                [f"warning: {PREDICTIONS} is missing, and there is no checkpoint {last} to draw it from"]
+            )
+            return
+        from ipucnn.runs.images.segmentation import predicted_pictures
+        from ipucnn.runs.trained import Named, open_trained
+
+        record = self.setup.record
+        flags = {} if record.own is None else {"model_name": record.name}
+        trained = open_trained(Named("evaluate", str(last), flags))
+        session = trained.session(self.verbose)
+        session.prepare_evaluation(trained.build(), None)
+        pictures = predicted_pictures(trained, session)
+        remove_file(self.folder.path / PAGE)
+        yield Predicted(pictures)
 
     def _room_wanted(self, state: TrainState) -> List[str]:
         """A warning if the checkpoints will take more than a tenth of what is free on their disk."""

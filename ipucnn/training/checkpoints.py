@@ -98,6 +98,10 @@ def _is_program(value: object) -> bool:
     return isinstance(value, dict) and all(is_count(value[name]) for name in counts if name in value)
 
 
+def _is_colour(value: PlainValue) -> bool:
+    return list_of(is_count)(value) and len(value) == 3 and max(value) < 256
+
+
 META: json_fields.Fields = {
     "model": ("a text", is_text),
     "num_classes": ("a number above 0", lambda value: is_count(value) and value > 0),
@@ -108,6 +112,7 @@ META: json_fields.Fields = {
     "dataset": ("a text", is_text),
     "image_shape": ("height, width and channels", _is_image_shape),
     "class_names": ("a list of texts", list_of(is_text)),
+    "class_colours": ("red, green and blue of each class", list_of(_is_colour)),
     "num_eval": ("a number of samples", is_count),
     "mean": ("one or three numbers", _is_per_channel),
     "std": ("one or three numbers above 0", lambda value: _is_per_channel(value) and min(value) > 0),

@@ -16,6 +16,7 @@ CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
 SIZE, CLASSES, MOMENTUM, EPSILON = 6, 3, 0.8, 1e-3
 # Name, parameters and the settings beside them.
 SGD: Any = ("sgd", {"momentum": 0.9}, {})
+PLAIN: Any = ("sgd", {"momentum": 0.0}, {})
 
 
 def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
@@ -130,12 +131,19 @@ def compile_session(
     program: Program,
     optimizer: Any = SGD,
     schedule: Any = None,
-    loss: str = "cross_entropy",
+    loss: Any = "cross_entropy",
+    make_dataset: Any = None,
 ) -> Any:
-    """The session, ready to train."""
+    """The session, ready to train.
+
+    Args:
+        loss: its name, or a function.
+        make_dataset: to be traced with.
+    """
     name, params, more = optimizer
     settings = make_settings(name, params, global_batch_size=program.global_batch_size, **more)
-    session.compile(model, program, settings, make_loss(loss), schedule or falling())
+    function = make_loss(loss) if isinstance(loss, str) else loss
+    session.compile(model, program, settings, function, schedule or falling(), make_dataset)
     return session
 
 

@@ -106,6 +106,32 @@ def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> 
     return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
+def class_colours(classes: MaskClasses, path: Path, max_pixels: int) -> Tuple[Tuple[int, int, int], ...]:
+    """Red, green and blue in which masks show their classes: by name in the table, or by a palette of one mask.
+
+    Args:
+        classes: of the masks.
+        path: a mask that can be read.
+
+    Returns:
+        One for each class; empty where masks are grey.
+    """
+    if classes.colours:
+        found = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
+    else:
+        with opened(read_file(str(path)), f"mask {printable(str(path))}", max_pixels) as image:
+            image.load()
+            palette = image.getpalette("RGB") or [] if image.mode == "P" else []
+            values = (0, int(np.max(image))) if classes.any_other else classes.values
+        found = [
+            (palette[3 * v], palette[3 * v + 1], palette[3 * v + 2])
+            for v in values
+            if 3 * v + 2 < len(palette)
+        ]
+        found = found if len(found) == len(values) else []
+    return tuple(found) if any(len(set(colour)) > 1 for colour in found) else ()
+
+
 class Pairs(NamedTuple):
     """The files of a folder.
 
@@ -270,4 +296,5 @@ def open_imagemasks(
         ],
         tiled=True,
         own_split=own_split,
+        class_colours=class_colours(classes, files[parts[0]][0][1], max_pixels),
     )

@@ -43,6 +43,8 @@ def keep(given: object, is_evaluated: bool) -> str:
             notes = (
                 f"{len(evaluation[0]):,} of the {len(pair[0]):,} images of dataset= are held out for evaluation",
             )
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in (train, evaluation)):
+        raise DataError("dataset= has no two pairs of arrays", _HINT)
     made = (train, evaluation, *names)
     digest = hashlib.sha256(repr(names).encode())
     for part in (train, evaluation):

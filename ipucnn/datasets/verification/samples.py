@@ -112,7 +112,8 @@ class Sample(NamedTuple):
             there is another with the same pixels, or that most samples are of another size.
         image: uint8 [h, w, 1 or 3].
         mask: uint8 [h, w] of classes, of segmentation sets.
-        num_classes: that masks may have.
+        class_names: that masks may have.
+        class_colours: of the masks themselves; see ``DatasetInfo``.
     """
 
     name: str
@@ -120,7 +121,8 @@ class Sample(NamedTuple):
     problems: List[str]
     image: np.ndarray
     mask: Optional[np.ndarray] = None
-    num_classes: int = 0
+    class_names: Tuple[str, ...] = ()
+    class_colours: Tuple[Tuple[int, int, int], ...] = ()
 
 
 @dataclass

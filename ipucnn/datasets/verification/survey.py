@@ -164,7 +164,7 @@ class Survey(Problems):
         max_pixels: what an image may have at most.
 
     Attributes:
-        class_names: set by the walk over the set's files.
+        class_names, class_colours: set by the walk over the set's files.
         shape: the (height, width) of all samples, if known; likewise.
         is_published: all files that hold samples have their published checksums; set by the reader.
         checksums: kind -> [right, wrong].
@@ -184,6 +184,7 @@ class Survey(Problems):
         self.dataset, self.task, self.location, self.known = dataset, task, location, known
         self.image_size, self.max_pixels = image_size, max_pixels
         self.class_names: Tuple[str, ...] = ()
+        self.class_colours: Tuple[Tuple[int, int, int], ...] = ()
         self.shape: Optional[Tuple[int, int]] = None
         self.is_published = False
         self.checksums: Dict[str, List[int]] = {}
@@ -346,9 +347,8 @@ class Survey(Problems):
                 assert look.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(mask)
-                sample = Sample(
-                    into.name_of(number), label, problems, look.images[k], mask, len(self.class_names)
-                )
+                name, classes = into.name_of(number), (self.class_names, self.class_colours)
+                sample = Sample(name, label, problems, look.images[k], mask, *classes)
                 self._drawn[subset, number] = sample
                 self._watcher.on_sample(self._done + k, sample)
         into.checked += len(block.numbers)

@@ -418,6 +418,8 @@ def walk_imagemasks(survey: Survey, folder: Path) -> Walk:
         with contextlib.suppress(DataError):  # each mask is judged by itself
             classes = imagemasks.classes_of_masks(folder, stored.items())
     survey.class_names = tuple(map(printable, classes.names))
+    for mask_path in list(stored)[:1]:
+        survey.class_colours = imagemasks.class_colours(classes, mask_path, survey.max_pixels)
     for subset, found in pairs.items():
         names = [_below(image, folder) for image, _ in found]
         survey.subsets[subset].name_of = names.__getitem__

@@ -38,7 +38,8 @@ TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
 HALF = 0.5
 """The threshold with which the more probable of two classes is taken."""
-OVERLAY_COLOUR = (213, 94, 0)
+Colour = Tuple[int, int, int]
+OVERLAY_COLOUR: Colour = (213, 94, 0)
 OVERLAY_SHARE = 0.6
 CLASS_COLOURS = (
     *(OVERLAY_COLOUR, (0, 114, 178), (0, 158, 115), (204, 121, 167)),
@@ -175,6 +176,7 @@ class MaskFiles:
         probabilities: Sequence[PageSpool],
         pages: Callable[[], Iterator[np.ndarray]],
         shown_class: int,
+        colours: Sequence[Colour],
         threshold: float = HALF,
     ) -> None:
         """Writes all of them, each whole or not at all.
@@ -183,6 +185,7 @@ class MaskFiles:
             probabilities: of class 1, or where there are more than two of each class.
             pages: the images, uint8 [h, w, c].
             shown_class: of two classes the one that overlays colour, 0 or 1.
+            colours: of the classes, see :func:`class_colours`.
             threshold: see :func:`predicted_classes`.
         """
 
@@ -197,7 +200,9 @@ class MaskFiles:
         makers["probability"] = makers["probability-0"]
         makers["mask"] = lambda: (255 * mask if is_binary else mask for mask in classes())
         makers["overlay"] = lambda: (
-            overlay(image, mask == shown_class) if is_binary else class_overlay(image, mask)
+            overlay(image, mask == shown_class, colours[shown_class])
+            if is_binary
+            else class_overlay(image, mask, colours)
             for image, mask in zip(pages(), classes())
         )
         for kind, path in self.paths.items():
@@ -227,14 +232,28 @@ def _stored(is_volume: bool) -> Callable[[np.ndarray], np.ndarray]:
     return lambda page: np.round(page * 65535.0).astype(np.uint16)
 
 
-def overlay(image: np.ndarray, tinted: np.ndarray) -> np.ndarray:
+def overlay(image: np.ndarray, tinted: np.ndarray, colour: Colour = OVERLAY_COLOUR) -> np.ndarray:
     """uint8 [h, w, 3]: a grey or colour image [h, w, c], in another colour where ``tinted``."""
-    colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
-    tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * np.array(OVERLAY_COLOUR)
-    return np.where(tinted[..., None], tint.round().astype(np.uint8), colours)
+    pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+    tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * np.array(colour)
+    return np.where(tinted[..., None], tint.round().astype(np.uint8), pixels)
 
 
-def class_colour(number: int) -> Tuple[int, int, int]:
+def class_colours(num_classes: int, of_masks: Sequence[Colour] = ()) -> Tuple[Colour, ...]:
+    """The colour of each class in pictures.
+
+    Args:
+        num_classes: of the network.
+        of_masks: the colours of the user's masks (``DatasetInfo.class_colours``), which are kept; empty: class 0 is
+            black, and the others have ``CLASS_COLOURS``.  Of two classes either can be tinted.
+    """
+    if len(of_masks) == num_classes:
+        return tuple(of_masks)
+    first = OVERLAY_COLOUR if num_classes == 2 else (0, 0, 0)
+    return (first, *(_class_colour(number) for number in range(1, num_classes)))
+
+
+def _class_colour(number: int) -> Colour:
     """Of class 1, 2, ...: after the first seven, hues that turn by the golden angle."""
     if number <= len(CLASS_COLOURS):
         return CLASS_COLOURS[number - 1]
@@ -242,17 +261,18 @@ def class_colour(number: int) -> Tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def coloured(mask: np.ndarray) -> np.ndarray:
-    """uint8 [h, w, 3] of classes [h, w]: class 0 is black."""
-    table = [(0, 0, 0), *(class_colour(k) for k in range(1, int(mask.max(initial=0)) + 1))]
-    return np.array(table, np.uint8)[mask]
+def mask_picture(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
+    """uint8 [h, w, 3] of classes [h, w]: of two classes black and white."""
+    if len(colours) == 2:
+        colours = ((0, 0, 0), (255, 255, 255))
+    return np.array(colours, np.uint8)[np.minimum(mask, len(colours) - 1)]
 
 
-def class_overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def class_overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
     """uint8 [h, w, 3]: a grey or colour image [h, w, c], each class but 0 in its colour."""
-    colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
-    tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * coloured(mask)
-    return np.where((mask > 0)[..., None], tint.round().astype(np.uint8), colours)
+    pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+    tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * mask_picture(mask, colours)
+    return np.where((mask > 0)[..., None], tint.round().astype(np.uint8), pixels)
 
 
 def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:

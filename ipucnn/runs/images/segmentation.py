@@ -374,15 +374,14 @@ class Picture:
 
 
 def predicted_pictures(setup: Setup, session: Session) -> List[Picture]:
-    """Pictures of the first, the last and evenly spaced evaluation images in between; none where images are files.
+    """Pictures of the first, the last and evenly spaced evaluation images in between.
 
     Args:
-        setup: of the run.
+        setup: of the run, whose evaluation images are an array.
         session: ready to predict.
     """
     examples = setup.source.eval
-    if not isinstance(examples, ArrayExamples):
-        return []
+    assert isinstance(examples, ArrayExamples)
     spread = np.linspace(0, len(examples) - 1, min(NUM_PICTURES, len(examples)))
     return [_picture(setup, session, examples, round(float(number))) for number in spread]
 

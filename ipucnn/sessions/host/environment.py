@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import importlib.util
+import json
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -165,6 +167,7 @@ def import_tensorflow(
         if HAS_KERNELS and importlib.util.find_spec("numba") is None:
             raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
         set_variables(deterministic)
+        _check_keras_settings()
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -204,6 +207,20 @@ def import_tensorflow(
 def _keras_settings() -> str:
     """The file that Keras takes its defaults from."""
     return os.path.join(os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras"), "keras.json")
+
+
+def _check_keras_settings() -> None:
+    """Refuses settings that are JSON and no mapping, which end the import of Keras.
+
+    Raises:
+        ConfigurationError: they are.
+    """
+    with contextlib.suppress(OSError, ValueError), open(_keras_settings(), encoding="utf-8") as file:
+        if not isinstance(json.load(file), dict):
+            raise ConfigurationError(
+                f"{_keras_settings()} is no JSON object of Keras's settings",
+                f"correct or remove the file: rm {shlex.quote(_keras_settings())}",
+            )
 
 
 def _set_keras() -> None:

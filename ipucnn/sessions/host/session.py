@@ -29,6 +29,14 @@ from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
+from ipucnn.sessions.host.division import (
+    Capacity,
+    choose_devices,
+    choose_fused,
+    choose_lanes,
+    fused_in_memory,
+    fusible,
+)
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
@@ -46,7 +54,6 @@ from ipucnn.sessions.session import (
     TrainState,
 )
 from ipucnn.text import counted, printable
-from ipucnn.training.batching import divisors
 from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, traced_sums
@@ -57,17 +64,8 @@ from ipucnn.training.schedules import Schedule
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
 
-# How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
-# leave the cache or the memory.  It changes nothing but the order of floating-point sums.
-# A choice by trial on two cores: EfficientNet-B0 at 32x32 gained up to 128 samples and lost again at 256.
-# Chunks that are computed side by side are as large each: two of 128 samples were a fifth faster than two of 64.
-TARGET_SAMPLES = 128
-TARGET_BYTES = 96 * 2**20
-MEMORY_FRACTION = 0.25
 # --fused-micro-batches measure: weight updates that are timed of each number; the fastest counts.
 MEASURED_UPDATES = 3
-# Layer outputs, their gradients and the temporaries of one layer, over the layer outputs alone.
-TRAINING_FACTOR = 4
 
 
 def activation_bytes_per_sample(model: KerasModel) -> int:
@@ -82,48 +80,6 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
             size *= int(dimension or 1)
         total += size
     return total
-
-
-def choose_fused(
-    num_micro_batches: int,
-    micro_batch_size: int,
-    group_size: int,
-    bytes_per_sample: int,
-    memory_bytes: int,
-    num_sharing: int = 1,
-    pairs: bool = False,
-) -> int:
-    """The number of micro-batches to fuse: a divisor of those in a weight update.
-
-    Args:
-        num_micro_batches: micro-batches per weight update over all replicas.
-        micro_batch_size: samples.
-        group_size: replicas of a distributed batch norm group; the result is a multiple of it.
-        bytes_per_sample: see :func:`activation_bytes_per_sample`.
-        memory_bytes: of the host, 0 if unknown.
-        num_sharing: workers that are to share the chunks evenly.
-        pairs: two chunks are to be computed side by side, where the micro-batches can be halved.  It does not depend
-            on the cores of a machine: the chunks are the same on all.
-    """
-    micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
-    by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
-    limit = by_speed
-    halves = fusible(num_micro_batches, group_size, 2 * num_sharing) if pairs else []
-    if memory_bytes:
-        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // (2 if halves else 1))
-    usable = halves or fusible(num_micro_batches, group_size, num_sharing)
-    return max([d for d in usable if d <= limit] or usable[:1])
-
-
-def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:
-    """The numbers of micro-batches that can be fused, so that ``num_sharing`` workers share the chunks evenly."""
-    groups = num_micro_batches // group_size
-    return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
-
-
-def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
-    """How many micro-batches of so many bytes of layer outputs are computed as one at most, for they need memory."""
-    return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))
 
 
 class HostSession(Session):
@@ -158,7 +114,7 @@ class HostSession(Session):
         self.place = place
         self.places = self._there = (place, *others)
         self.lanes = 1
-        self._at_once, self._bytes_per_sample = 1, 0
+        self._capacity = Capacity()
         self._on_cpu = device.kind == "cpu"
         self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
@@ -230,7 +186,7 @@ class HostSession(Session):
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._make_forward(model, loss)
         self._large_batches = LargeBatches(
-            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._batches_at_once
+            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._capacity.evaluated
         )
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
@@ -250,10 +206,7 @@ class HostSession(Session):
         fused, group = program.fused_micro_batches, program.dbn_replica_group_size
         units = program.num_micro_batches // (fused or group)
         if self._config.devices is None:
-            usable = [
-                n for n in divisors(units) if n % workers == 0 and (fused or most == 1 or most % n == 0)
-            ]
-            wanted = max([n // workers for n in usable if n // workers <= wanted], default=1)
+            wanted = choose_devices(units, wanted, workers, most, bool(fused))
         if not fused:
             check_sharing(
                 units, group, workers, most, wanted, accumulation=program.gradient_accumulation_count
@@ -269,30 +222,15 @@ class HostSession(Session):
 
     def _look_at_machine(self, model: KerasModel) -> None:
         """How many operations keep all cores busy, on each of the workers, and how much memory a sample takes."""
-        self._bytes_per_sample = activation_bytes_per_sample(model)
         own = operations_at_once() if self._on_cpu and len(self.places) == 1 else 1
-        self._at_once = int(min(self._cluster.exchange("operations at once", own)))
+        operations = int(min(self._cluster.exchange("operations at once", own)))
+        self._capacity = Capacity(self.device.memory_bytes, activation_bytes_per_sample(model), operations)
 
     def _choose_lanes(self, program: Program) -> int:
         """How many of the chunks of a program are computed side by side."""
-        chunks = program.num_micro_batches // program.fused_micro_batches
-        in_memory = self._at_once
-        if self.device.memory_bytes:
-            micro_batch_bytes = self._bytes_per_sample * program.micro_batch_size
-            in_memory = (
-                fused_in_memory(micro_batch_bytes, self.device.memory_bytes) // program.fused_micro_batches
-            )
-        most = max(1, min(self._cluster.exchange("lanes", min(self._at_once, in_memory))))
-        return max(
-            n for n in divisors(chunks) if n <= most and (n == 1 or chunks % (n * self._cluster.count) == 0)
-        )
-
-    def _batches_at_once(self, samples: int) -> int:
-        """How many batches of so many samples are evaluated side by side; without a backward pass."""
-        if not self.device.memory_bytes or self._at_once == 1:
-            return self._at_once
-        batch_bytes = max(1, self._bytes_per_sample * samples)
-        return max(1, min(self._at_once, int(self.device.memory_bytes * MEMORY_FRACTION) // batch_bytes))
+        fused = program.fused_micro_batches
+        most = min(self._cluster.exchange("lanes", self._capacity.trained(fused * program.micro_batch_size)))
+        return choose_lanes(program.num_micro_batches // fused, most, self._cluster.count)
 
     def _choose_fused(
         self,
@@ -304,7 +242,7 @@ class HostSession(Session):
         """How many micro-batches are computed as one, as worker 0 finds best; one where layers may mix samples."""
         if own_layers(model):
             return 1
-        per_sample = activation_bytes_per_sample(model)
+        per_sample = self._capacity.bytes_per_sample
         memory = self.device.memory_bytes if self._on_cpu else 0
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
         fused = self._cluster.first(
@@ -543,9 +481,9 @@ class HostSession(Session):
         )
         with tf.device(self.place), _exceptions(), memory:
             self._settle()
-            own = self._at_once
+            own = self._capacity.operations
             if first is not None:
-                own, batches = self._batches_at_once(size), itertools.chain([first], batches)
+                own, batches = self._capacity.evaluated(size), itertools.chain([first], batches)
             at_once = min(self._cluster.exchange("batches at once", own))
             together = len(self.places) * at_once
             while True:
@@ -612,7 +550,7 @@ class HostSession(Session):
             if first is None:
                 return []
             given = ((images,) for images in itertools.chain([first], batches))
-            return list(side_by_side(of_batch, given, self._batches_at_once(len(first))))
+            return list(side_by_side(of_batch, given, self._capacity.evaluated(len(first))))
 
     def _settle(self) -> None:
         """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""

@@ -1,8 +1,8 @@
 """The Poplar session: IPUs through the Poplar SDK's TensorFlow and Keras.
 
 Before TensorFlow is imported, ``surroundings.py`` looks at what surrounds the SDK, judges it and sets its flags,
-and ``validation.py`` refuses what the SDK would refuse later.  After that, ``device.py`` has the SDK's modules,
-reads its compiler's progress and configures the system; ``config.py`` is one table from options to leaves of
+and ``checks.py`` refuses what the SDK would refuse later.  After that, ``device.py`` has the SDK's modules and
+configures the system; ``config.py`` is one table from options to leaves of
 ``IPUConfig``; ``model.py`` builds the network again with static micro-batches and stages, for ``training.py`` and
 ``evaluation.py``.  ``errors.py`` translates what the SDK raises, and ``popdist.py`` knows its instances.
 

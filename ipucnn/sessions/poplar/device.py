@@ -24,11 +24,10 @@ import numpy as np
 
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -195,8 +194,9 @@ class Device:
                 per_replica = num_ipus // self.instances.local_replicas
                 self.api.join_instances(made, per_replica, selects_device=not layout.selects)
             made.configure_ipu_system()
-            if layout.selects:
-                check_selected(self.api, config.select_ipu, num_ipus)
+            if layout.selects and config.select_ipu is not None:
+                ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
+                check_selected(config.select_ipu, ipus, num_ipus)
             make = self.api.popdist_strategy() if self.instances.is_distributed else self.api.ipu_strategy()
             self._strategy = make()
 
@@ -262,26 +262,3 @@ class Device:
         # Collectives have 32 bits: byte by byte.
         sent: np.ndarray = self.gather_over_instances(own.view(np.uint8).astype(np.float32))[0]
         return float(sent.astype(np.uint8).view(np.float64)[0])
-
-
-def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
-    """Refuses a named device of another size than the program's; ask once the system is configured.
-
-    The SDK divides a device by the IPUs of a replica, and would train with other replicas than the program says
-    (keras/ipu of SDK 3.4: ``get_num_of_ipus_in_device`` // shards).
-
-    Args:
-        select_ipu: ``--select-ipu``; None: the SDK found a device of the right size.
-        num_ipus: of the program.
-
-    Raises:
-        ConfigurationError: naming both numbers.
-    """
-    if select_ipu is None:
-        return
-    found = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
-    if found != num_ipus:
-        raise ConfigurationError(
-            f"--select-ipu {select_ipu}: that device has {counted(found, 'IPU')}, and {num_ipus} are needed",
-            f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
-        )

@@ -17,6 +17,14 @@ from ipucnn.models.blueprint import layer_order
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Weights
+from ipucnn.sessions.poplar.checks import (
+    check_evaluation,
+    check_num_ipus,
+    check_program,
+    check_remote_memory,
+    evaluation_replicas,
+    kept_remotely,
+)
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
 from ipucnn.sessions.poplar.device import Device, Preprocessing
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
@@ -33,14 +41,6 @@ from ipucnn.sessions.poplar.model import (
 )
 from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache, gives_nothing_back
 from ipucnn.sessions.poplar.training import Stream, TrainedNetwork
-from ipucnn.sessions.poplar.validation import (
-    check_evaluation,
-    check_num_ipus,
-    check_program,
-    check_remote_memory,
-    evaluation_replicas,
-    kept_remotely,
-)
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,

@@ -1,4 +1,4 @@
-"""What IPUs refuse of a Program, found before TensorFlow is imported."""
+"""What IPUs refuse of a Program: found before TensorFlow is imported, but for what only the IPUs tell."""
 
 from typing import List, Optional, Sequence
 
@@ -179,4 +179,25 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "
             "shared out",
             "use --dbn-replica-group-size 1, or poprun --num-instances 1",
+        )
+
+
+def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
+    """Refuses a named device of another size than the program's.
+
+    The SDK divides a device by the IPUs of a replica, and would train with other replicas than the program says
+    (keras/ipu of SDK 3.4: ``get_num_of_ipus_in_device`` // shards).
+
+    Args:
+        select_ipu: ``--select-ipu``.
+        ipus_of_device: that it has, as the SDK says once the system is configured.
+        num_ipus: of the program.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if ipus_of_device != num_ipus:
+        raise ConfigurationError(
+            f"--select-ipu {select_ipu}: that device has {counted(ipus_of_device, 'IPU')}, and {num_ipus} are needed",
+            f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )

@@ -1,0 +1,63 @@
+"""Files that revision cd09a5d wrote (``tests/data/cd09a5d``): a run, a plan, a suite and its result."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+OLD = Path(__file__).parent / "data" / "cd09a5d"
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(OLD, tmp_path / "old"))
+
+
+def test_an_old_run_is_listed_evaluated_used_and_continued(old, run):
+    report = json.loads((old / "run" / "report.json").read_text())
+    code, out, err = run("runs", "old", "--json")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert (row["model"], row["state"], row["weight_updates"]) == ("toy_model", "finished", 8)
+    code, out, err = run("evaluate", "old/run", "--json")
+    assert code == 0, err
+    measured = json.loads(out)["measured"]
+    for name in ("accuracy", "loss"):
+        assert measured[name] == pytest.approx(report["validation"][name], rel=1e-5)
+    code, out, err = run("infer", "old/run", "--split", "eval", "--json")
+    assert code == 0 and len(json.loads(out)) == 40, err
+    code, _, err = run("train", "--resume", "--run-dir", "old/run")
+    assert code == 0 and "finished" in err and (old / "run" / "report.html").exists()
+    code, out, err = run("train", "--resume", "--run-dir", "old/run", "--num-epochs", "3", "--json")
+    assert code == 0 and "continuing after weight update 8" in err, err
+    assert json.loads(out)["trained_samples"] == 3 * 64
+    rows = [json.loads(line) for line in (old / "run" / "metrics.jsonl").read_text().splitlines()]
+    former = [json.loads(line) for line in (OLD / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[: len(former)] == former and rows[-1]["weight_updates"] == 12
+    assert np.isfinite(rows[-1]["loss"])
+
+
+def test_an_old_plan_is_trained_with_and_compared(old, run):
+    code, out, err = run("train", "--plan", "old/plan.yml", "--dry-run", "--json")
+    assert code == 0, err
+    program = json.loads(out)["program"]
+    assert program["pipeline_splits"] == ["max_pooling2d_1"] and program["precision"] == "16.16"
+    assert program["gradient_accumulation_count"] == 32
+    code, out, err = run(
+        "plan-splits", "toy_model", "--dataset", "digits", "--stages", "2", "--compare", "old/plan.yml"
+    )
+    assert code == 0 and "plan.yml" in out, err
+
+
+def test_an_old_suite_and_its_result_are_refused_with_what_to_write_instead(old, run):
+    code, _, err = run("benchmark", "--suite", "old/suite.yml")
+    error, hint = err.splitlines()[-2:]
+    assert code == 2 and "unknown key 'defaults'" in error and "options: --flag value" in hint
+    (old / "new.yml").write_text("title: small\nrows:\n  - benchmark toy_model --host-generated-data\n")
+    code, _, err = run("benchmark", "--suite", "old/new.yml", "--versus", "old/suite.json")
+    error, hint = err.splitlines()[-2:]
+    assert code != 0 and error.startswith("error: ") and "suite.json" in error and "version" in error
+    assert hint.startswith("hint: ") and "Traceback" not in err
