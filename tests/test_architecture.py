@@ -155,10 +155,10 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2910, 2200),
+    "benchmarking": (2840, 2165),
     "commands": (1900, 1105),
     "config": (2760, 1520),
-    "datasets": (5960, 4530),
+    "datasets": (5940, 4540),
     "diagnosis": (685, 520),
     "models": (2960, 2220),
     "planning": (5520, 4290),

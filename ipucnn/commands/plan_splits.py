@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional
 
 import typer
 
@@ -24,6 +24,7 @@ from ipucnn.filesystem import (
 from ipucnn.models.registry import NETWORK_FILES, assumption
 
 if TYPE_CHECKING:
+    from ipucnn.planning.pipeline_plan import PipelinePlan
     from ipucnn.planning.request import PlanRequest
 
 PANEL = "Plan"
@@ -150,26 +151,23 @@ def plan_splits(
         _refuse(of_plans, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
-    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan, with_graph
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note, waiting
     from ipucnn.runs.setup import input_shape_for, network_options
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    save_to = None if save is None else expand(save)
-    html_to = None if html is None else expand(html)
-    graph_to = None if save_graph is None else expand(save_graph)
-    outputs = (("--save", save_to), ("--html", html_to), ("--save-graph", graph_to))
-    _check_outputs(resolved, outputs, compare or [])
+    outputs = {
+        option: expand(name)
+        for option, name in (("--save", save), ("--html", html), ("--save-graph", save_graph))
+        if name is not None
+    }
+    _check_outputs(resolved, outputs, compare or [], profile_path)
     profile = None
     if profile_path is not None:
         from ipucnn.planning.calibration import read_profile
 
         profile = read_profile(profile_path)
-        for option, path in outputs:
-            if path is not None:
-                read = [("the file of --system-profile", profile_path)]
-                check_not_read(path, option, read)
     if optimisations:
         _refuse(of_plans, "--optimisations")
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
@@ -190,18 +188,8 @@ def plan_splits(
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
-    if graph_to is not None:
-        if graph_to.suffix.lower() != NETWORK_FILES[1]:
-            raise ConfigurationError(
-                f"--save-graph {shown(graph_to)}: plan-splits knows a layer graph by the ending {NETWORK_FILES[1]}",
-                f"--save-graph {shown(graph_to.with_suffix(NETWORK_FILES[1]))}",
-            )
-        # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
-        request = with_graph(request, note, import_tensorflow)
-        assert request.graph is not None
-        # As it is without --freeze, which whoever reads the file types again.
-        write_output_text(graph_to, request.graph.to_json())
-        note(f"written: {graph_to}")
+    if "--save-graph" in outputs:
+        request = _save_graph(request, outputs["--save-graph"])
     if optimisations:
         _show_optimisations(request, resolved, json_output)
         return
@@ -212,15 +200,42 @@ def plan_splits(
         if json_output:
             sys.stdout.write(error.to_json())
         raise
-    texts = []
-    if save_to is not None:
+    _show_plan(plan, outputs, json_output)
+    check_not_fitting(plan, request)
+
+
+def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
+    """Writes the layers, whatever comes of the plan: another planner, or a changed one, starts from them."""
+    from ipucnn.planning.plan import with_graph
+    from ipucnn.reports.console import note
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    if path.suffix.lower() != NETWORK_FILES[1]:
+        raise ConfigurationError(
+            f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {NETWORK_FILES[1]}",
+            f"--save-graph {shown(path.with_suffix(NETWORK_FILES[1]))}",
+        )
+    request = with_graph(request, note, import_tensorflow)
+    assert request.graph is not None
+    # As it is without --freeze, which whoever reads the file types again.
+    write_output_text(path, request.graph.to_json())
+    note(f"written: {path}")
+    return request
+
+
+def _show_plan(plan: "PipelinePlan", outputs: Mapping[str, Path], json_output: bool) -> None:
+    """Writes a plan to the files that were named, and prints it."""
+    from ipucnn.reports.console import note
+
+    texts = {}
+    if "--save" in outputs:
         # What else the search found is shown, and not what is run.
-        texts.append((save_to, replace(plan, pareto=()).to_yaml()))
-    if html_to is not None:
+        texts[outputs["--save"]] = replace(plan, pareto=()).to_yaml()
+    if "--html" in outputs:
         from ipucnn.reports.plan_html import render
 
-        texts.append((html_to, render(plan)))
-    for path, text in texts:
+        texts[outputs["--html"]] = render(plan)
+    for path, text in texts.items():
         write_output_text(path, text)
     if json_output:
         sys.stdout.write(plan.to_json())
@@ -228,9 +243,8 @@ def plan_splits(
         from ipucnn.reports.plan import print_plan
 
         print_plan(plan)
-    for path, _ in texts:
+    for path in texts:
         note(f"written: {path}")
-    check_not_fitting(plan, request)
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:
@@ -300,7 +314,7 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
 
 
 def _check_outputs(
-    resolved: Resolved, outputs: Sequence[Tuple[str, Optional[Path]]], compare: List[str]
+    resolved: Resolved, outputs: Mapping[str, Path], compare: List[str], profile: Optional[Path]
 ) -> None:
     """Refuses files that cannot be written, or would replace what is read, before anything else is done.
 
@@ -315,8 +329,9 @@ def _check_outputs(
         read.append(("the file of --config-path", Path(resolved.config_path)))
     if resolved.record.file is not None:
         read.append(("the file of MODEL", resolved.record.file))
-    for option, path in outputs:
-        if path is not None:
-            check_output(path)
-            check_not_read(path, option, read)
-    check_different(outputs)
+    if profile is not None:
+        read.append(("the file of --system-profile", profile))
+    for option, path in outputs.items():
+        check_output(path)
+        check_not_read(path, option, read)
+    check_different(tuple(outputs.items()))

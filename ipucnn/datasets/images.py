@@ -72,7 +72,7 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        text = f"{origin} has more pixels than --max-image-pixels {max_pixels}"
+        text = f"{origin} has far more than --max-image-pixels {max_pixels}"
         raise DataError(text, "shrink it, or allow more of them") from error
     except Image.UnidentifiedImageError as error:
         raise DataError(f"{origin} is not an image in a known format", hint) from error

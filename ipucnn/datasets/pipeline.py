@@ -129,6 +129,8 @@ def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
         make = _tiles if source.info.tiled else _arrays
         rounds = stream.rounds(len(examples))
         batches = _grouped(make(examples, source.info, stream), stream, order, rounds)
+    if stream.until != "batch":
+        return batches
     return batches.prefetch(_prefetch(stream.batch_size, stream.input_shape))
 
 
@@ -186,20 +188,20 @@ def _grouped(
 ) -> tf.data.Dataset:
     """Batches of what is in memory; small ones are prepared several at a time: most of their cost is per call."""
     batch_size = stream.batch_size
-    group = _group(batch_size, stream.input_shape) if stream.until == "batch" else 1
+    is_whole, group = stream.until == "batch", _group(batch_size, stream.input_shape)
 
     def prepare_group(numbers: Tensor) -> Tuple[Tensor, ...]:
         tickets = split_ticket(numbers, rounds)
         columns = prepare(tickets)
-        if stream.weigh_padding and stream.until == "batch":
+        if stream.weigh_padding and is_whole:
             columns = (*columns, _first_round(tickets[1]))
-        if group == 1:
+        if group == 1 or not is_whole:
             return columns
         return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in columns)
 
     batches = order.batch(group * batch_size, drop_remainder=True)
     batches = _map(batches, prepare_group, parallel_calls(stream.num_parallel))
-    return batches.unbatch() if group > 1 else batches
+    return batches.unbatch() if group > 1 and is_whole else batches
 
 
 def _file_batches(

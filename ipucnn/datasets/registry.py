@@ -117,18 +117,6 @@ def _open_imagenet(asked: Opening) -> DataSource:
     return imagefolder.open_imagefolder(asked.location, asked.name)
 
 
-def _open_imagefolder(asked: Opening) -> DataSource:
-    return imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction)
-
-
-def _open_idx(asked: Opening) -> DataSource:
-    return idx.open_idx(asked.name, asked.location)
-
-
-def _open_cifar(asked: Opening) -> DataSource:
-    return cifar.open_cifar(asked.name, asked.location)
-
-
 def _open_tfds(asked: Opening) -> DataSource:
     from ipucnn.datasets.sources.tfds import open_tfds
 
@@ -160,7 +148,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "mnist": DatasetRecord(
         "classification",
         "28x28 handwritten digits",
-        _open_idx,
+        lambda asked: idx.open_idx(asked.name, asked.location),
         idx.has_files,
         _IDX_FILES,
         ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
@@ -171,7 +159,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "fashion_mnist": DatasetRecord(
         "classification",
         "28x28 clothes",
-        _open_idx,
+        lambda asked: idx.open_idx(asked.name, asked.location),
         idx.has_files,
         _IDX_FILES,
         ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
@@ -182,7 +170,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar10": DatasetRecord(
         "classification",
         "32x32 colour, 10 classes",
-        _open_cifar,
+        lambda asked: cifar.open_cifar(asked.name, asked.location),
         lambda folder: cifar.find_layout("cifar10", folder) is not None,
         "cifar-10-batches-py or cifar-10-batches-bin",
         (
@@ -196,7 +184,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "cifar100": DatasetRecord(
         "classification",
         "32x32 colour, 100 classes",
-        _open_cifar,
+        lambda asked: cifar.open_cifar(asked.name, asked.location),
         lambda folder: cifar.find_layout("cifar100", folder) is not None,
         "cifar-100-python or cifar-100-binary",
         (
@@ -220,7 +208,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagefolder": DatasetRecord(
         "classification",
         "an image folder",
-        _open_imagefolder,
+        lambda asked: imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction),
         lambda folder: imagefolder.has_parts(folder) or imagefolder.is_undivided(folder),
         "{train,val}/CLASS/*.jpg",
     ),
@@ -431,7 +419,7 @@ def _unknown(name: str, task: str) -> ConfigurationError:
     return ConfigurationError(
         f"--dataset {shown_value(name)}: there is no such folder"
         if os.sep in name
-        else f"data set '{name}' is unknown",
+        else f"data set '{name}' is unknown, and there is no such folder",
         did_you_mean(name, fitting) or f"choose one of {', '.join(fitting)}, {folders}, or FILE.py:FUNCTION",
     )
 

@@ -35,46 +35,37 @@ class Remote:
         return self.files[0][0].endswith(".tar.gz")
 
 
+_IDX_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+_MNIST_SHA256 = (
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+_FASHION_MNIST_SHA256 = (
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_FASHION_MNIST = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
 REMOTES: Dict[str, Remote] = {
-    "mnist": Remote(
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        (
-            (
-                "train-images-idx3-ubyte.gz",
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            (
-                "train-labels-idx1-ubyte.gz",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-        ),
-        "mnist",
-    ),
-    "fashion_mnist": Remote(
-        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-        (
-            (
-                "train-images-idx3-ubyte.gz",
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            (
-                "train-labels-idx1-ubyte.gz",
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-            ("t10k-images-idx3-ubyte.gz", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-            ("t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-        ),
-        "fashion_mnist",
-    ),
+    "mnist": Remote(_MNIST, tuple(zip(_IDX_FILES, _MNIST_SHA256)), "mnist"),
+    "fashion_mnist": Remote(_FASHION_MNIST, tuple(zip(_IDX_FILES, _FASHION_MNIST_SHA256)), "fashion_mnist"),
     "cifar10": Remote(
-        "https://www.cs.toronto.edu/~kriz/",
+        _CIFAR,
         (("cifar-10-python.tar.gz", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),),
         "cifar-10-batches-py",
     ),
     "cifar100": Remote(
-        "https://www.cs.toronto.edu/~kriz/",
+        _CIFAR,
         (("cifar-100-python.tar.gz", "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),),
         "cifar-100-python",
     ),

@@ -99,11 +99,12 @@ def read_record(path: str, number: int, at: int) -> bytes:
         os.close(handle)
     if not problem and len(record) < length + FRAME_BYTES:
         problem = "truncated: the file became shorter while it was read"
-    if not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
+    content = record[HEAD_BYTES:-4]
+    if not problem and masked_crc32c(content) != int.from_bytes(record[-4:], "little"):
         problem = _CONTENT_DAMAGED
     if problem:
         raise _damaged(place_of(path, number, at), problem)
-    return record[HEAD_BYTES:-4]
+    return content
 
 
 def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> Dict[str, Feature]:

@@ -336,10 +336,10 @@ class Survey(Problems):
         common = self._check_together(block, look)
         for k, number in enumerate(block.numbers):
             problems = list(common)
-            if masks is None:
-                problems += self._check_label(block, number, labels[k])
-            else:
+            if masks is not None:
                 problems += self._check_mask(block, number, masks[k])
+            elif not 0 <= labels[k] < len(self.class_names):
+                problems.append(self._check_label(block, number, labels[k]))
             if look.measured.constant[k] and look.size[0] * look.size[1] > 1:
                 self.find("constant-image", subset, into.name_of(number))
                 problems.append("constant-image")
@@ -380,15 +380,13 @@ class Survey(Problems):
                 note("several-frames", str(look.frames))
         return found
 
-    def _check_label(self, block: Block, number: int, label: int) -> Sequence[str]:
-        if 0 <= label < len(self.class_names):
-            return ()
+    def _check_label(self, block: Block, number: int, label: int) -> str:
+        """Notes a label that is no class: the code."""
         if label < 0 and block.path is not None:
-            return ("unknown-class",)  # of a folder, which was told
-        name = self.subsets[block.subset].name_of(number)
-        last = len(self.class_names) - 1
+            return "unknown-class"  # of a folder, which was told
+        name, last = self.subsets[block.subset].name_of(number), len(self.class_names) - 1
         self.find("label-range", block.subset, f"{name}: label {label}, classes are 0 to {last}")
-        return ("label-range",)
+        return "label-range"
 
     def _check_mask(self, block: Block, number: int, mask: np.ndarray) -> List[str]:
         into, num_classes, found = self.subsets[block.subset], len(self.class_names), []

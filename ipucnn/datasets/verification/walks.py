@@ -7,6 +7,7 @@ samples in blocks, which are decoded by :func:`in_order`.  A set without a walk 
 import contextlib
 import functools
 import itertools
+import os
 import struct
 import threading
 import zlib
@@ -193,10 +194,12 @@ def _name_in_files(starts: Sequence[int], names: Sequence[str], number: int) -> 
 
 
 def _look_at_rows(images: np.ndarray, labels: np.ndarray, rows: Sequence[int], keeps_pixels: bool) -> Look:
-    part, size = images[rows], (int(images.shape[1]), int(images.shape[2]))
+    # A slice is no copy.
+    chosen = slice(rows[0], rows[-1] + 1) if len(rows) == rows[-1] + 1 - rows[0] else rows
+    part, size = images[chosen], (int(images.shape[1]), int(images.shape[2]))
     if labels.ndim == 3:
-        return Look(measure(part), size, (), part, labels[rows])
-    return Look(measure(part), size, labels[rows].tolist(), part)
+        return Look(measure(part), size, (), part, labels[chosen])
+    return Look(measure(part), size, labels[chosen].tolist(), part)
 
 
 def walk_source(survey: Survey, source: DataSource) -> Walk:
@@ -555,7 +558,7 @@ def _walk_shards(
     survey: Survey,
     shards: Mapping[str, Sequence[Tuple[Path, int]]],
     ending: str,
-    read: Callable[[Path, int, int, bool], Look],
+    read: Callable[[str, int, int, bool], Look],
 ) -> Walk:
     """The records of files, with how many each should have, or -1; ``ending`` is in the names of those that can be
     read."""
@@ -570,13 +573,13 @@ def _walk_shards(
             zip(examples.shards.tolist(), examples.numbers.tolist(), examples.places.tolist())
         ):
             if into.is_chosen(number):
-                path = Path(examples.paths[shard])
+                path = examples.paths[shard]
                 load = functools.partial(read, path, record, at)
                 yield Block(subset, [number], into.name_of(number), load, None, place_of(path, record, at))
 
 
 def _name_of_record(examples: RecordExamples, number: int) -> str:
-    name = Path(examples.paths[examples.shards[number]]).name
+    name = os.path.basename(examples.paths[examples.shards[number]])
     return f"{printable(name)}, record {examples.numbers[number]}"
 
 
@@ -630,7 +633,7 @@ def _read_record(
     first_label: int,
     num_classes: int,
     channels: int,
-    path: Path,
+    path: str,
     record: int,
     at: int,
     keeps_pixels: bool,
@@ -638,7 +641,7 @@ def _read_record(
     """What a record's image is, of a class from ``first_label`` on; labels beyond ``num_classes`` are refused if that
     is given."""
     try:
-        features = read_example(str(path), record, at, {image_key: bytes, label_key: int})
+        features = read_example(path, record, at, {image_key: bytes, label_key: int})
     except DataError as error:
         if error.code != "truncated":  # of which there is no checksum to compare
             survey.check(_RECORDS, error.code != "checksum")
