@@ -501,8 +501,10 @@ def check_makeable(path: Path) -> None:
     """Refuses, before anything is computed, what is no folder, or a folder that :func:`make_folder` could not make.
 
     Raises:
-        DataError: something else has its name or that of a folder above it, or nothing can be written there.
+        DataError: something else has its name or that of a folder above it, or nothing can be written there; or the
+            path is relative, and the working directory was deleted.
     """
+    absolute(path)
     for place in (path, *path.parents):
         kind = kind_of(place)
         if kind is Kind.FOLDER and is_writable(place):

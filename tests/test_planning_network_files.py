@@ -221,6 +221,19 @@ def test_a_name_that_a_terminal_would_obey_is_not_printed(tmp_path, capsys):
     assert code == 0 and "\x1b" not in out + err
 
 
+def test_models_in_models_that_hold_nothing_end_too(tmp_path):
+    """Each calls the one inside four times, and the innermost has an input alone: 4**12 calls of no layer."""
+    images = entry("InputLayer", "images", batch_shape=[None, 8, 8, 3])
+    ends = {"input_layers": [["images", 0, 0]], "output_layers": [["images", 0, 0]]}
+    inside = {"class_name": "Functional", "config": {"layers": [images], **ends}}
+    for _ in range(12):
+        inner = {**inside, "name": "inner", "inbound_nodes": [node("images")] * 4}
+        outer = {"layers": [images, inner], **ends, "output_layers": [["inner", 3, 0]]}
+        inside = {"class_name": "Functional", "config": outer}
+    with pytest.raises(DataError, match="more than 3,000 layers"):
+        find_network(str(save(tmp_path / "net.keras", inside)))
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"{}"])
 def test_a_damaged_file_is_refused(content, tmp_path, capsys):
     (tmp_path / "net.keras").write_bytes(content)

@@ -5,9 +5,9 @@ This is what a network of a user's own becomes, whether a function of a Python f
 names of their classes and gives them numbers and words; nothing in it can be code.  So data from others, as a run
 folder's, can make no other than a wrong network.
 
-Read are the configurations of functional and sequential models of Keras 2.6 and 3, with models inside models taken
-apart.  What training could not compute as Keras would is refused by name: shared layers, calls with arguments,
-regularizers, constraints, random and remembering layers, other types of numbers.
+It is made of the calls that ``keras_config.py`` reads.  What training could not compute as Keras would is refused by
+name: shared layers, calls with arguments, regularizers, constraints, random and remembering layers, other types of
+numbers.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _INITIALIZERS = (
 )  # fmt: skip
 # Settings that are not the layer's: how it is called, of what type, and what it was built on.
 _NOT_SETTINGS = ("name", "dtype", "batch_input_shape", "batch_shape", "build_config", "quantization_config")
+_NOT_OF_INITIALIZERS = ("seed", "dtype", "input_axes", "output_axes")
 # What Keras 2.6 or 3 writes of depthwise and separable convolutions, whose own class it is not: 1, or overridden.
 _WITHOUT_EFFECT = ("groups", "kernel_initializer", "bias_initializer", "filters")
 _FUNCTIONAL = "give a functional or sequential model with one input and one output"
@@ -280,13 +281,8 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
                     f"{where} has {key} {shown_kind}, which has no seeded version",
                     f"use one of {', '.join(_INITIALIZERS)}",
                 )
-            own = (
-                {}
-                if value is None
-                else {k: v for k, v in dict(value.get("config") or {}).items() if k != "seed"}
-            )
-            own = {k: v for k, v in own.items() if k not in ("dtype", "input_axes", "output_axes")}
-            own = {k: _plain(v, where, key) for k, v in own.items()}
+            own = {} if value is None else dict(value.get("config") or {})
+            own = {k: _plain(v, where, key) for k, v in own.items() if k not in _NOT_OF_INITIALIZERS}
             found[key] = None if value is None else {"class_name": kind, "config": own}
         elif key in ("activation", "recurrent_activation", "final_activation"):
             name = "linear" if value is None else value

@@ -5,6 +5,7 @@ from one generator after the other, so a model's weights depend on what the proc
 draw differently.  Here each weight has its own generator.
 """
 
+import functools
 import hashlib
 import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -91,7 +92,7 @@ def set_group_norm(
     for step in steps:
         found = _num_groups(step, groups, channels_per_group)
         if not found:
-            common = _gcd([int(s.channels or 0) for s in steps])
+            common = functools.reduce(math.gcd, (int(s.channels or 0) for s in steps))
             legal = [str(d) for d in range(1, common + 1) if common % d == 0]
             wanted = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
             raise ConfigurationError(
@@ -101,13 +102,6 @@ def set_group_norm(
         replace_layer(
             step, GroupNormalization, {"groups": found, "epsilon": 1e-5 if epsilon is None else epsilon}
         )
-
-
-def _gcd(numbers: List[int]) -> int:
-    result = 0
-    for number in numbers:
-        result = math.gcd(result, number)
-    return result
 
 
 def set_batch_norm(

@@ -50,7 +50,6 @@ class LayerCall(NamedTuple):
         kind: class of the layer, or name of the operation.
         settings: of the layer.
         reads: the calls whose tensors it reads.
-        shapes: of these tensors with the batch, as the configuration has them; None where it does not.
         arguments: (name, value) of its further arguments; the name of a positional one is "".
         place: names of the models the layer is in, and its name there.
         is_operation: it is an operation on tensors and no layer.
@@ -62,7 +61,6 @@ class LayerCall(NamedTuple):
     kind: str
     settings: KerasConfig
     reads: Tuple[Call, ...]
-    shapes: Tuple[Any, ...]
     arguments: Tuple[Tuple[str, Any], ...]
     place: Tuple[str, ...]
     is_operation: bool
@@ -97,7 +95,7 @@ def read_calls(name: str, kind: str, config: PlainValue, renumbers: bool = False
     """
     reader = _Reader(name, renumbers)
     try:
-        output = reader.expand(kind, config, (), "", None, 0, True)
+        output = reader.expand({"class_name": kind, "config": config}, (), "", None, True)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(
             f"{name} is damaged: {shown_value(repr(error))}", "save it again with Keras"
@@ -110,7 +108,8 @@ class _Reader:
     def __init__(self, name: str, renumbers: bool) -> None:
         self.name, self._renumbers = name, renumbers
         self.calls: List[LayerCall] = []
-        self._places: Dict[str, Tuple[str, ...]] = {}
+        # Of each layer how often it has been called, and its place.
+        self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
         self._num_calls = 0
 
     def _fail(self, what: str, hint: str = _FUNCTIONAL) -> NoReturn:
@@ -122,114 +121,135 @@ class _Reader:
             self._fail(f"more than {MAX_CALLS:,} layers", "give a smaller network")
 
     def expand(
-        self,
-        kind: PlainValue,
-        config: PlainDict,
-        place: Tuple[str, ...],
-        prefix: str,
-        source: Optional[Call],
-        number: int,
-        is_trained: bool,
+        self, model: PlainDict, place: Tuple[str, ...], prefix: str, source: Optional[Call], is_trained: bool
     ) -> Call:
         """Adds the calls of a model's layers for one call of the model.
 
         Args:
+            model: its class and configuration.
             place: names of the models around its layers.
             prefix: of the names of its layers.
             source: what it reads; None for the outermost.
-            number: of the call.
+            is_trained: no model around it is frozen.
 
         Returns:
             The call that is the model's output.
         """
         where = f"'{shown_value(prefix[:-1])}'" if prefix else "the network"
-        entries = config.get("layers") if isinstance(config, dict) else None
-        if kind not in _MODELS or not isinstance(entries, list) or not entries:
+        entries, first, last = self._entries(model, where)
+        is_trained = is_trained and model["config"].get("trainable", True) is not False
+        nodes = {own: [_arguments(node) for node in entry["inbound_nodes"]] for own, entry in entries.items()}
+        nodes[first] = [([], [])]
+        for own, calls in nodes.items():
+            if own != first and not (calls and all(reads for reads, _ in calls)):
+                self._fail(f"layer '{shown_value(own)}' reads no tensor")
+        self._count(sum(map(len, nodes.values())))
+        renamed = _numbered(entries) if self._renumbers else {}
+        done: Dict[Call, Call] = {}
+        for own, number in self._ordered(nodes):
+            entry, (reads, others) = entries[own], nodes[own][number]
+            name = prefix + renamed.get(own, own).replace("/", "_")
+            if own == first and source is not None:
+                done[own, number] = source
+            elif entry["class_name"] in _MODELS:
+                if len(reads) != 1:
+                    self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
+                done[own, number] = self.expand(
+                    entry, (*place, own), f"{name}_", done[_known(reads[0], nodes)], is_trained
+                )
+            else:
+                node = ([done[_known(read, nodes)] for read in reads], others)
+                done[own, number] = self._add(entry, name, (*place, own), node, is_trained)
+        if _known(last, nodes) not in done:
+            self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
+        return done[_known(last, nodes)]
+
+    def _entries(self, model: PlainDict, where: str) -> Tuple[Dict[str, PlainDict], str, Call]:
+        """A model's layers by their names, the one that is its input, and the call that is its output."""
+        kind, config = model["class_name"], model["config"]
+        layers = config.get("layers") if isinstance(config, dict) else None
+        if kind not in _MODELS or not isinstance(layers, list) or not layers:
             self._fail(f"{where} is a {shown_value(kind)}, which does not list its layers")
-        is_trained = is_trained and config.get("trainable", True) is not False
         if kind == "Sequential" or "input_layers" not in config:
-            entries = _chain(config, entries)
-            first, last = entries[0]["name"], (entries[-1]["name"], 0)
+            layers = _chain(config, layers)
+            first, last = layers[0]["name"], (layers[-1]["name"], 0)
         else:
             (first, _), last = (self._end(config, key, where) for key in ("input_layers", "output_layers"))
-        by_name: Dict[str, PlainDict] = {}
-        for entry in entries:
-            own = _text(entry.get("name") or entry["config"]["name"], "name")
-            if by_name.setdefault(own, entry) is not entry:
+        entries: Dict[str, PlainDict] = {}
+        for entry in layers:
+            own, what = entry.get("name") or entry["config"]["name"], entry["class_name"]
+            if type(own) is not str or type(what) is not str:
+                raise ValueError(f"a layer has name = {own!r}, class_name = {what!r}")
+            if entries.setdefault(own, entry) is not entry:
                 self._fail(f"two layers '{shown_value(own)}'", "rename one of them")
-        nodes = {own: list(entry["inbound_nodes"]) or [()] for own, entry in by_name.items()}
-        self._count(sum(map(len, nodes.values())))
-        arguments = {(own, call): _arguments(node) for own in nodes for call, node in enumerate(nodes[own])}
-        renamed = _numbered(by_name) if self._renumbers else {}
-        done: Dict[Call, Call] = {}
-        # Keras 2.6 counts the calls of some models from 1.
-        sources = {
-            of: [call if call in arguments else (call[0], call[1] - 1) for call in arguments[of][0]]
-            for of in arguments
-        }
-        last = last if last in arguments else (last[0], last[1] - 1)
-        for own, call in self._ordered(sources):
-            entry, reads, (_, shapes, others) = by_name[own], sources[own, call], arguments[own, call]
-            what, settings = _text(entry["class_name"], "class_name"), entry["config"]
-            name = prefix + renamed.get(own, own).replace("/", "_")
-            flat = number * len(nodes[own]) + call
             if (what == INPUT_LAYER) != (own == first):
                 problem = "is no input" if own == first else "is a second input, and a network has one"
                 self._fail(f"'{shown_value(own)}' {problem}")
-            if what != INPUT_LAYER and not reads:
-                self._fail(f"layer '{shown_value(own)}' reads no tensor")
-            if own == first and source is not None:
-                done[own, call] = source
-            elif what in _MODELS:
-                if len(reads) != 1:
-                    self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
-                done[own, call] = self.expand(
-                    what, settings, (*place, own), f"{name}_", done[reads[0]], flat, is_trained
-                )
-            else:
-                if self._places.setdefault(name, (*place, own)) != (*place, own):
-                    self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
-                done[own, call] = (name, flat)
-                self.calls.append(
-                    LayerCall(
-                        (name, flat),
-                        _operation(entry) if _is_operation(entry) else what,
-                        dict(settings),
-                        tuple(done[read] for read in reads),
-                        tuple(shapes),
-                        tuple(others),
-                        (*place, own),
-                        _is_operation(entry),
-                        entry.get("registered_name") in (None, what)
-                        and str(entry.get("module", "keras")).startswith("keras"),
-                        is_trained and settings.get("trainable", True) is not False,
-                    )
-                )
-        if last not in done:
-            self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
-        return done[last]
+        return entries, first, last
+
+    def _add(
+        self, entry: PlainDict, name: str, place: Tuple[str, ...], node: _Node, is_trained: bool
+    ) -> Call:
+        """Adds a call of a layer."""
+        number, before = self._called.get(name, (0, place))
+        if before != place:
+            self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
+        self._called[name] = number + 1, place
+        kind, settings, is_operation = entry["class_name"], dict(entry["config"]), _is_operation(entry)
+        reads, arguments = node
+        is_stock = entry.get("registered_name") in (None, kind)
+        self.calls.append(
+            LayerCall(
+                (name, number),
+                _operation(entry) if is_operation else kind,
+                settings,
+                tuple(reads),
+                tuple(arguments),
+                place,
+                is_operation,
+                is_stock and str(entry.get("module", "keras")).startswith("keras"),
+                is_trained and settings.get("trainable", True) is not False,
+            )
+        )
+        return name, number
 
     def _end(self, config: PlainDict, key: str, where: str) -> Call:
         """The one input or output."""
-        ends, _, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
+        ends, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
         names = list(dict.fromkeys(name for name, _ in ends))
         if len(names) != 1:
             listed = ", ".join(map(shown_value, names))
             self._fail(f"{where} has {len(names)} {key.split('_')[0]}s ({listed}), and one is taken")
         return ends[0]
 
-    def _ordered(self, reads: Mapping[Call, Sequence[Call]]) -> List[Call]:
+    def _ordered(self, nodes: _Nodes) -> List[Call]:
         """Calls in the given order as far as each comes after those that it reads."""
+        reads = {
+            (own, number): {_known(read, nodes) for read in node[0]}
+            for own, calls in nodes.items()
+            for number, node in enumerate(calls)
+        }
         ordered: List[Call] = []
         done: Set[Call] = set()
         waiting = list(reads)
         while waiting:
-            ready = next((i for i, call in enumerate(waiting) if done.issuperset(reads[call])), None)
+            ready = next((i for i, call in enumerate(waiting) if done >= reads[call]), None)
             if ready is None:
                 self._fail(f"layer '{shown_value(waiting[0][0])}' reads a layer that is not there, or itself")
             ordered.append(waiting.pop(ready))
             done.add(ordered[-1])
         return ordered
+
+
+_Node = Tuple[List[Call], List[Tuple[str, Any]]]
+_Nodes = Mapping[str, Sequence[_Node]]
+"""What each call of each layer reads, see :func:`_arguments`."""
+
+
+def _known(call: Call, nodes: _Nodes) -> Call:
+    """A call as it is counted here: Keras 2.6 counts those of some models from 1."""
+    name, number = call
+    return call if number < len(nodes.get(name, ())) else (name, number - 1)
 
 
 def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
@@ -244,24 +264,16 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
     return chain
 
 
-def _text(value: PlainValue, key: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"a layer has {key} = {shown_value(repr(value))[:60]}")
-    return value
-
-
-def _arguments(node: PlainValue) -> Tuple[List[Call], List[Any], List[Tuple[str, Any]]]:
-    """The calls whose tensors a call reads, the tensors' shapes, and its further arguments."""
+def _arguments(node: PlainValue) -> _Node:
+    """The calls whose tensors a call reads, and its further arguments."""
     reads: List[Call] = []
-    shapes: List[Any] = []
     others: List[Tuple[str, Any]] = []
 
-    def read(history: Sequence[PlainValue], shape: PlainValue, key: str) -> None:
+    def read(history: Sequence[PlainValue], key: str) -> None:
         source, call, tensor = history[:3]
         if type(source) is not str or type(call) is not int:
             raise ValueError(f"a layer reads {shown_value(repr([source, call]))[:60]}")
         reads.append((source, call))
-        shapes.append(shape)
         if tensor:
             others.append((key, f"output {tensor + 1} of {source}"))
 
@@ -269,13 +281,13 @@ def _arguments(node: PlainValue) -> Tuple[List[Call], List[Any], List[Tuple[str,
         num_reads, num_others = len(reads), len(others)
         if isinstance(value, dict):
             if value.get("class_name") == "__keras_tensor__":  # Keras 3
-                read(value["config"]["keras_history"], value["config"].get("shape"), key)
+                read(value["config"]["keras_history"], key)
                 return
             for inner in value.values():
                 walk(inner, key)
         elif isinstance(value, (list, tuple)):
             if len(value) in (3, 4) and type(value[0]) is str and type(value[1]) is int:  # Keras 2.6
-                read(value, None, key)
+                read(value, key)
                 for name, inner in (value[3] if len(value) == 4 else {}).items():
                     walk(inner, name)
                 return
@@ -292,7 +304,7 @@ def _arguments(node: PlainValue) -> Tuple[List[Call], List[Any], List[Tuple[str,
             walk(value, key)
     else:
         walk(node, "")
-    return reads, shapes, others
+    return reads, others
 
 
 def _is_operation(entry: PlainDict) -> bool:

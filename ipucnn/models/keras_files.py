@@ -3,8 +3,8 @@
 Nothing in such a file is executed or deserialised.
 
 Of weights only HDF5 data sets and the attributes that name layers are read.  A model's configuration, which can hold
-code (the function of a Lambda layer) or names of functions to call, is read as plain values (``read_configuration``)
-by ``own_networks.py``, which knows stock layers by the names of their classes.  Three layouts of weights:
+code (the function of a Lambda layer) or names of functions to call, is read as plain values (``keras_config.py``).
+Three layouts of weights:
 
 - HDF5 of Keras 2 (``save_weights("w.h5")``, below ``model_weights`` with ``save("m.h5")``, also of Keras 3): the
   attribute ``layer_names`` lists the layers in the network's order, ``weight_names`` of each its tensors;
