@@ -79,9 +79,9 @@ class OwnFunction:
         Raises:
             ConfigurationError: either raises an error, or it is no function.
         """
-        hint = "mend the package that offers it"
+        hint = "fix the package that offers it"
         if self.path is not None:
-            hint = "mend that line; docs/own-networks.md says what the function is given"
+            hint = "fix that line; docs/own-networks.md says what the function is given"
             # Last, so that nothing that lies there takes the place of a module of Python or an installed package.
             sys.path.append(str(self.path.parent))
         try:
@@ -116,7 +116,7 @@ def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
 
 
 def own_code_failed(
-    error: BaseException, what: str, path: Optional[Path] = None, hint: str = "mend that line"
+    error: BaseException, what: str, path: Optional[Path] = None, hint: str = "fix that line"
 ) -> ConfigurationError:
     """What to tell where code of the user's own raised an error.
 
@@ -163,7 +163,7 @@ def find_function(name: str, example: str) -> OwnFunction:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: not UTF-8, or a NUL
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = printable(getattr(error, "msg", None) or str(error))[:200] or type(error).__name__
-        raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "mend the file") from None
+        raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "fix the file") from None
     if not re.search(rf"\b{re.escape(function)}\b", text):
         defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         listed = f"it has {', '.join(map(shown_value, defined[:8]))}; " if defined else ""

@@ -793,7 +793,7 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
         open_dataset(choice)
     with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'\nhint: ") as caught:
         build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
-    assert caught.value.hint == "mend the package that offers it"
+    assert caught.value.hint == "fix the package that offers it"
     with pytest.raises(ConfigurationError, match="row 1: mine-net is a network of one's own"):
         parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)

@@ -115,8 +115,16 @@ class Resolved:
 
     @property
     def choice(self) -> "Choice":
-        """The data set, of a command that reads one."""
-        assert self.data is not None, f"{self.command} reads no data set"
+        """The data set, of a command that reads one.
+
+        Raises:
+            DataError: it was not found, which ``--print-config`` passes over.
+        """
+        if self.data is None:
+            raise DataError(
+                f"no data set for {self.config.model_name} was found here",
+                "name it with --dataset, and its folder with --dataset-path",
+            )
         return self.data
 
     def given(self, name: str) -> bool:

@@ -63,7 +63,7 @@ class MaskClasses(NamedTuple):
             )
             raise DataError(
                 f"{origin} has {counted(int(wrong.sum()), 'pixel')} of no class; the first one has the value {shown}",
-                f"name that value in {TABLE}, or mend the mask: no smoothing, no JPEG compression",
+                f"name that value in {TABLE}, or correct the mask: no smoothing, no JPEG compression",
                 "mask-values",
             )
         return order.astype(np.uint8)[places]

@@ -185,7 +185,9 @@ def walk_arrays(
                 if rows:
                     numbers = [first + n for n in rows]
                     text = f"{name}samples {rows[0]} to {rows[-1]}" if size > 1 else into.name_of(numbers[0])
-                    yield Block(subset, numbers, text, functools.partial(_look_at_rows, images, labels, rows))
+                    # Here, not on other cores: digests of small images would wait for Python's lock.
+                    look = _look_at_rows(images, labels, rows)
+                    yield Block(subset, numbers, text, lambda keeps_pixels, look=look: look)  # type: ignore[misc]
 
 
 def _name_in_files(starts: Sequence[int], names: Sequence[str], number: int) -> str:
@@ -193,7 +195,7 @@ def _name_in_files(starts: Sequence[int], names: Sequence[str], number: int) -> 
     return f"{names[at]}sample {number - starts[at]}"
 
 
-def _look_at_rows(images: np.ndarray, labels: np.ndarray, rows: Sequence[int], keeps_pixels: bool) -> Look:
+def _look_at_rows(images: np.ndarray, labels: np.ndarray, rows: Sequence[int]) -> Look:
     # A slice is no copy.
     chosen = slice(rows[0], rows[-1] + 1) if len(rows) == rows[-1] + 1 - rows[0] else rows
     part, size = images[chosen], (int(images.shape[1]), int(images.shape[2]))
@@ -652,7 +654,7 @@ def _read_record(
     if num_classes and not 0 <= label - first_label < num_classes:
         last = first_label + num_classes - 1
         text = f"label {label}, labels are {first_label} to {last}"
-        raise DataError(text, "mend the labels, or remove the samples", "label-range")
+        raise DataError(text, "correct the labels, or remove the samples", "label-range")
     try:
         return look_at(data, "image", label - first_label, keeps_pixels, survey.max_pixels, channels)
     except DataError as error:

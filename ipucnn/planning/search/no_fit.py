@@ -198,7 +198,7 @@ def infeasible_search(
 
 def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
     if layer is not None:
-        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
+        return f": layer '{layer}' alone exceeds an IPU's memory in every stage"
     if not ranges:
         return ""
     first, last = ranges[0]
