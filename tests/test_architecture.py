@@ -164,7 +164,7 @@ BUDGET = {
     "planning": (5520, 4290),
     "reports": (3830, 3020),
     "runs": (6400, 4740),
-    "sessions": (5545, 4295),
+    "sessions": (5400, 4240),
     "training": (1680, 1270),
     "modules at the top": (2450, 1960),
 }

@@ -752,7 +752,7 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
         lambda: first.write_report({}),
         lambda: first.clean(["last.npz"]),
         lambda: first.add_environment({"started": "3"}),
-        lambda: log.event("x", 1),
+        lambda: log.write("POINT_IN_TIME", "x", 1),
         lambda: recorder._plot(2, {}),
     )
     for writer in writers:

@@ -267,8 +267,6 @@ EXECUTIONS = Number(int, 1, 10**6)
 """Measured executions of a benchmark, each of which is kept."""
 SECONDS = Number(float, 0, bounds.MAX_SECONDS)
 """How long to measure."""
-EPOCH_IMAGES = Number(int, 1, bounds.MAX_COUNT)
-"""Images that a suite counts as an epoch."""
 STAGES = Number(int, 1, bounds.MAX_IPUS)
 """Pipeline stages; each has a layer at least, so that networks have fewer."""
 ROW = Number(int, 1, bounds.MAX_COUNT)

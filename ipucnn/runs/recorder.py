@@ -28,7 +28,7 @@ from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder, SilentFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
+from ipucnn.runs.trackers import END, POINT, START, Curves, MlperfLog, WeightsAndBiases
 from ipucnn.sessions.host.workers import resume_command
 from ipucnn.sessions.session import (
     CheckpointDue,
@@ -246,31 +246,36 @@ class Recorder:
         log, self._mlperf = self._mlperf, None
         if log is not None and self._compiled_at is not None:
             reached = self._config.target_accuracy is None or self._has_target
-            log.end("run_stop", status="success" if is_done and reached else "aborted")
+            log.write(END, "run_stop", status="success" if is_done and reached else "aborted")
 
     def _begin_mlperf(self, log: MlperfLog) -> None:
         """What the log has before the first weight update."""
         training, p = self._training, self._training.program
         self._mlperf = log
-        log.start("init_start", time.time() - (time.perf_counter() - self._timer.started))
-        rates = training.schedule(np.array([p.num_weight_updates - 1]))
-        highest = largest_rate(training.schedule, p.num_weight_updates)
-        log.settings(
-            p,
-            training.setup.seed,
-            (training.info.num_train, training.info.num_eval),
-            training.optimizer,
-            (highest, float(rates[0])),
-            float((self._config.lr_warmup_params or {}).get("warmup_epochs", 0)),
-        )
-        log.end("init_stop")
+        started = time.time() - (time.perf_counter() - self._timer.started)
+        log.write_at(started, START, "init_start")
+        last = training.schedule(np.array([p.num_weight_updates - 1]))[0]
+        values: PlainDict = {
+            "seed": training.setup.seed,
+            "train_samples": training.info.num_train,
+            "eval_samples": training.info.num_eval,
+            "opt_base_learning_rate": largest_rate(training.schedule, p.num_weight_updates),
+            "opt_end_learning_rate": float(last),
+            "opt_learning_rate_warmup_epochs": float(
+                (self._config.lr_warmup_params or {}).get("warmup_epochs", 0)
+            ),
+        }
+        log.settings(p, training.optimizer, values)
+        log.write(END, "init_stop")
 
     def _begin_block(self, weight_updates: int) -> None:
         if self._mlperf is not None:
             per_validation = self._training.program.executions_per_validation or 1
             updates = per_validation * self._training.program.weight_updates_per_execution
             epochs = updates / self._training.program.weight_updates_per_epoch
-            self._mlperf.start("block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs)
+            self._mlperf.write(
+                START, "block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs
+            )
 
     def _epoch(self, weight_updates: int) -> float:
         """The epochs that are done, a whole number where they are whole."""
@@ -331,7 +336,7 @@ class Recorder:
         if self._compiled_at is None and isinstance(event, (Progress, ExecutionFinished)):
             self._compiled_at = time.perf_counter()
             if self._mlperf is not None:
-                self._mlperf.start("run_start")
+                self._mlperf.write(START, "run_start")
             self._begin_block(self._training.first_weight_update)
         if isinstance(event, Progress):
             yield event
@@ -388,8 +393,8 @@ class Recorder:
         self._settle_statistics()
         epoch = self._epoch(event.weight_updates)
         if self._mlperf is not None and self._compiled_at is not None:
-            self._mlperf.end("block_stop", first_epoch_num=epoch)
-            self._mlperf.start("eval_start", epoch_num=epoch)
+            self._mlperf.write(END, "block_stop", first_epoch_num=epoch)
+            self._mlperf.write(START, "eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
         batches = run_setup.evaluation_batches(training.setup, batch, self._session)
@@ -421,8 +426,8 @@ class Recorder:
         if self._has_target and self._compiled_at is not None:
             self._time_to_train_s = time.perf_counter() - self._compiled_at
         if self._mlperf is not None and self._compiled_at is not None:
-            self._mlperf.event("eval_accuracy", metrics[figure], epoch_num=epoch)
-            self._mlperf.end("eval_stop", epoch_num=epoch)
+            self._mlperf.write(POINT, "eval_accuracy", metrics[figure], epoch_num=epoch)
+            self._mlperf.write(END, "eval_stop", epoch_num=epoch)
             is_last = event.weight_updates == training.program.num_weight_updates
             if self._reason is None and not is_last:
                 self._begin_block(event.weight_updates)

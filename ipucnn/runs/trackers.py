@@ -8,11 +8,10 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
@@ -156,6 +155,9 @@ class WeightsAndBiases:
         self._run.finish(exit_code=1 if failed else 0)
 
 
+POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+
+
 class MlperfLog:
     """``mlperf.log``: lines of MLPerf's logging library, ``:::MLLOG`` and a JSON object.
 
@@ -173,70 +175,49 @@ class MlperfLog:
         remove_file(path)
         self._path, self._check = path, check
 
-    def _write(self, kind: str, key: str, value: object, seconds: Optional[float], facts: PlainDict) -> None:
-        caller = sys._getframe(2)
-        file = f"ipucnn/runs/{Path(caller.f_code.co_filename).name}"
-        now = time.time() if seconds is None else seconds
+    def write(self, event_type: str, key: str, value: object = None, **facts: PlainValue) -> None:
+        """Adds a line.
+
+        Args:
+            event_type: POINT, START or END.
+            key, value: of MLPerf's constants.
+            facts: metadata.
+        """
+        self.write_at(time.time(), event_type, key, value, **facts)
+
+    def write_at(
+        self, seconds: float, event_type: str, key: str, value: object = None, **facts: PlainValue
+    ) -> None:
+        """The same of a time, in seconds since 1970."""
         entry = {
             "namespace": "",
-            "time_ms": int(now * 1000),
-            "event_type": kind,
+            "time_ms": int(seconds * 1000),
+            "event_type": event_type,
             "key": key,
             "value": value,
-            "metadata": {"file": file, "lineno": caller.f_lineno, **facts},
+            "metadata": {"file": "ipucnn/runs/recorder.py", "lineno": 0, **facts},
         }
         self._check()
         append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
 
-    def event(self, key: str, value: object, **facts: PlainValue) -> None:
-        """Something that holds, or happened now."""
-        self._write("POINT_IN_TIME", key, value, None, facts)
-
-    def start(self, key: str, seconds: Optional[float] = None, **facts: PlainValue) -> None:
-        """Something begins: now, or at a time in seconds since 1970."""
-        self._write("INTERVAL_START", key, None, seconds, facts)
-
-    def end(self, key: str, **facts: PlainValue) -> None:
-        """Something ends now."""
-        self._write("INTERVAL_END", key, None, None, facts)
-
-    def settings(
-        self,
-        program: Program,
-        seed: int,
-        samples: Sequence[int],
-        optimizer: OptimizerSettings,
-        rates: Sequence[float],
-        warmup_epochs: float,
-    ) -> None:
+    def settings(self, program: Program, optimizer: OptimizerSettings, values: PlainDict) -> None:
         """The run's hyperparameters.
 
         Args:
             program: the run's.
-            seed: its seed.
-            samples: of the training and of the evaluation set.
             optimizer: the run's.
-            rates: the largest and the last learning rate.
-            warmup_epochs: epochs in which the rate rises.
+            values: further keys of MLPerf; of LARS, those that begin with ``opt_`` have ``lars_`` before them.
         """
-        name, params = optimizer.name, optimizer.params
-        lars = "lars_" if name == "lars" else ""
+        params, prefix = optimizer.params, "lars_" if optimizer.name == "lars" else ""
         decay = params.get("weight_decay", optimizer.weight_decay or optimizer.l2_regularization)
-        values: Dict[str, object] = {
-            "seed": seed,
+        values = {
             "global_batch_size": program.global_batch_size,
             "gradient_accumulation_steps": program.gradient_accumulation_count,
-            "train_samples": samples[0],
-            "eval_samples": samples[1],
-            "opt_name": name,
-            f"{lars}opt_base_learning_rate": rates[0],
-            f"{lars}opt_end_learning_rate": rates[1],
-            f"{lars}opt_learning_rate_warmup_epochs": warmup_epochs,
-            f"{lars}opt_weight_decay": decay,
+            **values,
+            "opt_weight_decay": decay,
+            **({"opt_momentum": params["momentum"]} if "momentum" in params else {}),
+            **({(prefix or "opt_") + "epsilon": params["epsilon"]} if "epsilon" in params else {}),
         }
-        if "momentum" in params:
-            values[f"{lars}opt_momentum"] = params["momentum"]
-        if "epsilon" in params:
-            values["lars_epsilon" if lars else "opt_epsilon"] = params["epsilon"]
+        self.write(POINT, "opt_name", optimizer.name)
         for key, value in values.items():
-            self.event(key, value)
+            self.write(POINT, prefix + key if key.startswith("opt_") else key, value)
