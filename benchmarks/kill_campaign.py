@@ -467,8 +467,10 @@ def one_run(
         share_s = result["train_s"] * 0.8 / kills
         delay_s = rng.uniform(0, result["start_s"] if moment == "before" else share_s)
         stop_s = rng.uniform(0.1, 1.0) if rng.random() < 0.25 else 0.0
+        if moment in SIGNS:
+            share_s = START_LIMIT_S
         if moment == "page":
-            delay_s, share_s, stop_s = 0.0, START_LIMIT_S, 0.0
+            delay_s, stop_s = 0.0, 0.0
         stderr, before = rng.choice(STDERRS), log.stat().st_size
         since = time.time()
         process = start(configuration, folder, turn > 0, log, rng, broken, stderr)

@@ -165,10 +165,16 @@ def test_the_lines_of_readme_feed_exported_networks(photographs, form, tmp_path)
     exec(compile(lines, "README.md", "exec"), names)
     record = json.loads((folder / "export.json").read_text())
     network = runtimes.load(form, folder / record["file"])
-    paths = odd_images(tmp_path)
-    logits = network.run(np.stack([names["network_input"](path) for path in paths]).astype(np.float32))
+    paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
+    inputs = np.stack([names["network_input"](path) for path in paths])
+    expected = loaded.predict(paths)  # the session is there from here on
+    for path, made in zip(paths, inputs):
+        pixels = pixels_for_evaluation(path.read_bytes(), str(path), loaded._trained.source.info, made.shape)
+        session_input = finisher(loaded._trained)(pixels[np.newaxis]).numpy()[0]
+        bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
+        assert np.abs(made - session_input).max() <= bound * np.ptp(session_input), path
+    logits = network.run(inputs.astype(np.float32))
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    expected = ipucnn.load(photographs / "run").predict(paths)
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
 
 

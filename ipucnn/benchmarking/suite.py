@@ -12,6 +12,7 @@ rows:
 """
 
 import itertools
+import math
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ COMMANDS = ("benchmark", "train", "fit")
 SEED = 1
 """Of the rows for which nobody gives another, so that a suite that goes on goes on with the same."""
 _TOP = ("title", "about", "epoch-images", "options", "rows")
+MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
 # Options of ``benchmark`` that runs do not have, and the key of the words that say its mode.
 _MEASURING = ("mode", "compare-with", "executions", "min-time", "max-time", "system")
@@ -245,6 +247,12 @@ def _rows_of(row: PlainValue, where: str, options: Options) -> Iterator[PlannedR
             f"{where} is no command line", "- benchmark lenet, or - NAME: benchmark lenet"
         )
     choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(row))]
+    count = math.prod(map(len, choices))
+    if count > MAX_ROWS:
+        raise ConfigurationError(
+            f"{where} stands for {shown_value(count)} command lines, and a suite has at most {MAX_ROWS:,}",
+            "write fewer alternatives in braces",
+        )
     for combination in itertools.product(*choices):
         words = _split("".join(combination), where)
         words = words[1:] if words[:1] == ["ipucnn"] else words

@@ -1,7 +1,7 @@
 """From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
@@ -10,7 +10,6 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
-from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
 from ipucnn.planning.graphs.extract import read_layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
@@ -43,6 +42,9 @@ from ipucnn.training.batching import (
     overlap_length,
 )
 from ipucnn.training.program import make_layout
+
+if TYPE_CHECKING:
+    from ipucnn.planning.calibration import SystemProfile
 
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
@@ -144,7 +146,7 @@ def make_request(
     stages: Optional[int] = None,
     row: Optional[int] = None,
     system: Optional[str] = None,
-    profile: Optional[SystemProfile] = None,
+    profile: Optional["SystemProfile"] = None,
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
@@ -222,12 +224,14 @@ def make_request(
 
 
 def _given_system(
-    name: Optional[str], profile: Optional[SystemProfile], assumed: List[str]
+    name: Optional[str], profile: Optional["SystemProfile"], assumed: List[str]
 ) -> Optional[System]:
     """The system that was named, or measured, with its profile; None where nothing says."""
     system = get_system(name) if name is not None else None
     if profile is None:
         return system
+    from ipucnn.planning.calibration import calibrated_system, describe
+
     if system is None:
         system = SYSTEMS[profile.system]
         assumed.append(f"system {system.title}, which was measured")

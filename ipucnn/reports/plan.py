@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from ipucnn.planning.calibration import SystemProfile
     from ipucnn.planning.request import PlanRequest
 
 # Letter and colour of a category of memory.
@@ -320,6 +320,8 @@ def _images(outcome: Outcome) -> str:
 def print_calibration(profile: SystemProfile) -> None:
     """What measurements say of a system, with the errors before and after, on stdout."""
     from rich.text import Text
+
+    from ipucnn.planning.calibration import describe
 
     out = console(sys.stdout)
     table = plain_table(padding=(0, 1, 0, 0))

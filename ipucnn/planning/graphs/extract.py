@@ -21,7 +21,6 @@ from ipucnn.filesystem import cache_folder, make_folder, read_text, shown, write
 from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
-from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.text import shown_value, size_text
 
@@ -136,6 +135,8 @@ def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
         ConfigurationError: an option the network can't have.
         MissingError: the installed Keras lacks the network.
     """
+    from ipucnn.planning.graphs.keras_graph import graph_of
+
     return graph_of(build_model(record, options), record.name)
 
 

@@ -13,7 +13,6 @@ from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.hardware import smallest_system
 from ipucnn.planning.cost.memory import FITS_BELOW, StageMemory, program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import unknown_layers
 from ipucnn.planning.pipeline_plan import Change
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED
@@ -562,6 +561,8 @@ def _asking(
     """
 
     def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+        from ipucnn.planning.graphs import keras_graph
+
         unknown = _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
         try:
             settings = make()
