@@ -63,7 +63,7 @@ def is_number(spec):
 def params():
     """(command, option string, name, annotation, what parses it) of every option of every command."""
     for name, command in COMMANDS.items():
-        module = importlib.import_module(f"ipucnn.commands.{command.module}")
+        module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
         for parameter in inspect.signature(getattr(module, command.function)).parameters.values():
             info = parameter.default
             if isinstance(info, typer.models.OptionInfo):
