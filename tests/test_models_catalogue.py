@@ -11,7 +11,7 @@ import pytest
 from ipucnn.errors import MissingError
 from ipucnn.models import counts
 from ipucnn.models.registry import get_model, list_models
-from ipucnn.planning.graphs import extract, shipped
+from ipucnn.planning.graphs import extract, keras_graph, shipped
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 # Of each way to build a network one; each has its graph compared with its sources in any case.
@@ -93,7 +93,7 @@ def check(name):
         assert record.requires is not None
         pytest.skip(error.message)
     graph = shipped_graph(name)
-    assert extract.graph_of(model, name) == graph
+    assert keras_graph.graph_of(model, name) == graph
     assert counts.registered_counts()[name] == (counts.count_parameters(model), counts.count_macs(model))
     names = canonical_names(model)
     assert names[0] == "input"
