@@ -209,7 +209,8 @@ class Run:
         if isinstance(image, (str, Path)):
             (found,) = images_of_files([str(image)], info, input_shape)
             return found.read()
-        if type(image).__module__.startswith("PIL."):  # which need not be imported to know
+        # Pillow need not be imported to know; plugins have classes of their own.
+        if any(kind.__module__ == "PIL.Image" for kind in type(image).__mro__):
             try:
                 return pixels_for_evaluation(image, "image", info, input_shape)
             except (OSError, ValueError) as error:  # a closed or damaged file behind it

@@ -182,6 +182,7 @@ def _run(args: List[str]) -> int:
 
         told = user_error_of(error)
         if told is not None:
+            told.__cause__ = error
             _print_error(told, verbose)
             return told.exit_code
         import traceback

@@ -51,7 +51,8 @@ _HINTS = {
 _ELSEWHERE = "give another path"
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d{1,9})")
+_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self|(\d+)))/fd/(\d{1,9})")
+_MOST_LINKS = 40  # as Linux follows
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 _READ_AT_ONCE_BYTES = 2**20
 # Without O_NONBLOCK, opening would wait for the other end of a FIFO that took the place of a file meanwhile.
@@ -623,8 +624,14 @@ def check_output(path: Path) -> None:
     """
     stream = _stream_of(path)
     if stream is not None:
+        import fcntl
+
         with asking(path):
-            os.fstat(stream)
+            mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == os.O_RDONLY:
+            raise DataError(
+                f"{shown(path)} is open for reading only", "give the name of a file, or /dev/stdout"
+            )
         return
     kind = kind_of(path)
     if kind in (Kind.FOLDER, Kind.SOCKET) or (kind is Kind.DEVICE and stat.S_ISBLK(os.stat(path).st_mode)):
@@ -723,15 +730,21 @@ def write_output_text(path: Path, text: Union[str, bytes]) -> None:
 
 
 def _stream_of(path: Path) -> Optional[int]:
-    """The number of the open file that a path such as ``/dev/stdout`` means; or None.
+    """The number of the open file that a path such as ``/dev/stdout``, or a link to it, means; or None.
 
     Where stdout goes to a file, following the name's links would find that file, and renaming another over it
     would take it away from whatever else this process and its shell write there.
     """
-    match = _STREAM.fullmatch(os.fspath(path))
-    if match is None:
-        return None
-    return _STANDARD[match.group(1)] if match.group(1) else int(match.group(2))
+    place = os.fspath(path)
+    for _ in range(_MOST_LINKS):
+        match = _STREAM.fullmatch(os.path.normpath(place))
+        if match is not None and match.group(2) in (None, str(os.getpid())):
+            return _STANDARD[match.group(1)] if match.group(1) else int(match.group(3))
+        try:
+            place = os.path.join(os.path.dirname(place), os.readlink(place))
+        except (OSError, ValueError):
+            return None
+    return None
 
 
 def _open_as_it_is(path: Path) -> BinaryIO:

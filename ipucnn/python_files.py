@@ -94,8 +94,9 @@ class OwnFunction:
         except (Exception, SystemExit) as error:
             raise own_code_failed(error, self.name, self.path, hint) from error
         finally:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(str(Path(self.path or "").parent))
+            if self.path is not None:
+                with contextlib.suppress(ValueError):
+                    sys.path.remove(str(self.path.parent))
         raise ConfigurationError(f"{shown_value(self.name)} is not a function", "define it with def")
 
 

@@ -136,6 +136,13 @@ def test_mistakes_are_those_of_the_commands(folder):
     closed.close()
     with pytest.raises(DataError, match="an image of Pillow cannot be read"):
         loaded.predict(closed)
+
+    class OfPlugin(Image.Image):
+        """As plugins of Pillow have them."""
+
+    plain = Image.new("RGBA", (8, 8), (9, 99, 200, 255))
+    plain.__class__, same = OfPlugin, plain.convert("RGB")
+    np.testing.assert_array_equal(loaded.predict(plain), loaded.predict(same))
     # NumPy's numbers are numbers, also inside of options.
     planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4

@@ -155,7 +155,7 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2840, 2165),
+    "benchmarking": (2850, 2170),
     "commands": (1900, 1105),
     "config": (2760, 1520),
     "datasets": (5940, 4540),
@@ -166,7 +166,7 @@ BUDGET = {
     "runs": (6400, 4740),
     "sessions": (5400, 4240),
     "training": (1680, 1270),
-    "modules at the top": (2450, 1960),
+    "modules at the top": (2470, 1975),
 }
 
 

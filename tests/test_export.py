@@ -1,5 +1,6 @@
 """Networks that leave: layers of Keras alone, files of other formats, and the proof of each."""
 
+import concurrent.futures
 import contextlib
 import json
 import shutil
@@ -707,8 +708,9 @@ def test_a_forged_file_ends_in_an_error(exported, run, tmp_path, values):
     assert ("cannot be " if values > 1 else "gives float32") in lines[-2]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children end with their parent on Linux")
-def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, number):
     file = forged(exported, tmp_path / "forged", rounds=2**60)
     process = subprocess.Popen(
         [sys.executable, "-m", "ipucnn", "evaluate", str(file)],
@@ -724,13 +726,21 @@ def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path):
     assert serving
     time.sleep(3)
     assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    process.send_signal(number)
+    assert process.wait(timeout=60) == (143 if number == signal.SIGTERM else -number)
+    command, deadline = Path(f"/proc/{serving[0]}/cmdline"), time.monotonic() + 60
+    while time.monotonic() < deadline and command.exists() and command.read_bytes():
+        time.sleep(0.2)
+    assert not command.exists() or not command.read_bytes()
+
+
+def test_a_file_runs_on_when_the_thread_that_loaded_it_has_ended(exported):
+    session = exported_files.read_exported(exported / "model.onnx").session()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(session.prepare_evaluation, None, None).result()
     time.sleep(0.5)
-    assert (
-        not Path(f"/proc/{serving[0]}/cmdline").exists()
-        or not Path(f"/proc/{serving[0]}/cmdline").read_bytes()
-    )
+    images = np.zeros((2, *session._network.input_shape), np.float32)
+    assert len(session._logits(images)) == 2
 
 
 def test_the_folder_of_an_export_stands_for_its_file(exported, run):

@@ -410,6 +410,12 @@ def test_streams_of_this_process_are_known_by_their_names(here):
     for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "/proc/self/fd/1"):
         assert filesystem.is_written_to(Path(name))
     (here / "file").write_text("a")
+    (here / "link").symlink_to("/dev/stdout")
+    assert filesystem.is_written_to(here / "link")
+    reading = os.open(here / "file", os.O_RDONLY)
+    with pytest.raises(DataError, match="open for reading only"):
+        filesystem.check_output(Path(f"/dev/fd/{reading}"))
+    os.close(reading)
     for name in ("file", "none", "/dev/stdoutx", "/proc/self/fdinfo/1"):
         assert not filesystem.is_written_to(here / name)
     for number in (1000000, 10**30):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from test_planning_search import network, system
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.search import variations
@@ -16,6 +16,8 @@ from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
 
 GRAPH = network([16, 16, 16, 32, 32, 32], size=48)
+# The command that a plan prints, to which its changes are added.
+TRAINING_FLAGS = {flag for spec in specs_for("train") for flag in (spec.flag, f"--no-{spec.key}")}
 
 
 def program(kib_per_tile, **changes):
@@ -295,6 +297,7 @@ def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
     for change in [*found, *([remedy] if remedy else [])]:
         changed, kept = applied(own, splits, change.flags)
         assert kept == splits and changed.global_batch_size == own.global_batch_size
+        assert all(flag in TRAINING_FLAGS for flag in change.flags if flag.startswith("--"))
         assert change.predicted_fill == pytest.approx(fill(changed, splits, machine))
         assert change.ratio == pytest.approx(predict(GRAPH, splits, changed, machine).images_per_s / before)
     assert all(change.ratio >= 1.01 and change.verdict != "does not fit" for change in found)

@@ -1,5 +1,6 @@
 """ipucnn infer and evaluate of a segmentation network: files, volumes, refusals, the challenge's scores, pictures."""
 
+import functools
 import json
 import os
 import re
@@ -130,6 +131,15 @@ def test_probabilities_are_the_softmax():
     logits[0, 1] = (2000, 0)
     shifted = np.exp(logits.astype(float) - logits.max(axis=-1, keepdims=True))
     np.testing.assert_allclose(foreground_probability(logits), shifted[..., 1] / shifted.sum(-1), atol=1e-7)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_told_when_a_page_is_added(monkeypatch):
+    monkeypatch.setattr(
+        "ipucnn.runs.images.outputs.tempfile.TemporaryFile", functools.partial(open, "/dev/full", "wb")
+    )
+    with pytest.raises(OSError, match="No space left"):
+        PageSpool().append(np.zeros((2, 3), np.float32))
 
 
 @pytest.mark.parametrize("of_masks", [(), ((0, 0, 0), (200, 0, 200), (9, 90, 9), (1, 2, 250))])

@@ -140,6 +140,9 @@ class PlannedRow:
             if spec is not None:
                 value = values if len(values) > 1 else values[0] if values else not flag.startswith("--no-")
                 flags[spec.name] = value
+        for key in _ANY:
+            if key in self.options and len(self.options[key]) != 2:
+                raise ConfigurationError(f"{self.where}: --{key} takes one value", f"--{key} NAME")
         config, path = (self.options.get(key, [None, None])[1] for key in _ANY)
         try:
             return RunRequest(command, flags, self.model, config, path).resolve()

@@ -140,9 +140,17 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
 
     Raises:
         ConfigurationError: they are of other command lines, or of another machine.
+        DataError: a row of the folder has no command line.
     """
     former = read_suite(folder, "--run-dir")
-    asked, saved = (list(map(_work, each.rows)) for each in (result, former))
+    asked = list(map(_work, result.rows))
+    try:
+        saved = list(map(_work, former.rows))
+    except (ValueError, ConfigurationError) as error:
+        raise DataError(
+            f"{folder}: the command line of a row is damaged: {shown_value(str(error))}",
+            "use another --run-dir",
+        ) from error
     for one, other in itertools.zip_longest(asked, saved):
         if one != other:
             raise ConfigurationError(

@@ -182,9 +182,13 @@ def _check_no_suite(flags: PlainDict) -> None:
 def _refuse_exported(model: Optional[str]) -> None:
     """Refuses a file in place of a network, which this command took once."""
     from ipucnn.errors import ConfigurationError
+    from ipucnn.models.registry import list_models
     from ipucnn.runs.exported import is_exported
 
-    if model is not None and is_exported(Path(model)):
+    if model in (None, *(record.name for record in list_models())):
+        return
+    assert model is not None
+    if is_exported(Path(model)):
         raise ConfigurationError(
             f"{shown_value(model)} is an exported network: `ipucnn benchmark FILE` was removed",
             "measure it with its runtime's own tool; `ipucnn evaluate` says how good it is: "

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
 
 import typer
 
@@ -227,15 +227,15 @@ def _show_plan(plan: "PipelinePlan", outputs: Mapping[str, Path], json_output: b
     """Writes a plan to the files that were named, and prints it."""
     from ipucnn.reports.console import note
 
-    texts = {}
+    texts: List[Tuple[Path, str]] = []  # two outputs may be one stream
     if "--save" in outputs:
         # What else the search found is shown, and not what is run.
-        texts[outputs["--save"]] = replace(plan, pareto=()).to_yaml()
+        texts.append((outputs["--save"], replace(plan, pareto=()).to_yaml()))
     if "--html" in outputs:
         from ipucnn.reports.plan_html import render
 
-        texts[outputs["--html"]] = render(plan)
-    for path, text in texts.items():
+        texts.append((outputs["--html"], render(plan)))
+    for path, text in texts:
         write_output_text(path, text)
     if json_output:
         sys.stdout.write(plan.to_json())
@@ -243,7 +243,7 @@ def _show_plan(plan: "PipelinePlan", outputs: Mapping[str, Path], json_output: b
         from ipucnn.reports.plan import print_plan
 
         print_plan(plan)
-    for path in texts:
+    for path, _ in texts:
         note(f"written: {path}")
 
 

@@ -109,8 +109,11 @@ def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
         name = f"{change.name}: " if change.name else ""
         return f"{name}{effect}: {' '.join(change.flags)}"
 
-    heads = ["next changes"] + [""] * len(plan.next_changes)
-    lines = list(zip(heads, map(text, plan.next_changes)))
+    if not plan.next_changes and plan.remedy is None:
+        return []
+    # plan-splits would choose other splits and proportions for them.
+    lines = [("next changes", "with these splits; options for the command below, in place of its own:")]
+    lines += [("", text(change)) for change in plan.next_changes]
     return lines if plan.remedy is None else [*lines, ("if too large", text(plan.remedy))]
 
 

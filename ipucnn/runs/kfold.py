@@ -299,6 +299,12 @@ class CrossValidation:
         if config.resume:
             return
         others = [str(fold) for fold in self._there() if fold not in self.folds]
+        if others and config.overwrite:
+            chosen = fold_path(self.root, self.folds[0])
+            raise ConfigurationError(
+                f"{self.root} is a cross-validation with fold {', '.join(others)}, which --overwrite leaves there",
+                f"rm -r {chosen}, and add --resume in place of --overwrite; or use another --run-dir",
+            )
         if others:
             raise ConfigurationError(
                 f"{self.root} is a cross-validation already, with fold {', '.join(others)}",

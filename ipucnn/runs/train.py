@@ -533,6 +533,8 @@ class TrainingRun:
 
         record = self.setup.record
         flags = {} if record.own is None else {"model_name": record.name}
+        typed = self.resolved.typed
+        flags.update({name: str(typed[name]) for name in ("dataset_path", "device") if typed.get(name)})
         trained = open_trained(Named("evaluate", str(last), flags))
         session = trained.session(self.verbose)
         session.prepare_evaluation(trained.build(), None)

@@ -261,7 +261,7 @@ def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
 def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, ...], Optional[Change]]:
     """The changes of one setting each that make a program fastest, and the one to make if it does not fit after all.
 
-    All keep the splits, so that with others they may bring more.
+    All keep the splits and what else they do not name; ``plan-splits`` would choose these anew for the changed setting.
     """
     settings, splits = candidate.settings, candidate.splits
     if candidate.verdict == "does not fit":
@@ -292,6 +292,11 @@ _KEEPING_SPLITS = (
 def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
     """A program with one thing changed, by what that is."""
     count, size, order = settings.gradient_accumulation_count, 2 * settings.micro_batch_size, settings.order
+    larger: Dict[str, Any] = {"micro_batch_size": size}
+    is_legal = True
+    if settings.training:  # the global batch stays
+        larger["gradient_accumulation_count"] = count // 2
+        is_legal = count % 2 == 0 and count // 2 % order.multiple(settings.num_stages) == 0
     changes: List[Tuple[str, bool, Dict[str, Any]]] = [
         ("8-bit transfer", not settings.eight_bit_transfer, {"eight_bit_transfer": True}),
         ("precision 16.16", settings.precision != "16.16", {"precision": "16.16"}),
@@ -306,11 +311,7 @@ def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
             settings.offloads_optimizer_state and settings.optimizer_slots > 0,
             {"optimizer_state_offloading": False},
         ),
-        (
-            f"micro-batch {size}",
-            count % 2 == 0 and count // 2 % order.multiple(settings.num_stages) == 0,
-            {"micro_batch_size": size, "gradient_accumulation_count": count // 2},
-        ),
+        (f"micro-batch {size}", is_legal, larger),
     ]
     for share in _MORE_PROPORTIONS:
         is_other = settings.available_memory_proportion != uniform(share)

@@ -137,12 +137,13 @@ class PageSpool:
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
         self._sizes: List[Tuple[int, int]] = []
 
     def append(self, page: np.ndarray) -> None:
         """Adds a page: float32 [h, w]."""
         self._file.write(np.ascontiguousarray(page, np.float32).data)
+        self._file.flush()  # here a full disk is an error
         self._sizes.append(page.shape)
 
     def __iter__(self) -> Iterator[np.ndarray]:
