@@ -167,12 +167,12 @@ def main(args: List[str]) -> None:
         printed(["evaluate", str(run), "--contact-sheet", str(sheet)])
         whole = Image.open(sheet).convert("RGB")
     plan = Image.open(IMAGES / "plan-resnet50.png").convert("RGB")
-    # Images of the sheet are 504 pixels wide and high, rows are 529 apart; the first one begins below the heads.
-    head, row, side = 44, 529, 504
+    # Images of the sheet are 504 pixels wide and high, columns 508 and rows 554 apart, below the legend and the heads.
+    head, row, side = 94, 554, 504
     panels = [
         [
             whole.crop((x, head + r * row, x + side, head + r * row + side))
-            for x in range(10, 10 + 4 * 516, 516)
+            for x in range(10, 10 + 4 * 508, 508)
         ]
         for r in range(SHEET_ROWS)
     ]
