@@ -185,9 +185,8 @@ def _refuse_exported(model: Optional[str]) -> None:
     from ipucnn.models.registry import list_models
     from ipucnn.runs.exported import is_exported
 
-    if model in (None, *(record.name for record in list_models())):
+    if model is None or model in (record.name for record in list_models()):
         return
-    assert model is not None
     if is_exported(Path(model)):
         raise ConfigurationError(
             f"{shown_value(model)} is an exported network: `ipucnn benchmark FILE` was removed",
