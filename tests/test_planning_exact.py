@@ -10,9 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate
 
-from ipucnn.errors import ConfigurationError
 from ipucnn.planning.schedules import Schedule, Ticks
-from ipucnn.planning.search.exact import faster_split, fastest_split
+from ipucnn.planning.search.exact import blocking_ranges, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
@@ -235,15 +234,15 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=one_ipu)
     tables = with_options(tables, seed, number)
     best = any_options(tables, k, schedule)
-    found = faster_split(tables, k, schedule, np.inf)
-    assert (found is None) == (best is None)
-    if found is None:
+    found = fastest_split(tables, k, schedule)
+    assert found.feasible == (best is not None)
+    if best is None:
         return
     assert found.objective_s == pytest.approx(best, rel=1e-12)
     assert found.optimal
     # Nothing is found below the best, and the best below a little more.
-    assert faster_split(tables, k, schedule, best * (1 - 1e-9)) is None
-    assert faster_split(tables, k, schedule, best + 1e-9).objective_s == found.objective_s
+    assert not fastest_split(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
+    assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == found.objective_s
     # What the stages have is one of the choices that were compared, and fits.
     numbers = chosen_options(tables, found.starts)
     ends = [*found.starts[1:], n]
@@ -425,9 +424,8 @@ def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, 
 
 
 def test_a_simulated_tick_by_hand():
-    tables = StageTables(
-        [1, 2, 4], [3, 2, 1], [0, 0.5, 0.25, 0], 1, lambda k, s: np.zeros((3, 4)), recompute=True
-    )
+    seconds = (np.array(values) for values in ([1.0, 2, 4], [3.0, 2, 1], [0, 0.5, 0.25, 0]))
+    tables = StageTables(*seconds, 1, lambda k, s: np.zeros((3, 4)), recompute=True)
     # Stages: F 1, 2, 4; B 3 + 1, 2 + 2, 1.
     assert tick_s(tables, (0, 1, 2), "Grouped") == 4 + 4 + 2 * 0.5
     assert tick_s(tables, (0, 1, 2), "Interleaved") == max(1, 4, 4) + max(4, 2, 1) + 2 * 0.5 + 2 * 0.25
@@ -482,15 +480,16 @@ def test_units_do_not_matter(seed, schedule, time, size):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_equal_splits_fall_to_little_transfer_and_early_cuts(schedule):
-    n = 4
-    even = StageTables([1] * n, [2] * n, [0] * (n + 1), 1.0, lambda k, s: np.zeros((n, n + 1)))
+    def free(forward, backward, cut):
+        arrays = (np.array(values, dtype=float) for values in (forward, backward, cut))
+        return StageTables(*arrays, 1.0, lambda k, s: np.zeros((4, 5)))
+
+    even = free([1] * 4, [2] * 4, [0] * 5)
     if schedule != "Sequential":
         assert fastest_split(even, 2, schedule).starts == (0, 2)
-    idle = StageTables([0] * n, [0] * n, [0, 1, 1, 1, 0], 1.0, lambda k, s: np.zeros((n, n + 1)))
+    idle = free([0] * 4, [0] * 4, [0, 1, 1, 1, 0])
     assert fastest_split(idle, 3, schedule).starts == (0, 1, 2)
-    narrow = StageTables(
-        [1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0], 1.0, lambda k, s: np.zeros((n, n + 1))
-    )
+    narrow = free([1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0])
     assert fastest_split(narrow, 2, schedule).starts == (0, 1)
 
 
@@ -517,93 +516,45 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     assume(k <= n)
     tables = make_tables(seed, n, tight=tight, monotone=monotone, one_ipu=one_ipu)
     schedule = "Sequential" if one_ipu else "Grouped"
-    solution = fastest_split(tables, k, schedule, max_stages=n)
+    solution = fastest_split(tables, k, schedule)
     fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_splits(n, m))]
     assert solution.feasible == (k in fitting)
     if solution.feasible:
         return
-    why = solution.infeasibility
-    assert (why.num_stages, why.max_stages) == (k, n)
-    assert why.fewest_stages == min(fitting, default=None)
-    for first, last in why.ranges:
+    assert [m for m in range(1, n + 2) if some_split_fits(tables, m)] == fitting
+    ranges = blocking_ranges(tables, k)
+    for first, last in ranges:
         assert all(
             tables.memory_bytes(k, s)[i][j] > tables.capacity_bytes
             for s in range(k)
             for i in range(first + 1)
             for j in range(last, n + 1)
         )
-    inside = [cut for first, last in why.ranges for cut in range(first + 1, last)]
+    inside = [cut for first, last in ranges for cut in range(first + 1, last)]
     assert len(inside) == len(set(inside))
-    if why.item is not None:
-        assert (why.item, why.item + 1) in why.ranges
-    else:
-        assert all(last > first + 1 for first, last in why.ranges)
-    if monotone and not one_ipu and why.item is None:
+    if monotone and not one_ipu and all(last > first + 1 for first, last in ranges):
         # Where memory grows with the run and is the same everywhere, the ranges are the whole proof.
-        assert len(why.ranges) >= k
-
-
-def test_a_certificate_by_hand():
-    sizes = np.array([1.0, 4.0, 1.0, 9.0, 1.0])
-    total = np.cumsum([0, *sizes])
-    tables = StageTables([1] * 5, [1] * 5, [0] * 6, 8.0, lambda k, s: total[None, :] - total[:-1, None])
-    why = fastest_split(tables, 2).infeasibility
-    assert why.item == 3 and why.fewest_stages is None and why.max_stages == 5
-    sizes[3] = 5.0
-    tables = StageTables(
-        [1] * 5, [1] * 5, [0] * 6, 6.0, lambda k, s: np.cumsum([0, *sizes]) - total_of(sizes)
-    )
-    why = fastest_split(tables, 1).infeasibility
-    assert why.item is None and why.ranges == ((1, 4),) and why.fewest_stages == 2
-    # Any two items are too much: three cuts, in ranges that share items.
-    tables = StageTables([1] * 4, [1] * 4, [0] * 5, 1.5, lambda k, s: np.arange(5) - np.arange(4)[:, None])
-    why = fastest_split(tables, 3).infeasibility
-    assert why.ranges == ((0, 2), (1, 3), (2, 4)) and why.fewest_stages == 4
-
-
-def total_of(sizes):
-    return np.cumsum([0, *sizes])[:-1, None]
-
-
-# --- misuse
-
-
-def test_wrong_questions_are_refused():
-    tables = make_tables(0, 4, tight=0.0)
-    for stages in (0, 5):
-        with pytest.raises(ConfigurationError, match="3 places"):
-            fastest_split(tables, stages)
-    with pytest.raises(ConfigurationError, match="GPipe"):
-        fastest_split(tables, 2, "GPipe")
-    with pytest.raises(ConfigurationError, match="share an IPU"):
-        fastest_split(make_tables(0, 4, one_ipu=True), 2, "Grouped")
+        assert len(ranges) >= k
 
 
 @pytest.mark.parametrize(
-    "change",
+    "sizes, capacity, k, ranges, fewest",
     [
-        dict(forward_s=[]),
-        dict(backward_s=[1, 2]),
-        dict(forward_s=[1, -1, 1]),
-        dict(backward_s=[1, np.nan, 1]),
-        dict(cut_s=[0, 1, 1]),
-        dict(cut_s=[1, 1, 1, 0]),
-        dict(cut_s=[0, 1, 1, 1]),
-        dict(checkpoint_bytes=[1, 1, 1, 1]),  # with transfers
-        dict(memory_bytes=lambda k, s: np.zeros((3, 3))),
+        ([1, 4, 1, 9, 1], 8, 2, [(3, 4)], None),
+        ([1, 4, 1, 5, 1], 6, 1, [(1, 4)], 2),
+        # Any two items are too much: three cuts, in ranges that share items.
+        ([1, 1, 1, 1], 1.5, 3, [(0, 2), (1, 3), (2, 4)], 4),
     ],
 )
-def test_wrong_tables_are_refused(change):
-    good = dict(
-        forward_s=[1, 1, 1],
-        backward_s=[1, 1, 1],
-        cut_s=[0, 1, 1, 0],
-        capacity_bytes=1.0,
-        memory_bytes=lambda k, s: np.zeros((3, 4)),
+def test_a_certificate_by_hand(sizes, capacity, k, ranges, fewest):
+    n, total = len(sizes), np.cumsum([0, *sizes])
+    ones = np.ones(n)
+    tables = StageTables(
+        ones, ones, np.zeros(n + 1), capacity, lambda k, s: total[None, :] - total[:-1, None]
     )
-    assert fastest_split(StageTables(**good), 2).optimal
-    with pytest.raises(ValueError):
-        fastest_split(StageTables(**{**good, **change}), 2)
+    assert not fastest_split(tables, k).feasible
+    assert blocking_ranges(tables, k) == ranges
+    assert next((m for m in range(1, n + 1) if some_split_fits(tables, m)), None) == fewest
 
 
 def test_items_are_the_runs_between_legal_cuts():

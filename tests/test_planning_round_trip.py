@@ -203,7 +203,7 @@ def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_si
     (group,) = request.all_choices()
     # With less memory nothing fits, with more there are splits that fit with the largest proportion everywhere.
     least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
-    candidate = tight.faster_apart(group[0], least + room * (most - least), float("inf"))
+    candidate = tight.best_apart(group[0], least + room * (most - least), float("inf"))
     assert candidate.settings.has_own_proportions
     check_trained(tight, candidate, request, preset)
 

@@ -324,7 +324,7 @@ def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
             if fill(graph, splits, given, machine) <= limit:
                 found = predict(graph, splits, given, machine)
                 fitting[splits, vector] = (found.tick_s, found.images_per_s)
-    best = planner.faster_apart(own, limit, float("inf"))
+    best = planner.best_apart(own, limit, float("inf"))
     if not fitting:
         assert best is None
         return

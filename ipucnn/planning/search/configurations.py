@@ -114,20 +114,36 @@ class SearchSpace:
                     segments = ALL_SEGMENTS if all_of_them else SEGMENTS
                     yield from (replace(own, num_stages=k, schedule=schedule) for k in segments)
 
-    def variants(self, settings: PlanSettings, names: Sequence[str] = FREE[:2]) -> List[PlanSettings]:
+    def variants(self, settings: PlanSettings, names: Sequence[str]) -> List[PlanSettings]:
         """The settings with those of the named ones that are free on and off, where that makes a difference."""
-        found = [settings]
-        matters = trial_settings(settings)
-        for name in names:
-            if name in self.free and name in matters:
-                changes: List[Dict[str, Any]] = [{name: True}, {name: False}]
-                found = [replace(own, **change) for own in found for change in changes]
-        return found
+        variants = [settings]
+        for name in trial_settings(settings):
+            if name not in self.free or name not in names:
+                continue
+            changes: List[Dict[str, Any]] = [{name: True}, {name: False}]
+            variants = [replace(each, **change) for each in variants for change in changes]
+        return variants
 
     def counts(self, settings: PlanSettings) -> List[Tuple[int, int]]:
         """(replicas, gradient accumulation) to try of a pipeline."""
         counts = [(replicas, self.count(settings, replicas)) for replicas in self.replicas(settings)]
         return [(replicas, count) for replicas, count in counts if count is not None]
+
+    def programs(
+        self, most_stages: int, names: Sequence[str], all_of_them: bool = False
+    ) -> Iterator[Tuple[List[PlanSettings], List[Tuple[int, int]]]]:
+        """Every pipeline to try, as settings that differ in availableMemoryProportion alone, and its ``counts``.
+
+        Args:
+            names, all_of_them: see ``variants`` and ``shapes``.
+        """
+        for shape in self.shapes(all_of_them):
+            for settings in self.variants(shape, names):
+                counts = self.counts(settings)
+                if counts and settings.num_stages <= most_stages:
+                    again = True if settings.order.is_sequential else self.recomputation
+                    for group in candidates(settings, again, self.proportions):
+                        yield group, counts
 
     def replicas(self, settings: PlanSettings) -> List[int]:
         """Numbers of replicas to try of a pipeline."""
@@ -193,26 +209,27 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
         ConfigurationError: no configuration reaches the global batch size, or the front has no such row.
         InfeasibleError: nothing fits.
     """
+    if not space.more_micro_batch_sizes and not any(map(space.counts, space.shapes())):
+        raise _no_batch(space)
     tries_transfer = "eight_bit_transfer" in space.free
     if tries_transfer:
         space = replace(space, base=replace(space.base, eight_bit_transfer=True))
     for limit in LIMITS:
-        found, any_legal = _found(planner, space, limit)
-        if not any_legal and not space.more_micro_batch_sizes:
-            raise _no_batch(space)
-        best = max((candidate.prediction.images_per_s for candidate in found), default=0.0)
-        found += _fastest(planner, space, limit, best)
-        if found:
-            front = _refined(planner, _front(found), limit)
-            if tries_transfer:
-                front = [_with_least_transfer(planner, candidate) for candidate in front]
-            front = _table_first(front)
-            if row > len(front):
-                raise ConfigurationError(
-                    f"--row {row}: the table of best uses has {counted(len(front), 'row')}",
-                    f"use --row 1 to --row {len(front)}" if len(front) > 1 else "leave out --row",
-                )
-            return front[row - 1], tuple(_row(c, i == row) for i, c in enumerate(front, start=1))
+        tried = _compared(planner, space, limit)
+        best = max((candidate.prediction.images_per_s for candidate in tried), default=0.0)
+        tried += _fastest(planner, space, limit, best)
+        if not tried:
+            continue
+        front = _proved(planner, _front(tried), limit)
+        if tries_transfer:
+            front = [_with_least_transfer(planner, candidate) for candidate in front]
+        front = _table_first(front)
+        if row > len(front):
+            raise ConfigurationError(
+                f"--row {row}: the table of best uses has {counted(len(front), 'row')}",
+                f"use --row 1 to --row {len(front)}" if len(front) > 1 else "leave out --row",
+            )
+        return front[row - 1], tuple(_row(c, i == row) for i, c in enumerate(front, start=1))
     raise _nothing_fits(planner, space)
 
 
@@ -220,13 +237,9 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     """What is in the way in the configuration that takes the least memory, and what would fit."""
 
     def options(asked: SearchSpace) -> Iterator[PlanSettings]:
-        proportions = asked.proportions or uniform(min(PROPORTIONS))
-        for shape in asked.shapes():
-            counts = [c for c in (asked.count(shape, r) for r in asked.replicas(shape)) if c is not None]
-            if counts and shape.num_stages <= len(planner.starts):
-                again = True if shape.order.is_sequential else asked.recomputation
-                for (settings,) in candidates(shape, again, proportions):
-                    yield replace(settings, gradient_accumulation_count=max(counts))
+        smallest = replace(asked, proportions=asked.proportions or uniform(min(PROPORTIONS)))
+        for (settings,), counts in smallest.programs(len(planner.starts), ()):
+            yield replace(settings, gradient_accumulation_count=max(count for _, count in counts))
 
     def ways(limit: float) -> List[str]:
         def fits(**changes: object) -> bool:
@@ -250,45 +263,29 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     )
 
 
-def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:
-    """The configurations that fit, without those seen to be worse than another, and whether any was legal at all."""
-    found: List[Candidate] = []
-    any_legal = False
-    tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
-    shapes = (own for shape in space.shapes() for own in space.variants(shape, ("half_partials",)))
-    for shape in shapes:
-        counts = space.counts(shape)
-        any_legal = any_legal or bool(counts)
-        if not counts or shape.num_stages > len(planner.starts):
-            continue
-        segments = shape.order.is_sequential
-        groups = [candidates(shape, True if segments else space.recomputation, p) for p in tried]
-        for (settings,) in (choice for group in groups for choice in group):
+def _compared(planner: Planner, space: SearchSpace, limit: float) -> List[Candidate]:
+    """The configurations that fit, without those seen to be worse than another."""
+    compared: List[Candidate] = []
+    for group, counts in space.programs(len(planner.starts), FREE[:1]):
+        for settings in group:
             one = replace(settings, gradient_accumulation_count=counts[0][1])
-            if not planner.fits(one, limit) or _is_dominated(planner, one, counts, found):
+            if not planner.fits(one, limit) or _is_dominated(planner, one, counts, compared):
                 continue
             candidate = planner.best(one, limit, _EVALUATIONS)
-            if candidate is None:
-                continue
-            found += [_with_replicas(planner, candidate, r, count) for r, count in counts]
-    return found, any_legal
+            if candidate is not None:
+                compared += [_with_replicas(planner, candidate, r, count) for r, count in counts]
+    return compared
 
 
 def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: float) -> List[Candidate]:
     """The fastest configuration of all in the space that fits; none if none is faster than that."""
-    choices: List[PlanSettings] = []
     apart = space.own_proportions and space.proportions is None
-    for shape in (own for each in space.shapes(all_of_them=True) for own in space.variants(each)):
-        if shape.num_stages > len(planner.starts):
-            continue
-        again = True if shape.order.is_sequential else space.recomputation
-        groups = candidates(shape, again, space.proportions)
-        tried = [own for group in groups for own in (group[:1] if apart else group)]
-        choices += [
-            replace(own, num_replicas=replicas, gradient_accumulation_count=count)
-            for own in tried
-            for replicas, count in space.counts(shape)
-        ]
+    choices = [
+        replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
+        for group, counts in space.programs(len(planner.starts), FREE[:2], all_of_them=True)
+        for settings in (group[:1] if apart else group)
+        for replicas, count in counts
+    ]
     fastest = planner.fastest(choices, limit, apart, images_per_s)
     return [] if fastest is None else [fastest]
 
@@ -297,20 +294,20 @@ def _is_dominated(
     planner: Planner,
     settings: PlanSettings,
     counts: Sequence[Tuple[int, int]],
-    found: Sequence[Candidate],
+    compared: Sequence[Candidate],
 ) -> bool:
-    """Whether for each number of replicas something was found that is at least as good as this can be."""
+    """Whether for each number of replicas another configuration is at least as good as this can be."""
     least = planner.least_fill(settings)
     latency_s = 0.0 if settings.training else planner.least_latency_s(settings)
     for replicas, count in counts:
-        own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
-        bound = planner.fastest_images_per_s(own)
+        replicated = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
+        bound = planner.fastest_images_per_s(replicated)
         if not any(
             other.prediction.images_per_s >= bound
             and other.predicted_fill <= least + SAME_FILL
             and (settings.training or other.prediction.latency_s <= latency_s * (1 + 1e-12))
-            and other.settings.occupied_ipus <= own.occupied_ipus
-            for other in found
+            and other.settings.occupied_ipus <= replicated.occupied_ipus
+            for other in compared
         ):
             return False
     return True
@@ -328,20 +325,13 @@ def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, co
     return replace(candidate, settings=settings, prediction=prediction, ipus=memory)
 
 
-def _refined(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
+def _proved(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
     """The front of its configurations with their proofs."""
-    proved = []
-    for candidate in front:
-        own = candidate
-        if not own.solution.optimal:
-            better = planner.best(candidate.settings, limit)
-            assert better is not None  # ``candidate`` fits
-            own = better
-        proved.append(own)
-    return _front(proved)
+    proved = [c if c.solution.optimal else planner.best(c.settings, limit) for c in front]
+    return _front([candidate for candidate in proved if candidate is not None])
 
 
-def _front(found: Sequence[Candidate]) -> List[Candidate]:
+def _front(compared: Sequence[Candidate]) -> List[Candidate]:
     """The configurations to which no other is as good in everything and better in something; fastest first.
 
     In inference the latency is one of these things, too.
@@ -349,32 +339,29 @@ def _front(found: Sequence[Candidate]) -> List[Candidate]:
     Of equally fast ones (``SAME_SPEED``) those with more stages are dropped.
     """
 
-    def key(candidate: Candidate) -> Tuple[float, int, float]:
-        speed = candidate.prediction.images_per_s
-        return -speed, candidate.settings.occupied_ipus, candidate.predicted_fill
-
     def latency(candidate: Candidate) -> float:
         return 0.0 if candidate.settings.training else candidate.prediction.latency_s
 
-    def is_simpler(one: Candidate, other: Candidate) -> bool:
+    def is_as_small(one: Candidate, other: Candidate) -> bool:
         return (
-            one.settings.num_stages < other.settings.num_stages
-            and one.prediction.images_per_s >= other.prediction.images_per_s * (1 - SAME_SPEED)
-            and one.settings.occupied_ipus <= other.settings.occupied_ipus
+            one.settings.occupied_ipus <= other.settings.occupied_ipus
             and one.predicted_fill <= other.predicted_fill + SAME_FILL
             and latency(one) <= latency(other)
         )
 
+    def is_simpler(one: Candidate, other: Candidate) -> bool:
+        slowest = other.prediction.images_per_s * (1 - SAME_SPEED)
+        has_fewer = one.settings.num_stages < other.settings.num_stages
+        return has_fewer and one.prediction.images_per_s >= slowest and is_as_small(one, other)
+
     front: List[Candidate] = []
-    for candidate in sorted(found, key=key):
+    order = sorted(
+        compared, key=lambda c: (-c.prediction.images_per_s, c.settings.occupied_ipus, c.predicted_fill)
+    )
+    for candidate in order:
         # Those before are at least as fast.
-        own = key(candidate)
-        if any(
-            other[1] <= own[1] and other[2] <= own[2] + SAME_FILL and latency(better) <= latency(candidate)
-            for better, other in ((each, key(each)) for each in front)
-        ):
-            continue
-        if not any(is_simpler(other, candidate) for other in found):
+        is_beaten = any(is_as_small(faster, candidate) for faster in front)
+        if not is_beaten and not any(is_simpler(other, candidate) for other in compared):
             front.append(candidate)
     return front
 
@@ -390,37 +377,34 @@ def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
 
 def _table_first(front: Sequence[Candidate]) -> List[Candidate]:
     """The front with the rows of its table first: the fastest ones, and the fastest of each number of IPUs."""
-    first_of: Dict[int, int] = {}
-    for place, candidate in enumerate(front):
-        first_of.setdefault(candidate.settings.occupied_ipus, place)
-    places = sorted(first_of.values())[:TABLE_ROWS]
-    places += [place for place in range(len(front)) if place not in places][: TABLE_ROWS - len(places)]
-    places.sort()
-    return [front[i] for i in (*places, *(place for place in range(len(front)) if place not in places))]
+    ipus = [candidate.settings.occupied_ipus for candidate in front]
+    firsts = sorted({ipus.index(count) for count in ipus})[:TABLE_ROWS]
+    others = [place for place in range(len(front)) if place not in firsts]
+    free = TABLE_ROWS - len(firsts)
+    return [front[place] for place in (*sorted([*firsts, *others[:free]]), *others[free:])]
 
 
 def _row(candidate: Candidate, best: bool) -> ParetoRow:
-    settings = candidate.settings
+    settings, prediction = candidate.settings, candidate.prediction
     return ParetoRow(
-        num_stages=settings.num_stages,
-        schedule=settings.schedule,
-        micro_batch_size=settings.micro_batch_size,
-        gradient_accumulation_count=settings.gradient_accumulation_count,
-        num_replicas=settings.num_replicas,
+        **{name: getattr(settings, name) for name in _OF_A_ROW},
         ipus_per_replica=settings.num_ipus_per_replica,
         num_ipus=settings.occupied_ipus,
-        recomputation=settings.recomputation,
         half_partials=settings.half_partials and settings.precision != "32.32",
         optimizer_state_offloading=settings.offloads_optimizer_state and settings.optimizer_slots > 0,
-        eight_bit_transfer=settings.eight_bit_transfer,
-        available_memory_proportion=settings.available_memory_proportion,
         splits=candidate.splits,
-        predicted_images_per_s=candidate.prediction.images_per_s,
+        predicted_images_per_s=prediction.images_per_s,
+        predicted_latency_s=prediction.latency_s,
         predicted_fill=candidate.predicted_fill,
-        predicted_latency_s=candidate.prediction.latency_s,
         verdict=candidate.verdict,
         best=best,
     )
+
+
+_OF_A_ROW = (
+    *("num_stages", "schedule", "micro_batch_size", "gradient_accumulation_count", "num_replicas"),
+    *("recomputation", "eight_bit_transfer", "available_memory_proportion"),
+)
 
 
 def _no_batch(space: SearchSpace) -> ConfigurationError:

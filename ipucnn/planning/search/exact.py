@@ -1,4 +1,4 @@
-"""The exact search: the fastest split that fits, with its proof, or the certificate that nothing fits.
+"""The exact search: the fastest split that fits, with its proof, and the certificate where nothing fits.
 
 Optimal among all splits of the layers in the given order; stages that take parts of parallel branches are outside
 of what it searches.  Grouped and Interleaved pipelines are searched by ``minmax``.  Sequential stages, which run one
@@ -11,8 +11,7 @@ from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.errors import ConfigurationError
-from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL, Schedule
+from ipucnn.planning.schedules import GROUPED, SEQUENTIAL, Schedule
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
@@ -22,32 +21,6 @@ _LIMITS = 16
 
 # Labels of a place that others are compared with.
 _LATEST = 32
-
-# A certificate looks for a number of stages that fits up to this one at least.
-_MAX_STAGES = 16
-
-
-@dataclass(frozen=True)
-class Infeasibility:
-    """Why no split into ``num_stages`` stages fits.
-
-    Attributes:
-        num_stages: that were asked for.
-        item: an item that exceeds the capacity at every stage position, alone or with any neighbours; None if
-            each of them fits somewhere.
-        ranges: runs (first item, one past the last) none of which fits into one stage, at whatever position and
-            with whatever neighbours.  Each needs a cut inside it, and no cut is inside two of them, so r of them
-            need r + 1 stages: with r >= num_stages they prove the case, with fewer the exhausted search does.
-        fewest_stages: the smallest number of stages, at most ``max_stages``, into which some split fits; None
-            if there is none.
-        max_stages: the largest number of stages that was tried.
-    """
-
-    num_stages: int
-    item: Optional[int]
-    ranges: Tuple[Tuple[int, int], ...]
-    fewest_stages: Optional[int]
-    max_stages: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +33,6 @@ class Solution:
         objective_s: ``tick_s`` of the split; inf if nothing fits.
         lower_bound_s: no split that fits is faster than this.
         num_evaluations: dynamic programs that the search ran.
-        infeasibility: why nothing fits, None if something does.
     """
 
     schedule: str
@@ -69,11 +41,11 @@ class Solution:
     objective_s: float
     lower_bound_s: float
     num_evaluations: int = 0
-    infeasibility: Optional[Infeasibility] = None
 
     @property
     def feasible(self) -> bool:
-        return self.infeasibility is None
+        """Whether any split fits."""
+        return bool(self.starts)
 
     @property
     def optimal(self) -> bool:
@@ -90,20 +62,25 @@ class Solution:
         return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
 
 
-def faster_split(
+def fastest_split(
     tables: StageTables,
     num_stages: int,
-    schedule: str,
-    below_s: float,
+    schedule: str = GROUPED,
     max_evaluations: Optional[int] = None,
-) -> Optional[Solution]:
-    """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
-
-    What can't be as fast is left out at once, so that this takes less time than to find the fastest one anyway.
+    below_s: float = np.inf,
+) -> Solution:
+    """The fastest split into exactly ``num_stages`` stages.
 
     Args:
-        max_evaluations: dynamic programs after which the search of a Grouped or Interleaved pipeline stops, with a gap
-            or with nothing.
+        tables: times and memory of the items.
+        num_stages: at most as many as there are items.
+        schedule: one of ``SCHEDULES``; Sequential for segments on one IPU.
+        max_evaluations: dynamic programs after which the search of a Grouped or Interleaved pipeline stops with a gap.
+            Without, it goes on until the split is proved to be optimal.
+        below_s: only splits with a shorter tick are searched for, which takes less time than a search for the fastest.
+
+    Returns:
+        The solution; without starts if nothing fits, or nothing that fits is faster than ``below_s``.
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
@@ -111,55 +88,11 @@ def faster_split(
         result = _search_sequential(tables, num_stages)
     else:
         result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s)
-    if not result.starts:
-        return None
-    value = tick_s(tables, result.starts, schedule)
-    if value >= below_s:
-        return None
+    value = tick_s(tables, result.starts, schedule) if result.starts else np.inf
+    if not value < below_s:
+        return Solution(schedule, num_stages, (), np.inf, np.inf, result.num_evaluations)
     bound_s = min(value, result.lower_bound_s)
     return Solution(schedule, num_stages, result.starts, value, bound_s, result.num_evaluations)
-
-
-def fastest_split(
-    tables: StageTables,
-    num_stages: int,
-    schedule: str = GROUPED,
-    max_evaluations: Optional[int] = None,
-    max_stages: Optional[int] = None,
-) -> Solution:
-    """The fastest split into exactly ``num_stages`` stages.
-
-    Args:
-        tables: times and memory of the items.
-        schedule: one of ``SCHEDULES``.
-        max_evaluations: dynamic programs after which the search stops with a gap.  Without, it goes on until the
-            split is proved to be optimal.
-        max_stages: up to how many stages the certificate tries if nothing fits.  Without, it is twice ``num_stages``,
-            and at least ``_MAX_STAGES``.
-
-    Returns:
-        The solution; without starts, and with a certificate, if nothing fits.
-
-    Raises:
-        ConfigurationError: more stages than items, or segments of one IPU under another schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ConfigurationError(f"there is no schedule '{schedule}'", f"it is one of {', '.join(SCHEDULES)}")
-    if not 1 <= num_stages <= tables.num_items:
-        raise ConfigurationError(
-            f"{num_stages} stages, but the model can be cut in {tables.num_items - 1} places",
-            f"use 1 to {tables.num_items} stages",
-        )
-    if tables.one_ipu and schedule != SEQUENTIAL:
-        raise ConfigurationError(
-            f"stages that share an IPU under schedule '{schedule}'", "only Sequential stages can share one"
-        )
-    found = faster_split(tables, num_stages, schedule, np.inf, max_evaluations)
-    if found is not None:
-        return found
-    most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
-    why = why_infeasible(tables, num_stages, most)
-    return Solution(schedule, num_stages, (), float("inf"), float("inf"), infeasibility=why)
 
 
 # --- Sequential schedules
@@ -170,28 +103,22 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
 
     The cuts decide the transfers, what is not recomputed, and which stage's speed an item has.
     """
-    n, k = tables.num_items, num_stages
-    transfer: np.ndarray = Schedule(SEQUENTIAL, tables.training).directions * tables.cut_s
+    n = tables.num_items
+    transfer_s: np.ndarray = Schedule(SEQUENTIAL, tables.training).directions * tables.cut_s[1:]
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     sources: List[np.ndarray] = []
-    for stage in range(k):
-        # Columns j = stage + 1 .. n - (k - 1 - stage): later stages need an item each.
-        i = slice(stage, n - (k - 1 - stage))
-        j = np.arange(stage + 1, n - (k - 1 - stage) + 1)
-        places = i, slice(int(j[0]), int(j[-1]) + 1)
-        cost = _run_s(tables, k, stage)[places] + transfer[j]
-        reached = np.where(tables.fits(k, stage)[places], best[i, None] + cost, np.inf)
-        source = np.full(n + 1, -1)
-        source[j] = reached.argmin(axis=0) + stage
-        best = np.full(n + 1, np.inf)
-        best[j] = reached.min(axis=0)
-        sources.append(source)
+    for stage in range(num_stages):
+        cost_s = _run_s(tables, num_stages, stage)[:, 1:] + transfer_s
+        reached = np.where(tables.fits(num_stages, stage)[:, 1:], best[:n, None] + cost_s, np.inf)
+        sources.append(reached.argmin(axis=0))
+        best[1:] = reached.min(axis=0)
+        best[0] = np.inf
     if not np.isfinite(best[n]):
         return MinMaxResult((), np.inf, 1)
     starts, end = [], n
     for source in reversed(sources):
-        end = int(source[end])
+        end = int(source[end - 1])
         starts.append(end)
     # The sum's own rounding is no gap: every split was compared.
     return MinMaxResult(tuple(reversed(starts)), np.inf, 1)
@@ -424,9 +351,9 @@ class _OwnSpeeds:
 
 def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> MinMaxResult:
     """Stages as recomputation segments on one IPU, with a tick below that."""
-    own_speeds = len(tables.stage_s) == num_stages or bool(tables.options)
+    segments_differ = len(tables.stage_s) == num_stages or bool(tables.options)
     search: Union[_OwnSpeeds, _OneIpu]
-    search = _OwnSpeeds(tables, num_stages) if own_speeds else _OneIpu(tables, num_stages)
+    search = _OwnSpeeds(tables, num_stages) if segments_differ else _OneIpu(tables, num_stages)
     starts = search.run(below_s)
     return MinMaxResult(starts, np.inf, search.num_evaluations)
 
@@ -451,18 +378,11 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
     return bool(reached[n])
 
 
-def _fewest_stages(tables: StageTables, max_stages: int) -> Optional[int]:
-    """The smallest number of stages into which some split fits; more stages stash more, so all are tried."""
-    for num_stages in range(1, min(max_stages, tables.num_items) + 1):
-        if some_split_fits(tables, num_stages):
-            return num_stages
-    return None
+def blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int]]:
+    """Runs (first item, one past the last) that fit into no stage, at whatever position and with whatever neighbours.
 
-
-def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int]]:
-    """Runs of items none of which any stage can hold, as many as a sweep from the left finds.
-
-    Neighbours share an item at most, so that no cut is inside two of them.
+    They are as many as a sweep from the left finds.  Each needs a cut inside it, and no cut is inside two of them, so
+    r of them need r + 1 stages.  With r >= num_stages, or with a run of one item, they prove that nothing fits.
     """
     n = tables.num_items
     least = np.full((n, n + 1), np.inf)
@@ -482,19 +402,3 @@ def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, in
             # a run of one item has no cut inside, and shares nothing.
             first = j - 1 if j - start > 1 else j
     return ranges
-
-
-def why_infeasible(tables: StageTables, num_stages: int, max_stages: int) -> Infeasibility:
-    """The certificate for a number of stages into which nothing fits.
-
-    Args:
-        max_stages: up to which more stages are tried.
-    """
-    ranges = _blocking_ranges(tables, num_stages)
-    return Infeasibility(
-        num_stages=num_stages,
-        item=next((i for i, j in ranges if j == i + 1), None),
-        ranges=tuple(ranges),
-        fewest_stages=_fewest_stages(tables, max_stages),
-        max_stages=min(max_stages, tables.num_items),
-    )

@@ -20,8 +20,6 @@ from ipucnn.planning.search.tables import StageTables
 _MORE = 1 + 1e-9
 # Ends of runs that a dynamic program looks at together.
 _COLUMNS = 64
-# What the loads of runs may take where each stage has one of several settings.
-_KNOWN_BYTES = 5e7
 _LARGEST = float(np.finfo(float).max)
 
 
@@ -81,8 +79,6 @@ class _Loads:
         # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
         self.reach = [_reach(fits) for fits in self.fits]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
-        # First open, first end, and (ends, opens) loads of the runs from there on; see ``choose``.
-        self._chosen: Dict[int, Tuple[int, int, np.ndarray, np.ndarray]] = {}
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
 
     def cut_class(self, stage: int) -> int:
@@ -119,40 +115,12 @@ class _Loads:
         """Loads of all runs that open at one of those items and end before one of these, and whether they fit.
 
         Returns:
-            (ends, opens) a, b and whether; they are not to be changed.
+            (ends, opens) a, b and whether.
         """
         column = ends[:, None]
-        if stage in self._chosen:
-            begin, end, a, b = self._chosen[stage]
-            a, b = a[column - end, opens - begin], b[column - end, opens - begin]
-        else:
-            a, b = self._pair(stage, opens, column)
+        a, b = self._pair(stage, opens, column)
         allowed = self.fits[stage].T[column, opens]
         return (b, a, allowed) if swap else (a, b, allowed)
-
-    def choose(self, windows: List[Tuple[int, int]]) -> None:
-        """Finds the loads of the runs between those places where each stage has one of several settings.
-
-        To look them up takes less time than to choose the settings of the same runs again and again.
-
-        Args:
-            windows: of each stage the first and last item at which it can open, and of the end.
-        """
-        # All runs of the first stage open at one item, and all of the last one end at one.
-        for stage in range(1, self.num_stages - 1) if self.tables.options else ():
-            (begin, last), (end, most) = windows[stage : stage + 2]
-            if stage in self._chosen:
-                first, lowest, known, _ = self._chosen[stage]
-                rows, columns = known.shape
-                begin, last = min(begin, first), max(last, first + columns - 1)
-                end, most = min(end, lowest), max(most, lowest + rows - 1)
-                if known.shape == (most - end + 1, last - begin + 1):
-                    continue
-                del self._chosen[stage]
-            kept = sum(known.size for _, _, known, _ in self._chosen.values())
-            if 16 * (kept + (most - end + 1) * (last - begin + 1)) <= _KNOWN_BYTES:
-                opens, ends = np.arange(begin, last + 1), np.arange(end, most + 1)
-                self._chosen[stage] = (begin, end, *self._pair(stage, opens, ends[:, None]))
 
     def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not self.tables.options:
@@ -200,8 +168,8 @@ class _Loads:
             t[c] = max(t[c], float(self.tables.cut_s[starts[stage]]))
         return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
 
-    def first_box(self, below_s: float) -> Box:
-        """A box that holds all splits with a tick below that.
+    def first_box(self) -> Box:
+        """A box that holds all splits.
 
         No stage has a larger load than everything at once, its forward pass repeated.  The box begins below 0 so that
         loads of 0 are inside; and it is not empty where all loads are 0.
@@ -288,7 +256,6 @@ def _least(
     windows = _windows(loads, x, y, swap, both)
     if windows is None:
         return None
-    loads.choose(windows)
     n, k, cut_s = loads.n, loads.num_stages, loads.tables.cut_s
     # Places at which a stage may open, by class of cut; the last stage ends before n.
     legal = [np.flatnonzero(cut_s <= most) for most in t]
@@ -427,7 +394,7 @@ class _Search:
 
     def run(self) -> float:
         """Searches to the end or the limit; returns the lower bound."""
-        self.evaluate(self.loads.first_box(self.value))
+        self.evaluate(self.loads.first_box())
         while self.heap:
             bound, _, box, corner = self.heap[0]
             if bound >= self.value:

@@ -6,7 +6,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.pipeline_plan import NoFit
-from ipucnn.planning.search.exact import why_infeasible
+from ipucnn.planning.search.exact import blocking_ranges
 from ipucnn.planning.search.planner import LIMITS, Planner
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.text import counted
@@ -30,7 +30,7 @@ def why_no_fit(
     settings, every = choices[-1][-1], [own for group in choices for own in group]
     segments = settings.segments_on_one_ipu
     most = max(16, 2 * settings.num_stages) if segments else max_ipus
-    layer, ranges = _certificate(planner, settings, limit, most)
+    layer, ranges = _certificate(planner, settings, limit)
 
     def fewest_stages(limit: float, first: int) -> Optional[int]:
         more = () if segments else range(first, most + 1)
@@ -78,10 +78,10 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Opti
 
 
 def _certificate(
-    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
+    planner: Planner, settings: PlanSettings, limit: float
 ) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
     """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
-    found = why_infeasible(planner.tables(settings, limit), settings.num_stages, max_stages)
+    blocked = blocking_ranges(planner.tables(settings, limit), settings.num_stages)
     layers = planner.graph.layers
     ends = [*planner.starts[1:], len(layers)]
 
@@ -89,8 +89,8 @@ def _certificate(
         # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
         return layers[max(1, planner.starts[item])].name
 
-    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
-    return None if found.item is None else name(found.item), ranges
+    layer = next((name(i) for i, j in blocked if j == i + 1), None)
+    return layer, tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in blocked)
 
 
 def _fits(
@@ -191,7 +191,7 @@ def infeasible_search(
         f"micro-batches of {least.micro_batch_size} or more"
     )
     where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
-    obstacle = _in_the_way(*_certificate(planner, least, max(LIMITS), max(16, 2 * least.num_stages)))
+    obstacle = _in_the_way(*_certificate(planner, least, max(LIMITS)))
     hint = ways or smaller(planner.graph.model, least)
     return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
 

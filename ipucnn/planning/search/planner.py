@@ -26,12 +26,7 @@ from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.schedules import GROUPED, Ticks
-from ipucnn.planning.search.exact import (
-    Solution,
-    faster_split,
-    fastest_split,
-    some_split_fits,
-)
+from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
 
@@ -106,8 +101,7 @@ class Planner:
         self.starts = item_starts(graph)
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
-        self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
-        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
+        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
@@ -128,41 +122,35 @@ class Planner:
         """
         one_ipu = settings.segments_on_one_ipu
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
-        own = settings.restaged(
-            # Whether there is a pipeline decides where optimizer state may be.
-            settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages),
-            num_replicas=1,
-            # Neither memory nor the time of a micro-batch depends on how many are accumulated, only on whether.
-            gradient_accumulation_count=min(2, settings.gradient_accumulation_count),
-        )
-        key = (own, one_ipu, shared)
-        if key in self._tables:
-            self._tables[key] = self._tables.pop(key)  # the latest last
-        else:
-            asked = own
-            if settings.order.is_sequential:
-                count = own.num_stages if one_ipu else max(2, own.num_stages)
-                asked = own.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
-            # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
-            alike = replace(own, schedule=GROUPED, device_mapping=None)
-            model = self._models.get(alike)
-            if model is None:
-                counts = self._range_counts(own.training)
-                model = MemoryModel(self.graph, asked, self.system.ipu, self.starts, counts)
-                self._models[alike] = model
-            tables = stage_tables(self.graph, asked, self.system, max(LIMITS), model.under(asked))
-            if shared:
-                tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
-            self._tables[key] = tables
-            # A few matrices of bytes between any two cuts each.
-            kept = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
-            while len(self._tables) > kept:
-                del self._tables[next(iter(self._tables))]
-        tables = self._tables[key]
+        # Whether there is a pipeline decides where optimizer state may be.
+        stages = settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages)
+        base = _of_a_micro_batch(settings.restaged(stages))
+        key = (base, one_ipu, shared)
+        tables = self._tables.pop(key, None) or self._make_tables(base, one_ipu, shared)
+        self._tables[key] = tables  # the latest last
+        # A few matrices of bytes between any two cuts each.
+        most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
+        while len(self._tables) > most:
+            del self._tables[next(iter(self._tables))]
         # The tables were made for the largest limit.  A smaller one takes bytes off their capacity: to scale it would
         # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
+
+    def _make_tables(self, settings: PlanSettings, one_ipu: bool, shared: bool) -> StageTables:
+        asked = settings
+        if settings.order.is_sequential:
+            count = settings.num_stages if one_ipu else max(2, settings.num_stages)
+            asked = settings.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
+        # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
+        alike = replace(settings, schedule=GROUPED, device_mapping=None)
+        model = self._models.get(alike)
+        if model is None:
+            counts = self._range_counts(settings.training)
+            model = MemoryModel(self.graph, asked, self.system.ipu, self.starts, counts)
+            self._models[alike] = model
+        tables = stage_tables(self.graph, asked, self.system, max(LIMITS), model.under(asked))
+        return replace(tables, cut_s=np.zeros(tables.num_items + 1)) if shared else tables
 
     def _range_counts(self, training: bool) -> RangeCounts:
         if training not in self._counts:
@@ -184,56 +172,26 @@ class Planner:
         if not self._may_fit(settings, memory_limit):
             return False
         if settings.segments_on_one_ipu:
-            return self._segments(settings, memory_limit) is not None
-        key = (self._own(settings), memory_limit)
-        if key not in self._fitting:
-            self._fitting[key] = some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
-        return self._fitting[key]
-
-    def _segments(self, settings: PlanSettings, memory_limit: float) -> Optional[Solution]:
-        """The fastest segments of one IPU that fit, None if none do; looked for once."""
-        key = (self._own(settings), memory_limit, None)
-        if key not in self._solutions:
-            tables = self.tables(settings, memory_limit)
-            self._solutions[key] = faster_split(tables, settings.num_stages, settings.schedule, np.inf)
-        return self._solutions[key]
-
-    def faster(self, settings: PlanSettings, memory_limit: float, below_s: float) -> Optional[Candidate]:
-        """The fastest splits within the limit if their tick, without its fixed part, is shorter than that.
-
-        Args:
-            settings: of stages on an IPU each, or of segments on one IPU.
-        """
-        if below_s <= 0 or not self._may_fit(settings, memory_limit):
-            return None
-        tables = self.tables(settings, memory_limit)
-        if not settings.segments_on_one_ipu and not some_split_fits(tables, settings.num_stages):
-            return None
-        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
-        if solution is None:
-            return None
-        return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
+            return self._solution(settings, memory_limit).feasible
+        return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
 
     def best(
-        self, settings: PlanSettings, memory_limit: float, max_evaluations: Optional[int] = None
+        self,
+        settings: PlanSettings,
+        memory_limit: float,
+        max_evaluations: Optional[int] = None,
+        below_s: float = np.inf,
     ) -> Optional[Candidate]:
         """The fastest splits within the limit, None if nothing fits.
 
         Args:
-            max_evaluations: see ``exact.fastest_split``.
-
-        Raises:
-            ConfigurationError: more stages than the model can be cut into.
+            max_evaluations: see ``fastest_split``.
+            below_s: None also if no tick, without its fixed part, is shorter than that.
         """
-        if settings.segments_on_one_ipu:
-            segments = self._segments(settings, memory_limit)
-            if segments is None:
-                return None
-            return self._candidate(settings, self.names(segments.starts), memory_limit, segments)
-        if not self.fits(settings, memory_limit):
+        if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
-        solution = self._solution(settings, memory_limit, max_evaluations)
-        return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
+        solution = self._solution(settings, memory_limit, max_evaluations, below_s)
+        return self._solved(settings, memory_limit, solution)
 
     def best_of(
         self,
@@ -261,16 +219,17 @@ class Planner:
 
         Args:
             apart: stages may have any of ``PROPORTIONS``; all have the same one where that is as fast (``SAME_SPEED``).
+            images_per_s: that a candidate has to exceed.
         """
         best: Optional[Candidate] = None
-        search = self.faster_apart if apart else self.faster
+        search = self.best_apart if apart else self.best
         bounds = [self.fastest_images_per_s(settings) for settings in choices]
         for bound, settings in sorted(zip(bounds, choices), key=lambda pair: -pair[0]):
             if bound <= images_per_s * _FASTER:
                 break
             has_more = best is not None and settings.num_stages > best.settings.num_stages
             least = images_per_s * (1 + SAME_SPEED if has_more else _FASTER)
-            candidate = search(settings, limit, self.tick_below_s(settings, least))
+            candidate = search(settings, limit, below_s=self.tick_below_s(settings, least))
             if candidate is not None and candidate.prediction.images_per_s > least:
                 best, images_per_s = candidate, candidate.prediction.images_per_s
         if best is None or not apart:
@@ -280,10 +239,8 @@ class Planner:
             return best
         return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
 
-    def faster_apart(
-        self, settings: PlanSettings, memory_limit: float, below_s: float
-    ) -> Optional[Candidate]:
-        """``faster``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
+    def best_apart(self, settings: PlanSettings, memory_limit: float, below_s: float) -> Optional[Candidate]:
+        """``best``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
 
         Times and temporary bytes of an operation fall and rise with the proportion, and of the temporary bytes of a
         stage only the largest count.  So a stage is fastest with the largest proportion of either kind with which it
@@ -296,22 +253,24 @@ class Planner:
             return None
         options = self._shares(settings)
         if len(options) == 1:
-            return self.faster(options[0], memory_limit, below_s)
-        tables = self._open_tables(options, memory_limit)
+            return self.best(options[0], memory_limit, below_s=below_s)
+        tables, stages = self._open_tables(options, memory_limit), settings.num_stages
         if settings.segments_on_one_ipu:
             # The fastest times with the least memory, where only the last segment's opening matters.
-            fastest = self._fastest_tables(options, memory_limit)
-            if faster_split(fastest, settings.num_stages, settings.schedule, below_s) is None:
+            fastest = replace(
+                self.tables(options[-1], memory_limit),
+                forward_s=tables.forward_s,
+                backward_s=tables.backward_s,
+            )
+            if not fastest_split(fastest, stages, settings.schedule, below_s=below_s).feasible:
                 return None
-        elif not some_split_fits(tables, settings.num_stages):
+        solution = fastest_split(tables, stages, settings.schedule, below_s=below_s)
+        if not solution.feasible:
             return None
-        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
-        if solution is None:
-            return None
-        own = self._apart(options, tables, solution.starts)
+        apart = self._apart(options, tables, solution.starts)
         # No splits with these proportions are faster than the fastest with any.
-        self._solutions[(self._own(own), memory_limit, None)] = solution
-        return self._candidate(own, self.names(solution.starts), memory_limit, solution)
+        self._solutions[(_of_a_micro_batch(apart), memory_limit, None)] = solution
+        return self._solved(apart, memory_limit, solution)
 
     def judged_apart(self, splits: Sequence[str], settings: PlanSettings, best: Candidate) -> Candidate:
         """``best``, or the splits with the largest proportions with which each stage surely fits if that is faster.
@@ -319,16 +278,15 @@ class Planner:
         Args:
             settings: with any proportion.
         """
-        options = self._shares(settings)
-        if len(options) == 1 or not _is_apart(settings):
+        one_each = settings.num_ipus_per_replica == settings.num_stages
+        options = self._shares(settings) if one_each or settings.segments_on_one_ipu else []
+        if len(options) < 2:
             return best
-        own = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
-        found = predict(self.graph, splits, own, self.system)
-        if not own.has_own_proportions or found.images_per_s <= best.prediction.images_per_s * (
-            1 + SAME_SPEED
-        ):
-            return best
-        return self.judge(splits, own, LIMITS[0])
+        apart = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
+        images_per_s = predict(self.graph, splits, apart, self.system).images_per_s
+        if apart.has_own_proportions and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
+            return self.judge(splits, apart, LIMITS[0])
+        return best
 
     def _open_tables(self, options: Sequence[PlanSettings], limit: float) -> StageTables:
         tables = tuple(self.tables(own, limit) for own in options)
@@ -378,11 +336,6 @@ class Planner:
             shares.append(share)
         return replace(options[0], available_memory_proportion=tuple(shares))
 
-    def _fastest_tables(self, group: Sequence[PlanSettings], limit: float) -> StageTables:
-        """The times of the largest proportion with the memory of the smallest: as fast as any of a group."""
-        ahead = self.tables(group[0], limit)
-        return replace(self.tables(group[-1], limit), forward_s=ahead.forward_s, backward_s=ahead.backward_s)
-
     def least_fill(self, settings: PlanSettings) -> float:
         """The share of an IPU's memory below which no splits fit; 0 for segments on one IPU, which is no bound."""
         tables = self.tables(settings, max(LIMITS))
@@ -410,17 +363,16 @@ class Planner:
             )
         return self._seconds[own]
 
-    def least_tick_s(self, settings: PlanSettings) -> float:
-        """A bound on the tick of any splits: work shared out evenly, no transfers; with the fixed part."""
-        again = settings.recomputes(0)
-        tick_s = settings.order.least_tick_s(*self.least_seconds(settings), settings.num_stages, again)
-        return tick_s + DEFAULT_CONSTANTS.fixed_s(self.system)
-
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits, and what the host can feed."""
-        tick_s = self.least_tick_s(settings) - DEFAULT_CONSTANTS.fixed_s(self.system)
+        """A bound on the throughput of any splits, and what the host can feed.
+
+        Work is shared out evenly, and nothing is transferred between IPUs.
+        """
+        tick_s = settings.order.least_tick_s(
+            *self.least_seconds(settings), settings.num_stages, settings.recomputes(0)
+        )
         seconds = max(count * tick_s + rest_s for count, rest_s in self._least_update_s(settings))
-        return min(settings.global_batch_size / seconds, self.host_images_per_s(settings))
+        return min(settings.global_batch_size / seconds, host_limit(self.graph, settings, self.system)[1])
 
     def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
         """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
@@ -438,7 +390,10 @@ class Planner:
         are at work one after the other, so that all but one of these ticks and the work of all stages are a bound, too.
         """
         count, stages = settings.gradient_accumulation_count, settings.num_stages
-        fixed_s, rest_s = DEFAULT_CONSTANTS.fixed_s(self.system), self.least_update_s(settings)
+        fixed_s, ipus = DEFAULT_CONSTANTS.fixed_s(self.system), settings.num_ipus_per_replica
+        # Weights shared out evenly over the IPUs.
+        shares = [self.graph.num_trainable / ipus] * ipus
+        rest_s = update_s(shares, settings.restaged(ipus, schedule=GROUPED), self.system)
         if settings.order.is_sequential:
             return [(count, count * fixed_s + rest_s)]
         ticks = Ticks(settings.order, stages, count)
@@ -449,25 +404,14 @@ class Planner:
         # The last stage is not recomputed; its forward pass is no longer than a tick.
         others = count - 1 - again
         bounds = [(count, rest_s)]
-        if others > 0 and settings.num_ipus_per_replica == stages:
+        if others > 0 and ipus == stages:
             # Stages that share an IPU are not at work one after the other.
             bounds.append((others, rest_s + work_s))
         return bounds
 
-    def host_images_per_s(self, settings: PlanSettings) -> float:
-        """What the host can feed."""
-        return host_limit(self.graph, settings, self.system)[1]
-
     def least_latency_s(self, settings: PlanSettings) -> float:
         """A bound on the latency of any splits: all forward passes, no transfers."""
         return float(self.least_seconds(settings)[0].sum()) + DEFAULT_CONSTANTS.fixed_s(self.system)
-
-    def least_update_s(self, settings: PlanSettings) -> float:
-        """A bound on the weight update of any splits: weights shared out evenly over the IPUs."""
-        ipus = settings.num_ipus_per_replica
-        share = self.graph.num_trainable / ipus
-        one_each = settings.restaged(ipus, schedule=GROUPED)
-        return update_s([share] * ipus, one_each, self.system)
 
     def judge(
         self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
@@ -483,14 +427,14 @@ class Planner:
         limit = max(memory_limit, self.needed_fill(splits, settings))
         # The sum of the same bytes in another order may be off by its last bits.
         allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
-        solution: Optional[Solution] = None
         if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
-            own_s = self.tick_s(splits, settings)
-            tables, stages = self.tables(settings, allowed), settings.num_stages
-            solution = faster_split(
-                tables, stages, settings.schedule, own_s, max_evaluations=_LARGE_EVALUATIONS
-            ) or Solution(settings.schedule, stages, self.items(splits), own_s, 0.0)
-        return self._candidate(settings, tuple(splits), limit, solution or self._solution(settings, allowed))
+            tick_s = self.tick_s(splits, settings)
+            solution = self._solution(settings, allowed, _LARGE_EVALUATIONS, tick_s)
+            if not solution.feasible:
+                solution = Solution(settings.schedule, settings.num_stages, self.items(splits), tick_s, 0.0)
+        else:
+            solution = self._solution(settings, allowed)
+        return self._candidate(settings, tuple(splits), limit, solution)
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Share of an IPU's memory that the planner has to allow to find these splits."""
@@ -510,22 +454,27 @@ class Planner:
         return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
 
     def _solution(
-        self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None
+        self,
+        settings: PlanSettings,
+        limit: float,
+        max_evaluations: Optional[int] = None,
+        below_s: float = np.inf,
     ) -> Solution:
-        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer."""
-        key = (self._own(settings), limit, max_evaluations)
-        found = self._solutions.get(key)
-        if found is None or not found.feasible:
-            tables = self.tables(settings, limit)
-            found = fastest_split(tables, settings.num_stages, settings.schedule, max_evaluations)
-            self._solutions[key] = found
-        return found
+        """``fastest_split``, once for each question without ``below_s``."""
+        key = (_of_a_micro_batch(settings), limit, max_evaluations)
+        if key in self._solutions and below_s == np.inf:
+            return self._solutions[key]
+        tables = self.tables(settings, limit)
+        solution = fastest_split(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
+        if below_s == np.inf:
+            self._solutions[key] = solution
+        return solution
 
-    @staticmethod
-    def _own(settings: PlanSettings) -> PlanSettings:
-        """Settings without what neither the seconds nor the bytes of a stage depend on."""
-        count = min(2, settings.gradient_accumulation_count)
-        return replace(settings, num_replicas=1, gradient_accumulation_count=count)
+    def _solved(self, settings: PlanSettings, limit: float, solution: Solution) -> Optional[Candidate]:
+        """The splits of a solution; None if it has none."""
+        if not solution.feasible:
+            return None
+        return self._candidate(settings, self.names(solution.starts), limit, solution)
 
     def _candidate(
         self, settings: PlanSettings, splits: Tuple[str, ...], limit: float, solution: Solution
@@ -535,6 +484,10 @@ class Planner:
         return Candidate(settings, splits, limit, solution, prediction, tuple(memory))
 
 
-def _is_apart(settings: PlanSettings) -> bool:
-    """Whether stages have an IPU each, or all of them one."""
-    return settings.segments_on_one_ipu or settings.num_ipus_per_replica == settings.num_stages
+def _of_a_micro_batch(settings: PlanSettings) -> PlanSettings:
+    """Settings without what neither the seconds nor the bytes of a stage depend on.
+
+    These are the replicas, and how many micro-batches are accumulated; only whether any are counts.
+    """
+    count = min(2, settings.gradient_accumulation_count)
+    return replace(settings, num_replicas=1, gradient_accumulation_count=count)

@@ -5,7 +5,7 @@ opens a stage at item c.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -46,9 +46,6 @@ class StageTables:
             as that stage, where that is known without their bytes.
         options: where each stage may have one of several settings, the tables of each, in the order of preference; see
             ``choice``.  No item is faster under a later one, and the seconds above are those of the first.
-
-    Raises:
-        ValueError: arrays of the wrong shape, negative or not finite.
     """
 
     forward_s: np.ndarray
@@ -63,27 +60,9 @@ class StageTables:
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
     options: Tuple["StageTables", ...] = ()
     _memory: Optional[Tuple[object, np.ndarray]] = field(init=False, repr=False, compare=False, default=None)
-    _allowed: Dict[Tuple[int, int], np.ndarray] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
     _choices: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-
-    def __post_init__(self) -> None:
-        n = len(self.forward_s)
-        shapes = {"forward_s": n, "backward_s": n, "cut_s": n + 1, "checkpoint_bytes": n + 1}
-        for name, length in shapes.items():
-            value = getattr(self, name)
-            if value is None and name == "checkpoint_bytes":
-                continue
-            object.__setattr__(self, name, _checked(name, value, length))
-        own = tuple((_checked("stage_s", f, n), _checked("stage_s", b, n)) for f, b in self.stage_s)
-        object.__setattr__(self, "stage_s", own)
-        if self.cut_s[0] or self.cut_s[n]:
-            raise ValueError("nothing crosses the cuts before the first and behind the last item")
-        if self.one_ipu and self.cut_s.any():
-            raise ValueError("segments on one IPU have no transfers: cut_s must be 0")
 
     @property
     def num_items(self) -> int:
@@ -116,8 +95,6 @@ class StageTables:
         given = self.memory_bytes(num_stages, stage)
         if self._memory is None or self._memory[0] is not given:
             table: np.ndarray = np.array(given, dtype=np.float64)
-            if table.shape != (n, n + 1):
-                raise ValueError(f"memory_bytes gave shape {table.shape}, wanted ({n}, {n + 1})")
             table[np.tri(n, n + 1, dtype=bool)] = np.inf
             object.__setattr__(self, "_memory", (given, table))
         assert self._memory is not None
@@ -139,36 +116,18 @@ class StageTables:
 
     def fits(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
+        fitting: np.ndarray
         if self.options:
-            within: np.ndarray = self.choice(num_stages, stage) < len(self.options)
-            return within
-        key = (num_stages, stage)
-        if key not in self._allowed:
-            if any(known != num_stages for known, _ in self._allowed):
-                self._allowed.clear()  # large networks: a megabyte each
-            if self.within is not None:
-                self._allowed[key] = self.within(num_stages, stage, self.capacity_bytes)
-            else:
-                self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
-        return self._allowed[key]
+            fitting = self.choice(num_stages, stage) < len(self.options)
+        elif self.within is not None:
+            fitting = self.within(num_stages, stage, self.capacity_bytes)
+        else:
+            fitting = self.memory(num_stages, stage) <= self.capacity_bytes
+        return fitting
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Whether that stage repeats its forward pass."""
         return self.recompute and self.training and is_recomputed(stage, num_stages)
-
-
-def _checked(name: str, value: Union[np.ndarray, Sequence[float]], length: int) -> np.ndarray:
-    """``value`` as an array of that many numbers.
-
-    Raises:
-        ValueError: of another shape, negative or not finite.
-    """
-    array: np.ndarray = np.asarray(value, dtype=np.float64)
-    if array.shape != (length,) or length < 1:
-        raise ValueError(f"{name} has shape {array.shape}, wanted ({length},)")
-    if not np.isfinite(array).all() or (array < 0).any():
-        raise ValueError(f"{name} must be finite and not negative")
-    return array
 
 
 def stage_tables(
