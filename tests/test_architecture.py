@@ -161,7 +161,7 @@ BUDGET = {
     "datasets": (5940, 4540),
     "diagnosis": (685, 520),
     "models": (2960, 2220),
-    "planning": (5520, 4290),
+    "planning": (5330, 4080),
     "reports": (3830, 3020),
     "runs": (6400, 4740),
     "sessions": (5400, 4240),

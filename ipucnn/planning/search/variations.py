@@ -42,29 +42,28 @@ _Trial = Tuple[PlanSettings, Optional[Tuple[str, ...]]]
 """A changed program: its settings, and the splits that it keeps; None for splits that the planner is to choose."""
 
 
+# Settings that may change.
+_CHANGING = (
+    *("micro_batch_size", "gradient_accumulation_count", "recomputation", "available_memory_proportion"),
+    *("optimizer_state_offloading", "half_partials", "eight_bit_transfer", "schedule", "precision"),
+)
+
+
 def flags_between(
     before: PlanSettings, after: PlanSettings, splits_before: Sequence[str], splits: Sequence[str]
 ) -> Tuple[str, ...]:
     """What to add to the command of a program to get another one."""
     words: List[str] = []
-
-    def add(name: str, flag: str, *values: object) -> None:
-        if getattr(before, name) != getattr(after, name):
-            words.extend([flag, *map(str, values)])
-
-    def switch(name: str) -> None:
-        add(name, BY_NAME[name].flag if getattr(after, name) else f"--no-{BY_NAME[name].key}")
-
-    add("micro_batch_size", "--micro-batch-size", after.micro_batch_size)
-    if after.training:
-        add("gradient_accumulation_count", "--gradient-accumulation-count", after.gradient_accumulation_count)
-    switch("recomputation")
-    shares = (f"{value:g}" for value in percentages(after.available_memory_proportion))
-    add("available_memory_proportion", "--available-memory-proportion", *shares)
-    for name in ("optimizer_state_offloading", "half_partials", "eight_bit_transfer"):
-        switch(name)
-    add("schedule", "--pipeline-schedule", after.schedule)
-    add("precision", "--precision", after.precision)
+    for name in _CHANGING:
+        value, spec = getattr(after, name), BY_NAME["pipeline_schedule" if name == "schedule" else name]
+        if value == getattr(before, name) or (name == "gradient_accumulation_count" and not after.training):
+            continue
+        if spec.is_bool:
+            words.append(spec.flag if value else f"--no-{spec.key}")
+        elif name == "available_memory_proportion":
+            words += [spec.flag, *(f"{share:g}" for share in percentages(value))]
+        else:
+            words += [spec.flag, str(value)]
     return (*words, *(("--pipeline-splits", *splits) if tuple(splits) != tuple(splits_before) else ()))
 
 
@@ -292,33 +291,23 @@ _KEEPING_SPLITS = (
 def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
     """A program with one thing changed, by what that is."""
     count, size, order = settings.gradient_accumulation_count, 2 * settings.micro_batch_size, settings.order
-    larger: Dict[str, Any] = {"micro_batch_size": size}
-    is_legal = True
-    if settings.training:  # the global batch stays
-        larger["gradient_accumulation_count"] = count // 2
-        is_legal = count % 2 == 0 and count // 2 % order.multiple(settings.num_stages) == 0
-    changes: List[Tuple[str, bool, Dict[str, Any]]] = [
-        ("8-bit transfer", not settings.eight_bit_transfer, {"eight_bit_transfer": True}),
-        ("precision 16.16", settings.precision != "16.16", {"precision": "16.16"}),
-        (
-            "half partials",
-            not settings.half_partials and settings.precision != "32.32",
-            {"half_partials": True},
-        ),
-        ("no recomputation", settings.recomputes(0), {"recomputation": False}),
-        (
-            "optimizer state on the chip",
-            settings.offloads_optimizer_state and settings.optimizer_slots > 0,
-            {"optimizer_state_offloading": False},
-        ),
-        (f"micro-batch {size}", is_legal, larger),
-    ]
+    changes: Dict[str, Dict[str, Any]] = {
+        "8-bit transfer": {"eight_bit_transfer": True},
+        "precision 16.16": {"precision": "16.16"},
+        "half partials": {"half_partials": settings.half_partials or settings.precision != "32.32"},
+        "no recomputation": {"recomputation": settings.recomputation and settings.num_stages == 1},
+    }
+    if settings.offloads_optimizer_state and settings.optimizer_slots > 0:
+        changes["optimizer state on the chip"] = {"optimizer_state_offloading": False}
+    if not settings.training:
+        changes[f"micro-batch {size}"] = {"micro_batch_size": size}
+    elif count % 2 == 0 and count // 2 % order.multiple(settings.num_stages) == 0:  # the global batch stays
+        larger = {"micro_batch_size": size, "gradient_accumulation_count": count // 2}
+        changes[f"micro-batch {size}"] = larger
     for share in _MORE_PROPORTIONS:
-        is_other = settings.available_memory_proportion != uniform(share)
-        changes.append(
-            (f"proportion {100 * share:g} %", is_other, {"available_memory_proportion": uniform(share)})
-        )
-    return {name: replace(settings, **change) for name, does, change in changes if does}
+        changes[f"proportion {100 * share:g} %"] = {"available_memory_proportion": uniform(share)}
+    changed = {name: replace(settings, **change) for name, change in changes.items()}
+    return {name: other for name, other in changed.items() if other != settings}
 
 
 # --- the optimisations of Graphcore's public U-Net
@@ -345,62 +334,6 @@ class Optimisation:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Makes the rows of one program."""
-
-    planner: Planner
-    splits: Sequence[str]
-    settings: PlanSettings
-
-    def row(
-        self,
-        number: int,
-        name: str,
-        option: str,
-        here: object,
-        instead: object,
-        changed: Optional[PlanSettings] = None,
-        note: str = "",
-    ) -> Optimisation:
-        outcome = None
-        if changed is not None:
-            outcome = outcome_of(self.planner, self.splits if changed.num_stages > 1 else (), changed)
-        return Optimisation(number, name, option, _word(here), _word(instead), outcome, note)
-
-    def switch(self, number: int, name: str, option: str, field: str, *values: object) -> Optimisation:
-        """A setting with two values; a program with neither is compared with the first."""
-        here = getattr(self.settings, field)
-        instead = values[1] if here == values[0] else values[0]
-        changed: Dict[str, Any] = {field: instead}
-        return self.row(number, name, option, here, instead, replace(self.settings, **changed))
-
-    def proportions(self, number: int, name: str, more: str, proportions: Proportions) -> Optimisation:
-        """Another availableMemoryProportion."""
-        instead = replace(self.settings, available_memory_proportion=proportions)
-        tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
-        note = f"of {tried}% no stage has room for more" if instead == self.settings else ""
-        option = f"--available-memory-proportion{more}"
-        return self.row(number, name, option, _percent(self.settings), _percent(instead), instead, note)
-
-    def another_for_all(self) -> Proportions:
-        """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
-        (least,), default = smallest(self.settings.available_memory_proportion), uniform(PROPORTIONS[0])
-        return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
-
-    def largest_that_fit(self) -> Proportions:
-        """For each stage the largest with which its IPU surely fits; where stages differ already, their largest."""
-        if self.settings.has_own_proportions:
-            return largest(self.settings.available_memory_proportion)
-        shares = [PROPORTIONS[-1]] * self.settings.num_stages
-        # From the smallest to the largest, so that the largest that fits is what stays.
-        for share in reversed(PROPORTIONS):
-            own = replace(self.settings, available_memory_proportion=uniform(share))
-            memory = program_memory(self.planner.graph, self.splits, own, self.planner.system.ipu)
-            shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(memory, shares)]
-        return tuple(uniform(share)[0] for share in shares)
-
-
 def optimisations(
     planner: Planner,
     splits: Sequence[str],
@@ -419,54 +352,104 @@ def optimisations(
     Raises:
         ConfigurationError: no pipeline, stages that share an IPU, or no training.
     """
-    count, accumulated = settings.num_stages, settings.gradient_accumulation_count
+    count = settings.num_stages
     if count < 2 or settings.num_ipus_per_replica != count or not settings.training:
         raise ConfigurationError(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
-    alone = _without_pipelining(settings)
-    without = "without it recomputation is off, too, and micro-batches are accumulated "
-    without += f"{accumulated} to {alone.gradient_accumulation_count}"
-    factor = "a factor on the loss and its inverse on the gradients: numbers change, not what is computed"
-    target, offloading = exchange_target or "cycles", "optimizer_state_offloading"
-    other_target = "memory" if target == "cycles" else "cycles"
-    rows = _Rows(planner, splits, settings)
-    row, switch = rows.row, rows.switch
-    return outcome_of(planner, splits, settings), [
-        row(
-            1,
-            "pipelining",
-            "--pipeline-splits",
-            f"{count} stages",
-            f"1 stage, {count} replicas",
-            alone,
-            without,
+
+    def switch(name: str, first: object, second: object) -> _Switch:
+        """A setting with two values; a program with neither is compared with the first."""
+        here = getattr(settings, name)
+        changes: Dict[str, Any] = {name: second if here == first else first}
+        return here, changes[name], replace(settings, **changes)
+
+    def shares(proportions: Proportions) -> _Switch:
+        """Another availableMemoryProportion."""
+        changed = replace(settings, available_memory_proportion=proportions)
+        return _percent(settings), _percent(changed), changed
+
+    alone, target = _without_pipelining(settings), exchange_target or "cycles"
+    accumulated = settings.gradient_accumulation_count, alone.gradient_accumulation_count
+    own_shares = shares(_largest_that_fit(planner, splits, settings))
+    tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
+    scaled = (f"{loss_scaling:g}", "none") if loss_scaling else ("none", "128")
+    shares_flag, offloading = "--available-memory-proportion", "optimizer_state_offloading"
+    rows: List[Tuple[int, str, str, _Switch, str]] = [
+        (
+            *(1, "pipelining", "--pipeline-splits"),
+            (f"{count} stages", f"1 stage, {count} replicas", alone),
+            "without it recomputation is off, too, and micro-batches are accumulated {} to {}".format(
+                *accumulated
+            ),
         ),
-        switch(2, "reduced precision", "--precision", "precision", "32.32", "16.16"),
-        switch(2, "16-bit partials", "--half-partials", "half_partials", True, False),
-        row(
-            *(3, "loss scaling", "--loss-scaling", f"{loss_scaling:g}" if loss_scaling else "none"),
-            *("none" if loss_scaling else "128", settings, factor),
+        (2, "reduced precision", "--precision", switch("precision", "32.32", "16.16"), ""),
+        (2, "16-bit partials", "--half-partials", switch("half_partials", True, False), ""),
+        (
+            *(3, "loss scaling", "--loss-scaling", (*scaled, settings)),
+            "a factor on the loss and its inverse on the gradients: numbers change, not what is computed",
         ),
-        switch(4, "recomputation", "--recomputation on|off", "recomputation", True, False),
-        rows.proportions(5, "convolution options", "", rows.another_for_all()),
-        switch(6, "schedule", "--pipeline-schedule", "schedule", INTERLEAVED, GROUPED),
-        row(
-            *(7, "internal exchange", "--internal-exchange-optimization-target", target, other_target, None),
+        (4, "recomputation", "--recomputation on|off", switch("recomputation", True, False), ""),
+        (5, "convolution options", shares_flag, shares(_another_for_all(settings)), ""),
+        (6, "schedule", "--pipeline-schedule", switch("schedule", INTERLEAVED, GROUPED), ""),
+        (
+            *(7, "internal exchange", "--internal-exchange-optimization-target"),
+            (target, "memory" if target == "cycles" else "cycles", None),
             "the model has one figure for exchange code and time",
         ),
-        row(
-            *(8, "IPU dropout", "always on IPUs", "seed kept", "mask kept", None),
+        (
+            *(8, "IPU dropout", "always on IPUs", ("seed kept", "mask kept", None)),
             "drawing a mask again takes time that the model does not have",
         ),
-        rows.proportions(9, "options of each stage", ", one per stage", rows.largest_that_fit()),
-        switch(10, "offloaded optimizer state", "--optimizer-state-offloading", offloading, True, False),
-        row(
-            *(11, "crops before they are sent", "always", "where they begin", "where they end", None),
+        (
+            *(9, "options of each stage", f"{shares_flag}, one per stage", own_shares),
+            f"of {tried}% no stage has room for more" if own_shares[2] == settings else "",
+        ),
+        (
+            *(10, "offloaded optimizer state", "--optimizer-state-offloading"),
+            *(switch(offloading, True, False), ""),
+        ),
+        (
+            *(11, "crops before they are sent", "always", ("where they begin", "where they end", None)),
             "what is cropped off is neither sent nor kept",
         ),
     ]
+
+    def judged(changed: PlanSettings) -> Outcome:
+        return outcome_of(planner, splits if changed.num_stages > 1 else (), changed)
+
+    return judged(settings), [
+        Optimisation(
+            *(number, name, option, _word(here), _word(instead)),
+            outcome=None if changed is None else judged(changed),
+            note=note,
+        )
+        for number, name, option, (here, instead, changed), note in rows
+    ]
+
+
+_Switch = Tuple[object, object, Optional[PlanSettings]]
+"""A setting as it is and as it could be, and the program with that; None where it is not modelled."""
+
+
+def _another_for_all(settings: PlanSettings) -> Proportions:
+    """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
+    (least,), default = smallest(settings.available_memory_proportion), uniform(PROPORTIONS[0])
+    return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
+
+
+def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Proportions:
+    """For each stage the largest with which its IPU surely fits; where stages differ already, their largest."""
+    if settings.has_own_proportions:
+        return largest(settings.available_memory_proportion)
+    shares = [PROPORTIONS[-1]] * settings.num_stages
+    # From the smallest to the largest, so that the largest that fits is what stays.
+    for share in reversed(PROPORTIONS):
+        changed = replace(settings, available_memory_proportion=uniform(share))
+        memory = program_memory(planner.graph, splits, changed, planner.system.ipu)
+        shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(memory, shares)]
+    return tuple(uniform(share)[0] for share in shares)
 
 
 def _without_pipelining(settings: PlanSettings) -> PlanSettings:
@@ -519,12 +502,13 @@ def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, comman
         config: of the run.
         command: "evaluate", "infer" or "benchmark"; the hint has only options that it takes.
     """
-    size = "validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"
-    options = {"micro_batch_size": size, "available_memory_proportion": None, "precision": None}
-    specs = {BY_NAME[option].flag: BY_NAME[other or option] for option, other in options.items()}
+    size = BY_NAME["validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"]
+    specs = {"--micro-batch-size": size}
+    specs.update({BY_NAME[name].flag: BY_NAME[name] for name in ("available_memory_proportion", "precision")})
     renamed = {flag: spec.flag for flag, spec in specs.items() if command in spec.commands}
-    is_typed = command in BY_NAME[size].commands
-    advice = f"try a smaller {BY_NAME[size].flag}, or use --device cpu" if is_typed else "use --device cpu"
+    advice = (
+        f"try a smaller {size.flag}, or use --device cpu" if command in size.commands else "use --device cpu"
+    )
 
     def settings() -> PlanSettings:
         return one_stage_settings(
@@ -534,15 +518,8 @@ def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, comman
             training=False,
         )
 
-    ask = _asking(model, name, settings, (), renamed, advice)
-
-    def asked(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
-        found = ask(overuse, without)
-        if found is None and without is None:
-            return "nothing that was tried is predicted to fit: use --device cpu"
-        return found
-
-    return asked
+    nothing = "nothing that was tried is predicted to fit: use --device cpu"
+    return _asking(model, name, settings, (), renamed, advice, nothing)
 
 
 def _asking(
@@ -552,6 +529,7 @@ def _asking(
     splits: Sequence[str],
     renamed: Optional[Mapping[str, str]],
     advice: str,
+    nothing: Optional[str] = None,
 ) -> MemoryAdvice:
     """The question to ask about a program.
 
@@ -559,6 +537,7 @@ def _asking(
         make: its settings, asked for only when it ran out of memory: no run fails for the sake of a hint.
         renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
         advice: where nothing can be predicted.
+        nothing: where no change fits.
     """
 
     def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
@@ -578,7 +557,7 @@ def _asking(
             # A network that the planner does not know: the error that is being explained matters more.
             return unknown
         if change is None:
-            return None
+            return nothing
         return replace(change, flags=tuple((renamed or {}).get(word, word) for word in change.flags)).hint
 
     return ask
