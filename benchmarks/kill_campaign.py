@@ -74,12 +74,12 @@ from dataclasses import replace
 from ipucnn.runs.train import TrainingRun
 dataset = TrainingRun.dataset
 def other_dataset(self, *args):
-    kept = self.setup
-    self.setup = replace(kept, seed=kept.seed + (self.start.checkpoint is not None))
+    kept = self.context
+    self.context = replace(kept, seed=kept.seed + (kept.start.checkpoint is not None))
     try:
         return dataset(self, *args)
     finally:
-        self.setup = kept
+        self.context = kept
 TrainingRun.dataset = other_dataset
 """,
     # The row that was written last is written again by a run that goes on.

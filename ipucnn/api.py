@@ -409,7 +409,7 @@ class Training:
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
-        self.folder: Path = run.folder.path
+        self.folder: Path = run.context.folder.path
         self._has_begun = False
 
     def __del__(self) -> None:

@@ -174,9 +174,9 @@ def test_recipes_and_other_names_of_options(folder, tmp_path):
         "toy_model", dataset="digits", config="fine-tuning", weights=mine, epochs=1, lr=0.01, seed=1,
         limit_train=16, limit_eval=8, micro_batch_size=8, run_dir=str(tmp_path / "fine"),
     )  # fmt: skip
-    config = training._run.setup.config
+    config = training._run.context.config
     assert (config.num_epochs, config.learning_rate) == (1, 0.01)
-    assert training._run.resolved.preset == "fine-tuning"
+    assert training._run.context.resolved.preset == "fine-tuning"
     with pytest.warns(UserWarning, match="never iterated over"):
         del training
     with pytest.raises(ConfigurationError, match="no option batch_size") as caught:

@@ -47,7 +47,6 @@ from ipucnn.sessions.host.workers import (
     find_workers,
     notes_of_sharing,
 )
-from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,12 +210,16 @@ def test_what_workers_compare(monkeypatch):
     )
     monkeypatch.setattr(runs_train, "fix_threads", lambda number, required: told.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
-    run.instances, run.cluster = Workers(2, 0, addresses=("a:1", "b:1"), source="test"), None
-    own = SimpleNamespace(sha256="f")
-    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5), record=SimpleNamespace(own=own))
-    run.resolved = SimpleNamespace(choice=SimpleNamespace(sha256="g"))
     checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
-    run.start, run.data_sha256 = SimpleNamespace(checkpoint=checkpoint), "x"
+    run.cluster = None
+    run.context = SimpleNamespace(
+        workers=Workers(2, 0, addresses=("a:1", "b:1"), source="test"),
+        config=RunConfig(target_accuracy=0.5),
+        record=SimpleNamespace(own=SimpleNamespace(sha256="f")),
+        resolved=SimpleNamespace(choice=SimpleNamespace(sha256="g")),
+        start=SimpleNamespace(checkpoint=checkpoint),
+        data_sha256="x",
+    )
     run._join()
     # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
     assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
@@ -228,8 +231,8 @@ def test_what_workers_compare(monkeypatch):
 def test_the_next_fold_has_the_threads_that_tensorflow_has(monkeypatch):
     monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # as a fold that was continued left it
     run = TrainingRun.__new__(TrainingRun)
-    run.instances, run.setup = Instances(1, 0), SimpleNamespace(config=RunConfig())
-    run.start, run.cluster = SimpleNamespace(checkpoint=None), None
+    start = SimpleNamespace(checkpoint=None)
+    run.context, run.cluster = SimpleNamespace(workers=None, config=RunConfig(), start=start), None
     assert run._join() is None and machine.operation_threads() == num_cores() + 2
 
 
@@ -681,10 +684,10 @@ def test_all_workers_settle_statistics_where_a_signal_ends_them(tmp_path):
     settled = []
     recorder = Recorder.__new__(Recorder)
     recorder._guard = SimpleNamespace(exit_code=130)
-    recorder._training = SimpleNamespace(program=SimpleNamespace(num_weight_updates=2))
+    recorder._program = SimpleNamespace(num_weight_updates=2)
     recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
     recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
-    recorder._settle_statistics = lambda: settled.append(True)
+    recorder._measure_statistics = lambda: settled.append(True)
     with pytest.raises(Interrupted, match="the first worker saves it"):
         recorder._interrupt()
     assert settled
@@ -719,13 +722,13 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
         folder.link_checkpoint(folder.checkpoints / "last.npz", "best.npz")
 
     first, second = (RunFolder(tmp_path / "run") for _ in range(2))
-    first.create(resolved.config, run.program)
+    first.create(resolved.config, run.context.program)
     first.add_environment({"started": "1"})
     write(first, 1)
     first.unlock()
-    log = MlperfLog(tmp_path / "run" / "mlperf.log", first.check_writer)
+    log = MlperfLog(tmp_path / "run" / "mlperf.log", first.check_writer, run.context.program)
     recorder = Recorder.__new__(Recorder)
-    recorder._folder, recorder._told = first, []
+    recorder._folder, recorder._trackers = first, []
     recorder._plot(1, {})
     rewrite = folder_module.write_text
 
@@ -736,7 +739,7 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
             first.append("metrics.jsonl", "{}\n")
 
     monkeypatch.setattr(folder_module, "write_text", write_text)
-    second.reopen(resolved.config, run.program, ["{}\n"])
+    second.reopen(resolved.config, run.context.program, ["{}\n"])
     second.add_environment({"started": "2"})
     assert [e["started"] for e in json.loads((tmp_path / "run" / "environment.json").read_text())] == [
         "1",

@@ -157,7 +157,7 @@ def _readers():
 def test_what_is_called_config_is_one():
     configs, others, makers = _declared()
     assert {"config"} == configs and not configs & others
-    assert {"Row", "Rule"} == makers
+    assert {"Row", "Obstacle"} == makers
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_an_option_without_any_effect_cannot_be_declared():
 
 
 def test_what_only_the_host_acts_on_is_declared_once():
-    from ipucnn.runs.setup import RULES
+    from ipucnn.runs.rules import RULES
 
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
     workers = {
@@ -265,4 +265,4 @@ def test_what_only_the_host_acts_on_is_declared_once():
         "trusted_network",
     }
     assert declared == {"fused_micro_batches", "threads", "devices", "deterministic_operations"} | workers
-    assert declared <= {rule.name for rule in RULES}
+    assert declared <= {name for rule in RULES for name in rule.names}

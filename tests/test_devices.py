@@ -17,7 +17,7 @@ import tensorflow as tf
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import BadValue, devices_to_yaml, parse_devices
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.runs.setup import check_workers
+from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.session import HostSession, _exceptions

@@ -4,7 +4,7 @@ import pytest
 
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
-from ipucnn.runs.setup import RULES, check_effects
+from ipucnn.runs.rules import RULES, Facts, check_rules
 from ipucnn.training.program import make_layout
 
 PIPELINE = {"ipus_per_replica": "2", "pipeline_splits": ["auto"], "gradient_accumulation_count": "4"}
@@ -65,6 +65,11 @@ CASES = [
         (name, value, {"validation": "false"}, "without validation", {})
         for name, value in OF_VALIDATION.items()
     ),
+    ("plot_schedule", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
+    ("clean_dir", "true", {"checkpoints": "false"}, "without checkpoints", {}),
+    ("compile_only", "true", {"dry_run": "true"}, "with --dry-run", {}),
+    ("mixup", "0.2", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
+    ("cutmix", "1", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
     ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
@@ -79,10 +84,38 @@ CASES = [
 ]
 
 
+# option, value, a run that it contradicts, and what is wrong: from whatever origin but where the last is False.
+CLASHES = [
+    ("weights", "imagenet", {}, "there are no ImageNet weights for cifar_resnet8", True),
+    ("select_ipu", "1", {"compile_only": "true", "device": "ipu"}, "no effect with --compile-only", True),
+    ("pad_dataset", "true", {"loss": "bce_dice"}, "with the bce_dice loss", True),
+    ("mixup", "0.2", {}, "predicts one for each pixel", True),
+    ("random_erasing", "0.2", {}, "predicts one for each pixel", True),
+    ("ipus", "4", {"num_replicas": "1"}, "and --num-replicas 1 contradict each other", False),
+    ("plot_schedule", "x.txt", {"dry_run": "true"}, "has no ending that tells of a picture", False),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "others", "text", "from_anywhere"), CLASHES)
+def test_what_contradicts_the_run_is_refused(name, value, others, text, from_anywhere):
+    resolved = resolve("train", {**others, name: value}, model="cifar_resnet8", reads_data=False)
+    task = "segmentation" if "pixel" in text or "dice" in text else "classification"
+    layout = make_layout(resolved.config)
+    for origin in ("flag", "preset x"):
+        facts = Facts(resolved.config, {**resolved.origins, name: origin}, layout, task)
+        if origin != "flag" and not from_anywhere:
+            check_rules(facts)
+            continue
+        with pytest.raises(ConfigurationError, match=text) as refused:
+            check_rules(facts)
+        assert refused.value.hint
+
+
 def check(flags, **changes):
     flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset accumulates
     resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
-    check_effects(resolved.config, {**resolved.origins, **changes}, make_layout(resolved.config))
+    origins = {**resolved.origins, **changes}
+    check_rules(Facts(resolved.config, origins, make_layout(resolved.config)))
 
 
 @pytest.mark.parametrize(("name", "value", "lacking", "text", "having"), CASES)
@@ -98,7 +131,7 @@ def test_what_reaches_nothing_is_refused(name, value, lacking, text, having):
     if having is not None:
         check({**having, name: value, "device": "ipu"})
     on_the_host = {**flags, "device": "cpu"}
-    if next(rule for rule in RULES if rule.name == name).ipu_only:
+    if next(rule for rule in RULES if name in rule.names).ipu_only:
         check(on_the_host)
     else:
         with pytest.raises(ConfigurationError, match="no effect"):
@@ -106,7 +139,7 @@ def test_what_reaches_nothing_is_refused(name, value, lacking, text, having):
 
 
 def test_every_rule_has_a_case():
-    assert {rule.name for rule in RULES} == {case[0] for case in CASES}
+    assert {name for rule in RULES for name in rule.names} == {case[0] for case in [*CASES, *CLASHES]}
 
 
 def test_what_is_off_may_be_typed():

@@ -123,8 +123,8 @@ def test_two_runs_at_once_get_a_folder_each(lightly, here):
     assert names() == ["toy_model-digits", "toy_model-digits-2"]
     for run, name in zip(runs, names()):
         config = (Path("runs") / name / "config.yml").read_text()
-        assert f"run-dir: runs/{name}" in config and f"seed: {run.seed}" in config
-        assert (Path("runs") / name / "report.json").is_file() and run.folder.path.name == name
+        assert f"run-dir: runs/{name}" in config and f"seed: {run.context.seed}" in config
+        assert (Path("runs") / name / "report.json").is_file() and run.context.folder.path.name == name
 
 
 def test_a_run_that_came_to_nothing_leaves_no_name_taken(here, monkeypatch):
@@ -148,7 +148,7 @@ def test_cross_validations_at_once_get_a_folder_each(here):
     flags = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", "kfold": "2"}
     both = [CrossValidation(resolve("train", flags, model="toy_model")) for _ in range(2)]
     assert [one.root.name for one in both] == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
-    assert both[1].first.folder.path.parent == both[1].root
+    assert both[1].first.context.folder.path.parent == both[1].root
     with pytest.raises(DataError):
         CrossValidation(resolve("train", {**flags, "weights": "none.npz"}, model="toy_model"))
     assert names() == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]

@@ -152,7 +152,7 @@ def test_the_program_is_that_of_the_run(capsys, here):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        (["--plot-schedule", "lr.png"], 2, "--dry-run is not given"),
+        (["--plot-schedule", "lr.png"], 2, "has no effect in a run that trains"),
         (["--dry-run", "--plot-schedule", "lr.txt"], 2, "no ending that tells of a picture"),
         (["--dry-run", "--plot-schedule", "absent/lr.png"], 3, "absent"),
         (["--dry-run", "--micro-batch-size", "100000"], 2, "larger than the training set"),
@@ -207,7 +207,7 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, m
     code, out, err = resumed(capsys, finished, "--num-epochs", "1")
     assert (code, out) == (2, "") and "--num-epochs 1 are 2 weight updates" in err
     assert "hint: give more epochs" in err
-    monkeypatch.setattr("ipucnn.runs.train.fingerprint", lambda source: "of other images")
+    monkeypatch.setattr("ipucnn.runs.context.fingerprint", lambda source: "of other images")
     code, out, err = resumed(capsys, finished, "--num-epochs", "3")
     assert (code, out) == (2, "") and "is of another run: data set's data sha256" in " ".join(err.split())
 
@@ -253,9 +253,11 @@ def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
     flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
     plan = TrainingRun(resolve("train", flags, model="lenet"))
-    whole, asked = plan.schedule(np.arange(plan.program.num_weight_updates)), []
-    schedule = plan.schedule
-    plan.schedule = lambda updates: asked.append(len(updates)) or schedule(updates)
+    schedule, asked = plan.context.schedule, []
+    whole = schedule(np.arange(plan.context.program.num_weight_updates))
+    plan.context = dataclasses.replace(
+        plan.context, schedule=lambda updates: asked.append(len(updates)) or schedule(updates)
+    )
     rates = plan.plan_of_run()["learning_rate"]
     assert len(whole) == 3_200_000 and 0 < max(asked) <= 2**20
     assert 1_100_000 < whole.argmax() < 60_000 * 32

@@ -51,7 +51,7 @@ def test_an_epoch_has_every_sample_and_the_least_padding(num_samples, batch, cou
 def test_the_program_counts_real_samples(tmp_path):
     program = TrainingRun(
         resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
-    ).program
+    ).context.program
     assert (program.weight_updates_per_epoch, program.global_batch_size) == (3, 16)
     assert (program.samples_per_epoch, program.samples_padded_per_epoch) == (37, 11)
     assert program.samples_discarded_per_epoch == 0
@@ -65,7 +65,7 @@ def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
 
     source = TrainingRun(
         resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
-    ).setup.source
+    ).context.source
     number = source.info.num_train
     epoch = -(-number // 48) * 48
     batches = train_batches(
@@ -94,10 +94,12 @@ def trained(method, fused, folder, model="lenet"):
     )
     run = TrainingRun(resolved)
     create = create_session("cpu")
-    network = build_model(get_model(model), BuildOptions(run.setup.input_shape, 10, norm="none", seed=3))
+    network = build_model(get_model(model), BuildOptions(run.context.input_shape, 10, norm="none", seed=3))
     start = {name: v.numpy() for name, v in named_weights(network).items()}
-    program = run.program.with_fused(fused)
-    create.compile(network, program, run.optimizer, make_loss("cross_entropy"), run.schedule, run.dataset)
+    program = run.context.program.with_fused(fused)
+    create.compile(
+        network, program, run.context.optimizer, make_loss("cross_entropy"), run.context.schedule, run.dataset
+    )
     executions = [e for e in create.train(run.dataset) if isinstance(e, ExecutionFinished)]
     after = {name: v.numpy() for name, v in named_weights(network).items()}
     for name, variable in named_weights(network).items():
@@ -107,7 +109,7 @@ def trained(method, fused, folder, model="lenet"):
 
 def without_padding(run, network, method):
     """Losses per epoch and final weights of plain SGD with momentum, on the real samples of each update."""
-    program = run.program
+    program = run.context.program
     weights = list(network.trainable_weights)
     velocity = [tf.zeros(w.shape) for w in weights]
     batches = run.dataset(0, program.global_batch_size).as_numpy_iterator()

@@ -26,6 +26,7 @@ from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.planning.splits import check_named_splits
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.rules import Facts, check_group, check_rules
 from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
@@ -104,7 +105,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
-        run_setup.check_effects(config, resolved.origins, make_layout(config))
+        check_rules(Facts(config, resolved.origins, make_layout(config)))
     check_named_splits(resolved, run_setup.network_options)
     steps = _typed_steps(resolved)
     updates = _prescribed_updates(config, steps) if settings.training else 1
@@ -141,7 +142,7 @@ def _checked_instances(config: RunConfig, settings: BenchmarkSettings) -> Instan
         config,
         "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
     )
-    run_setup.check_instances(instances, config)
+    check_group(instances, config)
     check_settings(settings, instances.count)
     return instances
 

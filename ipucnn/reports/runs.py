@@ -297,10 +297,10 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 def write_page_of(run: TrainingRun) -> None:
     """Writes the page of a run that ended, unless it has one or another instance of it writes."""
-    if run.is_silent or run.folder.missing_files(has_pictures=False) != [PAGE]:
+    if run.is_silent or run.context.folder.missing_files(has_pictures=False) != [PAGE]:
         return
-    run.folder.check_writer()
-    write_page(run.folder.path)
+    run.context.folder.check_writer()
+    write_page(run.context.folder.path)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:

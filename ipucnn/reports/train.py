@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.resolve import RUN_ORIGIN
-from ipucnn.filesystem import write_output
+from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -165,8 +165,10 @@ class RunDisplay:
             note(f"picture of the predictions: {draw_predictions(run, event.pictures)}")
         elif isinstance(event, recorder.Started):
             if run.fresh_weights:
-                weights = run.resolved.config.weights
-                note(f"starting from {weights}, with a new head for {counted(run.info.num_classes, 'class')}")
+                weights = run.context.resolved.config.weights
+                note(
+                    f"starting from {weights}, with a new head for {counted(run.context.info.num_classes, 'class')}"
+                )
             frozen = event.program.frozen_layers
             if frozen:
                 named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
@@ -175,7 +177,7 @@ class RunDisplay:
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")
             note(f"run folder {event.folder}; compiling")
-            self._progress = TrainProgress(event.program, run.info.class_names)
+            self._progress = TrainProgress(event.program, run.context.info.class_names)
             self._progress.__enter__()
         elif self._progress is None:
             return
@@ -197,11 +199,11 @@ class RunDisplay:
             else:
                 print_compiled(report)
             return
-        folder, neighbours = str(run.folder.path), run.neighbours_accuracy
+        folder, neighbours = str(run.context.folder.path), run.neighbours_accuracy
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours, run.folder.size_bytes, run.setup.own_files)
+            print_report(report, folder, neighbours, run.context.folder.size_bytes, run.context.own_files)
 
 
 def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
@@ -209,21 +211,22 @@ def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.runs.folder import PREDICTIONS
 
-    run.folder.check_writer()
-    path = run.folder.path / PREDICTIONS
-    save_predictions(pictures, run.info.class_names, path, _heading(run), run.info.class_colours)
+    folder, info = run.context.folder, run.context.info
+    folder.check_writer()
+    path = folder.path / PREDICTIONS
+    save_predictions(pictures, info.class_names, path, _heading(run), info.class_colours)
     return path
 
 
 def _heading(run: TrainingRun) -> str:
     """The Dice score of each class over all held-out images, and which run the picture is of."""
-    report, names = run.final_report, run.info.class_names
+    report, names = run.final_report, run.context.info.class_names
     validation = report.get("validation") or {}
     parts = [f"{title} {value:.4f}" for title, value in _dice_scores(validation, names)]
     if parts:
         images = counted(int(validation["samples"]), "held-out image")
         parts[-1] += f" over {images}{_region(report['dataset'])}"
-    return ", ".join([*parts, str(run.folder.path)])
+    return ", ".join([*parts, str(run.context.folder.path)])
 
 
 def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> None:
@@ -242,13 +245,14 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     # Before the introduction, which then names the layers that the planner chose.
     report = {**run.plan_of_run(), "folds": list(folds)}
     _introduce(run)
-    config, path = run.resolved.config, run.schedule_picture
-    if path is not None:
+    config = run.context.config
+    if config.plot_schedule is not None:
+        path = expand(config.plot_schedule)
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
         stairs = ", constant within an epoch" if config.lr_staircase else ""
-        title = f"{run.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
-        figure = draw_schedule(run.schedule, run.program, title)
+        title = f"{run.context.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
+        figure = draw_schedule(run.context.schedule, run.context.program, title)
         suffix = path.suffix.lower() if path.suffix else ".png"
         write_output(path, lambda temporary: save_schedule(figure, temporary, suffix))
         note(f"picture of the learning rate: {path}")
@@ -277,14 +281,14 @@ class FoldsDisplay:
         from ipucnn.runs import kfold
 
         if isinstance(event, kfold.FoldStarted):
-            held_out = len(event.run.setup.source.eval)
+            held_out = len(event.run.context.source.eval)
             note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
             self._of_run = RunDisplay(event.run).__enter__()
             return
         assert self._of_run is not None
         if isinstance(event, kfold.FoldFinished):
             self._of_run.__exit__(None)
-            note(fold_line(event.row, self._validation.num_folds, self._of_run.run.info.class_names))
+            note(fold_line(event.row, self._validation.num_folds, self._of_run.run.context.info.class_names))
             self._of_run = None
         else:
             self._of_run.show(event)
@@ -296,39 +300,37 @@ class FoldsDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": root}, indent=2))
         else:
-            print_folds(report, root, validation.first.info.class_names, validation.first.setup.own_files)
+            print_folds(
+                report, root, validation.first.context.info.class_names, validation.first.context.own_files
+            )
 
 
 def _introduce(run: TrainingRun) -> None:
     """What is going to run, on stderr."""
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
-    resolved = run.resolved
-    for line in run.start.notes:
-        note(line)
-    if run.start.report is not None:
-        note(f"{run.folder.path} is finished: nothing to continue")
-    note(resolved.choice.message)
-    public = resolved.public_note()
-    if public:
-        note(public)
-    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
-    if effect:
-        note(effect)
-    for warning in [*device_warnings(resolved.config.device), *run.warnings]:
-        note(f"warning: {warning}")
+    context = run.context
+    resolved, start = context.resolved, context.start
+    lines: List[Optional[str]] = list(start.notes)
+    if start.report is not None:
+        lines.append(f"{context.folder.path} is finished: nothing to continue")
+    lines += [resolved.choice.message, resolved.public_note()]
+    lines.append(None if runs_on_ipus(context.config.device) else resolved.host_note())
+    lines += [f"warning: {line}" for line in [*device_warnings(context.config.device), *context.warnings]]
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
-    if run.start.in_place:
+    if start.in_place:
         preset = "the run's configuration"
     elif resolved.origins["model_name"] == RUN_ORIGIN:
         preset = "the cross-validation's configuration"
-    size = "x".join(map(str, run.setup.input_shape))
-    network = f"{resolved.record.name} ({preset}), input {size}, seed {run.seed}"
-    if resolved.config.base_filters is not None:
-        full = "x".join(map(str, resolved.record.input_shape))
-        published = resolved.record.builder_args.get("base_filters")
-        network += f", {resolved.config.base_filters} base filters (as published: {full}, {published})"
-    note(f"{network}; {program_line(run.program)}")
+    size = "x".join(map(str, context.input_shape))
+    network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"
+    if context.config.base_filters is not None:
+        full = "x".join(map(str, context.record.input_shape))
+        published = context.record.builder_args.get("base_filters")
+        network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
+    lines.append(f"{network}; {program_line(context.program)}")
+    for line in filter(None, lines):
+        note(line)
 
 
 def report_rows(

@@ -47,6 +47,7 @@ from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from ipucnn.runs.network_input import LARGEST_DIFFERENCE, describe_input, python_lines, sentences
+from ipucnn.runs.rules import refuse_instances
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
@@ -160,7 +161,7 @@ def export_run(
         MissingError: the format needs packages, or IPUs, that are not here.
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
-    run_setup.refuse_instances("export")
+    refuse_instances("export")
     _check_request(request)
     target = expand(request.named.target)
     if is_exported(target) and exists(target):

@@ -40,6 +40,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
+from ipucnn.runs.rules import check_group
 from ipucnn.runs.start import (
     check_new,
     claim_default,
@@ -134,7 +135,7 @@ class CrossValidation:
         assert config.kfold is not None
         self.num_folds: int = config.kfold
         # A seed that is drawn is another in each process.
-        run_setup.check_instances(self._instances, config)
+        check_group(self._instances, config)
         only = resolved.config.fold
         self.folds: Tuple[int, ...] = (only,) if only is not None else tuple(range(1, self.num_folds + 1))
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
@@ -150,7 +151,7 @@ class CrossValidation:
             fix_threads(self._threads)
         # The first run refuses what all would: nothing is written before it has been prepared.
         self._first = self._make_run(self.folds[0])
-        self.data_sha256 = self._first.setup.source.pool_sha256
+        self.data_sha256 = self._first.context.source.pool_sha256
         self._check_same_data(former)
 
     def _release(self) -> None:
@@ -185,7 +186,7 @@ class CrossValidation:
             run = self._first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
             # What workers share is written once they have met, of whom one may never come.
-            is_written = run.start.report is not None
+            is_written = run.context.start.report is not None
             try:
                 if not is_written and not isinstance(self._instances, Workers):
                     is_written = self._write(run)
@@ -194,7 +195,7 @@ class CrossValidation:
                     is_written = is_written or self._write(run)
                     yield event
             except Interrupted as interrupted:
-                hint: Optional[str] = f"continue it with: {resume_command(self.root, run.setup.own_files)}"
+                hint: Optional[str] = f"continue it with: {resume_command(self.root, run.context.own_files)}"
                 if not is_written:
                     hint = interrupted.hint
                 elif len(self.folds) == 1:
@@ -344,8 +345,8 @@ class CrossValidation:
             "run": fold_path(self.root, fold).name,
             "train": report["dataset"]["train"],
             "evaluation": report["dataset"]["evaluation"],
-            "held_out": list(run.setup.source.held_out),
-            "weight_updates": run.program.num_weight_updates,
+            "held_out": list(run.context.source.held_out),
+            "weight_updates": run.context.program.num_weight_updates,
             "validation": report["validation"],
             "best_validation": report["best_validation"],
             "train_s": _train_s(run),
@@ -380,7 +381,7 @@ class CrossValidation:
         else:
             same = all(self._is_of_this_data(fold) for fold in self._there())
         if not same:
-            location = self._first.info.location
+            location = self._first.context.info.location
             raise ConfigurationError(
                 f"the folds in {self.root} are of other data than {location} (images or labels differ), so this run "
                 "cannot go on with them",
@@ -419,7 +420,7 @@ class CrossValidation:
             fold=None,
             seed=self.seed,
             # Folds that begin later, among fewer workers perhaps, have the same chunks.
-            max_workers=run.saved_config().max_workers,
+            max_workers=run.context.saved_config().max_workers,
             run_dir=str(self.root),
             overwrite=False,
             resume=False,
@@ -451,7 +452,7 @@ def _train_s(run: TrainingRun) -> float:
     """Seconds in weight updates, of all processes that trained the run."""
     seconds = []
     try:
-        lines = read_text(run.folder.path / TIMINGS, MOST_TIMINGS_BYTES).split("\n")[:-1]
+        lines = read_text(run.context.folder.path / TIMINGS, MOST_TIMINGS_BYTES).split("\n")[:-1]
         rows = [load_record(line) for line in lines]
     except (DataError, ValueError):
         rows = [None]

@@ -1,6 +1,6 @@
 """What a training run tells and keeps of its session's events: history, validation, checkpoints, curves, report.
 
-The recorder gets a run that is settled (:class:`Training`): its network is compiled, and the run folder is its own.
+The recorder gets a run whose network is compiled, and whose folder is its own.
 Everything that is done here is done in such an order that every checkpoint is a place to go on from.
 """
 
@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -25,10 +25,11 @@ from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder, SilentFolder
+from ipucnn.runs.context import RunContext
+from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, SilentFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.trackers import END, POINT, START, Curves, MlperfLog, WeightsAndBiases
+from ipucnn.runs.trackers import Curves, MlperfLog, Tracker, WeightsAndBiases
 from ipucnn.sessions.host.workers import resume_command
 from ipucnn.sessions.session import (
     CheckpointDue,
@@ -44,7 +45,6 @@ from ipucnn.sessions.session import (
     is_checkpoint_due,
 )
 from ipucnn.text import counted
-from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
 
@@ -110,44 +110,6 @@ RunEvent = Union[
 ]
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run that is settled: what is trained, on what, and where it goes.
-
-    Attributes:
-        setup: data and shapes.
-        program: with its splits and the session's own choices filled in.
-        config: the configuration that repeats the run, as the run folder and its checkpoints have it.
-        schedule: weight updates (int array) -> learning rates.
-        batches: training batches from a weight update on.
-        data_sha256: ``fingerprint`` of the data set.
-        folder: the run folder, which is this process's alone.
-        compilation: what the session compiled before the first weight update.
-        first_weight_update: where this process goes on; 0 where the run begins.
-        is_in_place: the run goes on in its own folder, where its earlier checkpoints are, too.
-        optimizer: checked settings.
-        is_writer: of several instances, the one that tells others of the run.
-    """
-
-    setup: Setup
-    program: Program
-    config: RunConfig
-    schedule: Callable[[np.ndarray], np.ndarray]
-    batches: MakeDataset
-    data_sha256: str
-    folder: RunFolder
-    compilation: CompilationReport
-    first_weight_update: int
-    is_in_place: bool
-    optimizer: OptimizerSettings
-    is_writer: bool
-
-    @property
-    def info(self) -> DatasetInfo:
-        """The facts of the data set."""
-        return self.setup.source.info
-
-
 class Timer:
     """Adds up what executions measured.
 
@@ -192,33 +154,46 @@ class Recorder:
     TensorBoard's curves, and what else is told of the run (``trackers.py``), are open.
 
     Args:
-        training: the run.
+        context: the run, whose folder is this process's alone.
         session: that trains it.
+        compilation: what the session compiled before the first weight update.
+        batches: training batches from a weight update on.
         state: history and validations so far; changed in place.
         guard: knows whether a signal asked the run to end.
         timer: of this process's part of the run.
 
     Attributes:
-        report: the end report; empty before :meth:`finish`.
+        report: the end report; empty before :meth:`save_last`.
     """
 
     def __init__(
-        self, training: Training, session: Session, state: RunState, guard: InterruptGuard, timer: Timer
+        self,
+        context: RunContext,
+        session: Session,
+        compilation: CompilationReport,
+        batches: MakeDataset,
+        state: RunState,
+        guard: InterruptGuard,
+        timer: Timer,
     ) -> None:
-        self._training, self._config, self._folder = training, training.setup.config, training.folder
-        self._session = session
-        self._state = state
-        self._guard = guard
-        self._timer = timer
+        self._context, self._session, self._compilation, self._batches = (
+            context,
+            session,
+            compilation,
+            batches,
+        )
+        self._state, self._guard, self._timer = state, guard, timer
+        self._config, self._folder, self._program = context.config, context.folder, context.program
+        self._saved = context.saved_config(session.num_devices[0])
+        self._first_weight_update = session.state.weight_updates
         self._has_warned = False
-        self._settled_at = -1
+        self._measured_at = -1
         self._saved_at = -1
         # The numbered checkpoints that are kept; None until they are looked for.
         self._numbered: Optional[List[str]] = None
         self._statistics = "running"
         self._reason = reason_to_end(state.history, self._config)
-        self._told: List[Union[Curves, WeightsAndBiases]] = []
-        self._mlperf: Optional[MlperfLog] = None
+        self._trackers: List[Tracker] = []
         # When the first slice of weight updates was done, with which everything is compiled that training takes.
         self._compiled_at: Optional[float] = None
         self._time_to_train_s: Optional[float] = None
@@ -227,60 +202,37 @@ class Recorder:
         self.report: PlainDict = {}
 
     def __enter__(self) -> "Recorder":
-        folder, config = self._folder.path, self._config
+        folder, config, is_writer = self._folder.path, self._config, self._context.instances.is_writer
         if not isinstance(self._folder, SilentFolder):
-            self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
-        if config.wandb and self._training.is_writer:
-            self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
-        if config.mlperf_logging and self._training.is_writer:
-            self._begin_mlperf(MlperfLog(folder / MLPERF, self._folder.check_writer))
+            self._trackers.append(Curves(folder / TENSORBOARD, self._first_weight_update))
+        if config.wandb and is_writer:
+            self._trackers.append(WeightsAndBiases(self._saved, folder, self._processes[0]["started"]))
+        if config.mlperf_logging and is_writer:
+            self._trackers.append(self._mlperf_log())
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        for tracker in self._told:
+        for tracker in self._trackers:
             tracker.close(failed=kind is not None)
-        self._end_mlperf(is_done=kind is None)
 
-    def _end_mlperf(self, is_done: bool) -> None:
-        """The log's last line, unless it is there."""
-        log, self._mlperf = self._mlperf, None
-        if log is not None and self._compiled_at is not None:
-            reached = self._config.target_accuracy is None or self._has_target
-            log.write(END, "run_stop", status="success" if is_done and reached else "aborted")
-
-    def _begin_mlperf(self, log: MlperfLog) -> None:
-        """What the log has before the first weight update."""
-        training, p = self._training, self._training.program
-        self._mlperf = log
-        started = time.time() - (time.perf_counter() - self._timer.started)
-        log.write_at(started, START, "init_start")
-        last = training.schedule(np.array([p.num_weight_updates - 1]))[0]
+    def _mlperf_log(self) -> MlperfLog:
+        """MLPerf's log, with what stands in it before the first weight update."""
+        context, updates = self._context, self._program.num_weight_updates
+        log = MlperfLog(
+            self._folder.path / MLPERF, self._folder.check_writer, self._program, self._config.target_accuracy
+        )
+        warmup = (self._config.lr_warmup_params or {}).get("warmup_epochs", 0)
         values: PlainDict = {
-            "seed": training.setup.seed,
-            "train_samples": training.info.num_train,
-            "eval_samples": training.info.num_eval,
-            "opt_base_learning_rate": largest_rate(training.schedule, p.num_weight_updates),
-            "opt_end_learning_rate": float(last),
-            "opt_learning_rate_warmup_epochs": float(
-                (self._config.lr_warmup_params or {}).get("warmup_epochs", 0)
-            ),
+            "seed": context.seed,
+            "train_samples": context.info.num_train,
+            "eval_samples": context.info.num_eval,
+            "opt_base_learning_rate": largest_rate(context.schedule, updates),
+            "opt_end_learning_rate": float(context.schedule(np.array([updates - 1]))[0]),
+            "opt_learning_rate_warmup_epochs": float(warmup),
         }
-        log.settings(p, training.optimizer, values)
-        log.write(END, "init_stop")
-
-    def _begin_block(self, weight_updates: int) -> None:
-        if self._mlperf is not None:
-            per_validation = self._training.program.executions_per_validation or 1
-            updates = per_validation * self._training.program.weight_updates_per_execution
-            epochs = updates / self._training.program.weight_updates_per_epoch
-            self._mlperf.write(
-                START, "block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs
-            )
-
-    def _epoch(self, weight_updates: int) -> float:
-        """The epochs that are done, a whole number where they are whole."""
-        done = weight_updates / self._training.program.weight_updates_per_epoch
-        return int(done) if done == int(done) else done
+        started = time.time() - (time.perf_counter() - self._timer.started)
+        log.settings(started, context.optimizer, values)
+        return log
 
     @property
     def _has_target(self) -> bool:
@@ -294,15 +246,15 @@ class Recorder:
         state = self._session.state
         if self._reason is None:
             return False
-        done = state.weight_updates // self._training.program.weight_updates_per_execution
+        done = state.weight_updates // self._program.weight_updates_per_execution
         # An execution's own event, its validation, and its checkpoint if there is one.
-        due = 2 + is_checkpoint_due(self._training.program, done)
+        due = 2 + is_checkpoint_due(self._program, done)
         return not 0 < state.events_done < due
 
     def _plot(self, weight_updates: int, points: Dict[str, float]) -> None:
         """Adds one point to each named curve."""
         self._folder.check_writer()
-        for tracker in self._told:
+        for tracker in self._trackers:
             tracker.scalars(weight_updates, points)
 
     def note_process(self, is_continued: bool) -> List[str]:
@@ -311,13 +263,12 @@ class Recorder:
         self._environment["device"] = self._session.device.kind
         if self._session.device.kind != "ipu":
             self._environment["devices"] = self._session.num_devices[0]
-            self._environment["deterministic_operations"] = self._training.config.deterministic_operations
+            self._environment["deterministic_operations"] = self._config.deterministic_operations
         if self._session.sharing is not None:
             self._environment["workers"] = self._session.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        first = self._training.first_weight_update
         self._processes = self._folder.add_environment(
-            {"started": started, "first_weight_update": first, **self._environment}
+            {"started": started, "first_weight_update": self._first_weight_update, **self._environment}
         )
         if not is_continued or len(self._processes) < 2:
             return []
@@ -335,9 +286,8 @@ class Recorder:
         """
         if self._compiled_at is None and isinstance(event, (Progress, ExecutionFinished)):
             self._compiled_at = time.perf_counter()
-            if self._mlperf is not None:
-                self._mlperf.write(START, "run_start")
-            self._begin_block(self._training.first_weight_update)
+            for tracker in self._trackers:
+                tracker.training_begins(self._first_weight_update)
         if isinstance(event, Progress):
             yield event
         elif isinstance(event, ExecutionFinished):
@@ -345,7 +295,7 @@ class Recorder:
         elif isinstance(event, ValidationDue):
             yield from self._validation(event)
         elif isinstance(event, CheckpointDue):
-            self._settle_statistics()
+            self._measure_statistics()
             self._session.state.events_done += 1
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
@@ -389,15 +339,13 @@ class Recorder:
         self._folder.append(TIMINGS, json.dumps({**which, **measured}) + "\n")
 
     def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
-        training, state = self._training, self._state
-        self._settle_statistics()
-        epoch = self._epoch(event.weight_updates)
-        if self._mlperf is not None and self._compiled_at is not None:
-            self._mlperf.write(END, "block_stop", first_epoch_num=epoch)
-            self._mlperf.write(START, "eval_start", epoch_num=epoch)
+        state, program = self._state, self._program
+        self._measure_statistics()
+        for tracker in self._trackers:
+            tracker.validation_begins(event.weight_updates)
         started = time.perf_counter()
-        batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch, self._session)
+        batch = program.validation_micro_batch_size * program.validation_num_replicas
+        batches = run_setup.evaluation_batches(self._context, batch, self._session)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
@@ -410,9 +358,9 @@ class Recorder:
                 f"the validation loss is {metrics['loss']} after weight update {event.weight_updates:,}",
                 "lower the learning rate; checkpoints written before are kept",
             )
-        metrics = {**metrics, "samples": _num_images(metrics["samples"], training.info)}
-        figure = _figure(metrics)
-        is_best = state.best is None or metrics[figure] > state.best[figure]
+        metrics = {**metrics, "samples": _num_images(metrics["samples"], self._context.info)}
+        figure = metrics[_figure(metrics)]
+        is_best = state.best is None or figure > state.best[_figure(metrics)]
         self._record(
             {"event": "validation", "weight_updates": event.weight_updates, **metrics}, {"wall_s": wall_s}
         )
@@ -425,14 +373,9 @@ class Recorder:
             self._reason = "another process of the run ended it"
         if self._has_target and self._compiled_at is not None:
             self._time_to_train_s = time.perf_counter() - self._compiled_at
-        if self._mlperf is not None and self._compiled_at is not None:
-            self._mlperf.write(POINT, "eval_accuracy", metrics[figure], epoch_num=epoch)
-            self._mlperf.write(END, "eval_stop", epoch_num=epoch)
-            is_last = event.weight_updates == training.program.num_weight_updates
-            if self._reason is None and not is_last:
-                self._begin_block(event.weight_updates)
-            else:
-                self._end_mlperf(is_done=True)
+        is_last = self._reason is not None or event.weight_updates == program.num_weight_updates
+        for tracker in self._trackers:
+            tracker.validated(event.weight_updates, figure, is_last)
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
         self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
@@ -442,7 +385,7 @@ class Recorder:
 
     def _warn_of_loss(self, loss: float) -> Iterator[Notes]:
         """Says once that a validation loss is far above that of a network that knows nothing."""
-        of_guessing = float(np.log(max(self._training.info.num_classes, 2)))
+        of_guessing = float(np.log(max(self._context.info.num_classes, 2)))
         if self._has_warned or loss <= EXPLODED * of_guessing:
             return
         self._has_warned = True
@@ -458,19 +401,19 @@ class Recorder:
     def validate_each(self, paths: Sequence[Path], model: KerasModel) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
         for path in paths:
-            per_epoch = self._training.program.weight_updates_per_epoch
+            per_epoch = self._program.weight_updates_per_epoch
             updates = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates, 0))
 
-    def _settle_statistics(self) -> None:
+    def _measure_statistics(self) -> None:
         """What is evaluated: averaged weights, and statistics measured where the run or its pipeline wants it.
 
         Once per position.  Statistics are those of the weights that are evaluated, the averaged ones if there are any.
         """
         session = self._session
         position = session.state.weight_updates
-        if not self._config.training or position == self._settled_at:
+        if not self._config.training or position == self._measured_at:
             return
         session.take_averages()
         averages = dict(session.evaluated)
@@ -478,21 +421,21 @@ class Recorder:
             self._statistics = "averaged as the weights are"
         with session.as_evaluated():
             if self._config.precise_batch_norm:
-                batches, count, size = run_setup.statistics_batches(self._training.setup)
+                batches, count, size = run_setup.statistics_batches(self._context)
                 session.measure_statistics(batches)
                 if any(map(is_moving_statistic, session.evaluated)):
                     self._statistics = f"measured over {count} batches of {size} training images"
             else:
-                updates = session.recompute_statistics(self._training.batches)
+                updates = session.recompute_statistics(self._batches)
                 if updates:
                     self._statistics = f"recomputed over {updates} weight updates' batches"
-                    found = {
+                    measured = {
                         name: session.state.weights[name].numpy()
                         for name in averages
                         if is_moving_statistic(name)
                     }
-                    session.evaluated = {**averages, **found}
-        self._settled_at = position
+                    session.evaluated = {**averages, **measured}
+        self._measured_at = position
 
     def _delete_older(self) -> None:
         """Deletes the numbered checkpoints of this run that are older than those to keep.
@@ -523,12 +466,12 @@ class Recorder:
 
     def _save(self, name: str, is_whole: bool = True) -> Path:
         """Writes a checkpoint; one that is not whole has weights alone, and nothing to go on from."""
-        training, state, info = self._training, self._session.state, self._training.info
+        context, state, info = self._context, self._session.state, self._context.info
         meta = {
             "model": self._config.model_name,
-            "config": _portable(training.config).to_yaml(),
+            "config": _portable(self._saved).to_yaml(),
             "num_classes": info.num_classes,
-            "input_shape": list(training.setup.input_shape),
+            "input_shape": list(context.input_shape),
             "dataset": info.name,
             "image_shape": list(info.image_shape),
             "class_names": list(info.class_names),
@@ -536,20 +479,20 @@ class Recorder:
             **checkpoints.colours_of_masks(info),
             "mean": list(info.mean),
             "std": list(info.std),
-            "data_sha256": training.data_sha256,
-            "seed": training.setup.seed,
-            "program": training.program.to_dict(),
+            "data_sha256": context.data_sha256,
+            "seed": context.seed,
+            "program": context.program.to_dict(),
             **(
                 checkpoints.position(state, self._state)
                 if is_whole
                 else {"weight_updates": state.weight_updates}
             ),
         }
-        if training.setup.record.own is not None:
-            meta["network"] = training.setup.record.own.to_data()
-        if training.compilation.device.kind != "ipu":
+        if context.record.own is not None:
+            meta["network"] = context.record.own.to_data()
+        if self._compilation.device.kind != "ipu":
             meta["threads"] = operation_threads()
-        rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
+        rate = float(context.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
         if not is_whole:
@@ -561,19 +504,19 @@ class Recorder:
     def _interrupt(self) -> None:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
-        of = self._training.program.num_weight_updates
+        of = self._program.num_weight_updates
         updates = f"{self._session.state.weight_updates:,} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         # Workers measure statistics together: those that write nothing, too.
-        self._settle_statistics()
+        self._measure_statistics()
         if isinstance(self._folder, SilentFolder):
             raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
         path = self._save(LAST)
         raise Interrupted(
             exit_code,
             f"interrupted after {updates}; checkpoint {path}",
-            f"continue it with: {resume_command(self._folder.path, self._training.setup.own_files)}",
+            f"continue it with: {resume_command(self._folder.path, self._context.own_files)}",
         )
 
     def save_last(self) -> Iterator[RunEvent]:
@@ -582,11 +525,11 @@ class Recorder:
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             updates = self._session.state.weight_updates
             numbered = checkpoints.checkpoint_name(updates)
-            if updates == self._training.first_weight_update and numbered in self._checkpoint_names(updates):
+            if updates == self._first_weight_update and numbered in self._checkpoint_names(updates):
                 # A process that was killed before the report had written it: what is there stays as it is.
                 last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
             else:
-                self._settle_statistics()
+                self._measure_statistics()
                 last = self._save(LAST)
             yield CheckpointSaved(last)
         if config.training and config.checkpoints:
@@ -631,10 +574,11 @@ class Recorder:
 
         Throughput and times are of this process: of a run that was continued, of its last part.
         """
-        training, session, timer, info = self._training, self._session, self._timer, self._training.info
+        context, session, timer, info = self._context, self._session, self._timer, self._context.info
+        program, compilation, first = self._program, self._compilation, self._first_weight_update
         images_per_s = timer.images_per_s
-        trained = training.program.samples_before(session.state.weight_updates)
-        forward_flops = 2 * training.compilation.macs_per_sample
+        trained = program.samples_before(session.state.weight_updates)
+        forward_flops = 2 * compilation.macs_per_sample
         return {
             "model": self._config.model_name,
             "dataset": {
@@ -644,13 +588,13 @@ class Recorder:
                 "evaluation": info.num_eval,
                 "class_names": list(info.class_names),
                 "left_out": list(info.left_out),
-                "validated_pixels": _validated_pixels(training.setup),
+                "validated_pixels": _validated_pixels(context),
             },
-            "program": training.program.to_dict(),
+            "program": program.to_dict(),
             "compilation": {
-                **(session.compilation or training.compilation).to_dict(),
+                **(session.compilation or compilation).to_dict(),
                 "first_update_s": session.first_update_s,
-                "compile_s": training.compilation.trace_s + session.first_update_s,
+                "compile_s": compilation.trace_s + session.first_update_s,
             },
             "measured": {
                 "images_per_s": images_per_s,
@@ -660,8 +604,8 @@ class Recorder:
                 "wall_s": time.perf_counter() - timer.started,
                 "peak_memory_bytes": peak_memory_bytes(),
                 "sharing": None if session.sharing is None else asdict(session.sharing),
-                "first_weight_update": training.first_weight_update,
-                "samples": trained - training.program.samples_before(training.first_weight_update),
+                "first_weight_update": first,
+                "samples": trained - program.samples_before(first),
             },
             "ended_early": self._reason if self._is_early else None,
             "target": self._target(),
@@ -682,7 +626,7 @@ class Recorder:
     @property
     def _is_early(self) -> bool:
         """Whether weight updates are left."""
-        return self._session.state.weight_updates < self._training.program.num_weight_updates
+        return self._session.state.weight_updates < self._program.num_weight_updates
 
     def _target(self) -> Optional[PlainDict]:
         """Whether the accuracy that was asked for was reached, and how long that took; None if none was.
@@ -693,7 +637,7 @@ class Recorder:
         target = self._config.target_accuracy
         if target is None:
             return None
-        whole = self._training.first_weight_update == 0
+        whole = self._first_weight_update == 0
         return {
             "accuracy": target,
             "reached": self._has_target,
@@ -703,8 +647,8 @@ class Recorder:
 
     def _checkpoint_names(self, weight_updates: int) -> List[str]:
         """The checkpoints of this run that are there after that many weight updates."""
-        first = 0 if self._training.is_in_place else self._training.first_weight_update
-        names = checkpoints.written_names(self._training.program, first, weight_updates)
+        first = 0 if self._context.start.in_place else self._first_weight_update
+        names = checkpoints.written_names(self._program, first, weight_updates)
         return sorted(name for name in names if is_file(self._folder.checkpoints / name))
 
 

@@ -1,31 +1,26 @@
 """From a resolved configuration to what a session runs on: the data set, the shapes, and how the network is built.
 
 Everything up to :func:`build` and :func:`evaluation_batches` is done without TensorFlow, so that a wrong option or a
-damaged data set is told of at once.  At the end stands what is refused before data is read: options without effect,
-and what no device here can do.
+damaged data set is reported at once.
 """
 
-import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
 from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.python_files import is_python_name
-from ipucnn.sessions.factory import runs_on_ipus
-from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, size_text
-from ipucnn.training.program import Layout, Program, auto_loss_scaling_conflicts, make_layout
+from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -331,19 +326,6 @@ def loss_name(config: RunConfig, task: str) -> str:
     return config.loss
 
 
-def check_padding(config: RunConfig, loss: str) -> None:
-    """Refuses a padded data set where padding would change the loss.
-
-    Raises:
-        ConfigurationError: the loss is a Dice loss.
-    """
-    if config.pad_dataset and loss == "bce_dice":
-        raise ConfigurationError(
-            "--pad-dataset with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
-            "drop --pad-dataset, or use --loss cross_entropy",
-        )
-
-
 def training_batches(
     setup: Setup, program: Program, first_update: int, samples_per_element: int, shard: Tuple[int, int]
 ) -> "TfDataset":
@@ -473,274 +455,4 @@ def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
             f"batches of {counted(batch_size, 'image')} need {size_text(needed_bytes)}, and the machine has "
             f"{size_text(memory_bytes)}",
             f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",
-        )
-
-
-# --- what is refused before data is read
-#
-# An option that is typed and would reach nothing is refused, so that nobody waits for its effect.  That holds only for
-# what is typed: presets, plans and saved configurations carry options for other runs, too.
-
-# What a run lacks, to follow "has no effect", and how it gets that ("": it cannot); None where nothing is lacking.
-Lack = Optional[Tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One option that needs another.
-
-    Attributes:
-        name: the option.
-        lacks: (config, layout) -> what the run lacks for it.
-        ipu_only: the rule is about IPUs.  Elsewhere the option is recorded for them, which the run says.
-        has_off: its default, or False, asks for nothing, and may be typed anywhere.
-    """
-
-    name: str
-    lacks: Callable[[RunConfig, Layout], Lack]
-    ipu_only: bool = True
-    has_off: bool = True
-
-
-def _pipeline(config: RunConfig, layout: Layout) -> Lack:
-    if layout.num_stages > 1:
-        return None
-    return "without a pipeline", "make one: --ipus-per-replica 2 --pipeline-splits auto"
-
-
-def _accumulation(config: RunConfig, layout: Layout) -> Lack:
-    # The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
-    if layout.num_stages > 1 or layout.batching.gradient_accumulation_count > 1:
-        return None
-    return "without a pipeline or gradient accumulation", "use --gradient-accumulation-count 2 or more"
-
-
-def _replicas(config: RunConfig, layout: Layout) -> Lack:
-    return None if layout.batching.num_replicas > 1 else ("with one replica", "use --num-replicas 2 or more")
-
-
-def _reduction(config: RunConfig, layout: Layout) -> Lack:
-    return ("in a pipeline", "") if layout.num_stages > 1 else _replicas(config, layout)
-
-
-def _preprocessing(config: RunConfig, layout: Layout) -> Lack:
-    if config.eight_bit_transfer or config.accelerator_side_preprocess:
-        return None
-    return "where the host preprocesses", "add --eight-bit-transfer or --accelerator-side-preprocess"
-
-
-def _recomputation(config: RunConfig, layout: Layout) -> Lack:
-    return None if config.recomputation else ("without recomputation", "add --recomputation, in a pipeline")
-
-
-def _validation(config: RunConfig, layout: Layout) -> Lack:
-    return _pipeline(config, layout) or (None if config.validation else ("without validation", ""))
-
-
-def _validations(config: RunConfig, layout: Layout) -> Lack:
-    if not config.training:
-        return "with --no-training", ""
-    return None if config.validation else ("without validation", "drop --no-validation")
-
-
-def _wandb(config: RunConfig, layout: Layout) -> Lack:
-    return None if config.wandb else ("without Weights & Biases", "add --wandb")
-
-
-def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
-    if not find_instances().is_distributed:
-        return "without several instances", "start them with poprun"
-    if not config.checkpoints:
-        return "without checkpoints", "drop --no-checkpoints"
-    return None if config.checkpoint_dir else ("without a folder for them", "add --checkpoint-dir DIR")
-
-
-def _workers(config: RunConfig, layout: Layout) -> Lack:
-    if find_workers(config, os.environ) is not None:
-        return None
-    return "for one worker", "start several: with `ipucnn launch`, srun or TF_CONFIG"
-
-
-def _training(config: RunConfig, layout: Layout) -> Lack:
-    return None if config.training else ("with --no-training", "")
-
-
-def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
-    norm = config.norm_layer
-    return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
-
-
-def _precise_batch_norm(config: RunConfig, layout: Layout) -> Lack:
-    if not config.training:
-        return "with --no-training: checkpoints have the statistics that are evaluated", ""
-    is_seen = config.validation or config.checkpoints
-    return _batch_norm(config, layout) if is_seen else ("without validation and checkpoints", "")
-
-
-def _half(config: RunConfig, layout: Layout) -> Lack:
-    # Nothing is rounded in 32 bits, and the SDK looks at gradients of 16 bits alone to find a loss scale.
-    return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
-
-
-def _auto_loss_scaling(config: RunConfig, layout: Layout) -> Lack:
-    lack = _half(config, layout)
-    named, changes = auto_loss_scaling_conflicts(config)
-    if lack is None or not named:
-        return lack
-    return f"{lack[0]}, and does not go with {', '.join(named)}", f"use --precision 16.16 {' '.join(changes)}"
-
-
-def _host_session(config: RunConfig, layout: Layout) -> Lack:
-    return "on IPUs: it is a choice of the host session", ""
-
-
-RULES: Tuple[Rule, ...] = (
-    Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
-    Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
-    Rule("precise_batch_norm", _precise_batch_norm, ipu_only=False),
-    *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS if name != "auto_loss_scaling"),
-    Rule("auto_loss_scaling", _auto_loss_scaling, ipu_only=False),
-    Rule("target_accuracy", _validations, ipu_only=False),
-    Rule("early_stopping", _validations, ipu_only=False),
-    Rule("mlperf_logging", _validations, ipu_only=False),
-    *(
-        Rule(name, _training, ipu_only=False)
-        for name in ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
-    ),
-    Rule("wandb_run_name", _wandb, ipu_only=False),
-    Rule("wandb_tags", _wandb, ipu_only=False),
-    Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),
-    *(
-        Rule(name, _workers, ipu_only=False)
-        for name in ("reduction", "start_timeout", "require_same_bytes", "trusted_network")
-    ),
-    Rule("fused_preprocessing", _preprocessing),
-    Rule("offload_activations", _pipeline),
-    Rule("offload_gradient_accumulation_buffers", _pipeline),
-    Rule("recomputation_mode", _recomputation),
-    Rule("pipeline_validation_model", _validation),
-    Rule("pipeline_schedule", _pipeline),
-    Rule("optimizer_state_offloading", _accumulation),
-    Rule("replicated_optimizer_state_sharding", _replicas),
-    Rule("accelerator_side_reduction", _reduction),
-    *(Rule(spec.name, _host_session) for spec in SPECS if not spec.ipu_effect),
-)
-
-
-def check_effects(config: RunConfig, origins: Mapping[str, str], layout: Layout) -> None:
-    """Refuses the first typed option that would have no effect.
-
-    Args:
-        config: of the run.
-        origins: where each of its values is from.
-        layout: from ``make_layout``.
-
-    Raises:
-        ConfigurationError: naming what the run lacks.
-    """
-    on_ipus = runs_on_ipus(config.device)
-    for rule in RULES:
-        spec, value = BY_NAME[rule.name], getattr(config, rule.name)
-        # Of an option that is on by default, True is asked for, too.
-        is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
-        if origins[rule.name] != FLAG or is_off or (rule.ipu_only and not on_ipus):
-            continue
-        lack = rule.lacks(config, layout)
-        if lack is not None:
-            shown = spec.flag if spec.is_bool else f"{spec.flag} {value}"
-            what, hint = lack
-            raise ConfigurationError(
-                f"{shown} has no effect {what}", f"drop it, or {hint}" if hint else "drop it"
-            )
-
-
-def check_compile_only(config: RunConfig) -> None:
-    """Refuses ``--compile-only`` where there is nothing to compile for.
-
-    Raises:
-        ConfigurationError: the device is no IPU, or one that must be there is named.
-    """
-    if config.compile_only and not runs_on_ipus(config.device):
-        raise ConfigurationError(
-            f"--compile-only compiles for IPUs, and --device {config.device} is none here",
-            "drop it, or type it in the Poplar SDK's environment",
-        )
-    if config.compile_only and config.select_ipu is not None:
-        # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
-        raise ConfigurationError(
-            f"--select-ipu {config.select_ipu}: --compile-only takes no device", "drop one of them"
-        )
-
-
-def refuse_instances(command: str) -> None:
-    """Refuses ``poprun`` for a command that works in one process.
-
-    Raises:
-        ConfigurationError: ``poprun`` started this process.
-    """
-    if find_instances().is_distributed:
-        raise ConfigurationError(
-            f"poprun started this, and `ipucnn {command}` works in one process",
-            f"type it without poprun: ipucnn {command} ...",
-        )
-
-
-def check_instances(instances: Instances, config: RunConfig, draws: bool = True) -> None:
-    """Refuses instances that would not work together: away from each other, or with seeds of their own.
-
-    Args:
-        draws: random numbers are drawn that must be the same in all of them, for weights or the data's order.
-
-    Raises:
-        ConfigurationError: no seed is given, or the device is no IPU; of workers, that it is one.
-    """
-    if isinstance(instances, Workers):
-        if runs_on_ipus(config.device):
-            raise ConfigurationError(
-                f"{instances.source} names {instances.count} workers, which are of the host session, and this is an "
-                "IPU's",
-                "use --device cpu, or start instances for IPUs with poprun",
-            )
-        if config.seed is None:
-            raise ConfigurationError(
-                f"{instances.count} workers need the same seed, and none is given", "add --seed 1"
-            )
-        return
-    if instances.count > 1 and not runs_on_ipus(config.device):
-        raise ConfigurationError(
-            f"poprun started {counted(instances.count, 'instance')}, and only IPUs work together",
-            "start it without poprun: one process has all replicas on a CPU or GPU",
-        )
-    if instances.count > 1 and draws and config.seed is None:
-        raise ConfigurationError(
-            f"{instances.count} instances of poprun need the same seed, and none is given", "add --seed 1"
-        )
-
-
-def check_workers(instances: Instances, config: RunConfig, program: Program) -> None:
-    """Refuses workers that cannot share a weight update, before TensorFlow is imported.
-
-    Args:
-        instances: the group of processes.
-        config: of the run.
-        program: with the number of fused micro-batches, if it is known.
-
-    Raises:
-        ConfigurationError: with the numbers of workers that can.
-    """
-    count = instances.count if isinstance(instances, Workers) else 1
-    # How many all of them are is known when TensorFlow has looked.
-    devices = max(config.devices or 1, 1)
-    if program.fused_micro_batches:
-        chunks = program.num_micro_batches // program.fused_micro_batches
-        check_share(chunks, count, devices)
-        check_share(chunks, config.max_workers)
-    elif max(count * devices, config.max_workers) > 1:
-        check_sharing(
-            program.num_micro_batches // program.dbn_replica_group_size,
-            program.dbn_replica_group_size,
-            count,
-            config.max_workers,
-            devices,
-            accumulation=program.gradient_accumulation_count,
         )

@@ -538,6 +538,10 @@ def check_same_run(
     if start.checkpoint is None:
         return
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.checkpoint_path))
+    if program.num_stages > 1 and not program.pipeline_splits:
+        # Splits that nobody names are those of the checkpoint.
+        saved = start.checkpoint.meta.get("program", {})
+        program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
     found = differences(start.checkpoint.meta, config, program, info, data_sha256)
     if found:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Dict, Mapping
+from typing import Callable, Mapping, Optional
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
@@ -21,7 +21,26 @@ from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 
 
-class Curves:
+class Tracker:
+    """What gets the figures of a run; each kind keeps of them what it shows."""
+
+    def training_begins(self, weight_updates: int) -> None:
+        """The first slice of weight updates, with which everything is compiled that training takes, is done."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each named curve."""
+
+    def validation_begins(self, weight_updates: int) -> None:
+        """A validation begins."""
+
+    def validated(self, weight_updates: int, figure: float, is_last: bool) -> None:
+        """A validation is over; with the last one training is, too."""
+
+    def close(self, failed: bool = False) -> None:
+        """The run is over; if it ``failed``, before its end."""
+
+
+class Curves(Tracker):
     """TensorBoard's curves: one event file in ``folder``; usable once TensorFlow may be imported.
 
     It holds scalars only, written with TensorFlow's record writer: no TensorBoard is needed.
@@ -55,15 +74,13 @@ class Curves:
                 f"TensorBoard events cannot be written: {error.message}", "free some space"
             ) from None
 
-    def scalars(self, step: int, values: Dict[str, float]) -> None:
-        """Adds one point to each named curve."""
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         import tensorflow as tf
 
         points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
         self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
 
     def close(self, failed: bool = False) -> None:
-        """Ends the file; that a run ``failed`` is none of its points."""
         self._writer.close()
 
 
@@ -92,7 +109,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """The run's curves at Weights & Biases (project ``ipucnn``), or with ``WANDB_MODE=offline`` in the run folder.
 
     The parts of a run that was interrupted are one run there: its name is derived from the run folder's path and from
@@ -143,22 +160,16 @@ class WeightsAndBiases:
             ) from None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one point to each named curve."""
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool = False) -> None:
-        """Ends the run there.
-
-        Args:
-            failed: it did not come to its end.
-        """
         self._run.finish(exit_code=1 if failed else 0)
 
 
 POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
-class MlperfLog:
+class MlperfLog(Tracker):
     """``mlperf.log``: lines of MLPerf's logging library, ``:::MLLOG`` and a JSON object.
 
     Keys and their order follow MLPerf's rules for training (github mlcommons/logging, mllog/constants.py and
@@ -167,52 +178,54 @@ class MlperfLog:
 
     Args:
         path: the log's file.  It begins anew: of a run that was continued it has the last part.
-        check: asked before each line; raises where another process writes the run by now.
+        check: called before each line; raises where another process writes the run by now.
+        program: the run's.
+        target: the figure that a validation has to reach; None where the run has none.
     """
 
-    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, check: Callable[[], None], program: Program, target: Optional[float] = None
+    ) -> None:
         check()
         remove_file(path)
-        self._path, self._check = path, check
+        self._path, self._check, self._program = path, check, program
+        self._is_reached, self._target = target is None, target
+        self._is_open = False
 
-    def write(self, event_type: str, key: str, value: object = None, **facts: PlainValue) -> None:
+    def write(
+        self, event_type: str, key: str, value: object = None, at: Optional[float] = None, **facts: PlainValue
+    ) -> None:
         """Adds a line.
 
         Args:
             event_type: POINT, START or END.
             key, value: of MLPerf's constants.
+            at: its time in seconds since 1970; None: now.
             facts: metadata.
         """
-        self.write_at(time.time(), event_type, key, value, **facts)
-
-    def write_at(
-        self, seconds: float, event_type: str, key: str, value: object = None, **facts: PlainValue
-    ) -> None:
-        """The same of a time, in seconds since 1970."""
+        self._check()
         entry = {
             "namespace": "",
-            "time_ms": int(seconds * 1000),
+            "time_ms": int((time.time() if at is None else at) * 1000),
             "event_type": event_type,
             "key": key,
             "value": value,
-            "metadata": {"file": "ipucnn/runs/recorder.py", "lineno": 0, **facts},
+            "metadata": {"file": "ipucnn/runs/trackers.py", "lineno": 0, **facts},
         }
-        self._check()
         append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
 
-    def settings(self, program: Program, optimizer: OptimizerSettings, values: PlainDict) -> None:
-        """The run's hyperparameters.
+    def settings(self, started: float, optimizer: OptimizerSettings, values: PlainDict) -> None:
+        """The initialisation, which began at ``started``, and the run's hyperparameters.
 
         Args:
-            program: the run's.
-            optimizer: the run's.
             values: further keys of MLPerf; of LARS, those that begin with ``opt_`` have ``lars_`` before them.
         """
+        self.write(START, "init_start", at=started)
         params, prefix = optimizer.params, "lars_" if optimizer.name == "lars" else ""
         decay = params.get("weight_decay", optimizer.weight_decay or optimizer.l2_regularization)
         values = {
-            "global_batch_size": program.global_batch_size,
-            "gradient_accumulation_steps": program.gradient_accumulation_count,
+            "global_batch_size": self._program.global_batch_size,
+            "gradient_accumulation_steps": self._program.gradient_accumulation_count,
             **values,
             "opt_weight_decay": decay,
             **({"opt_momentum": params["momentum"]} if "momentum" in params else {}),
@@ -221,3 +234,41 @@ class MlperfLog:
         self.write(POINT, "opt_name", optimizer.name)
         for key, value in values.items():
             self.write(POINT, prefix + key if key.startswith("opt_") else key, value)
+        self.write(END, "init_stop")
+
+    def training_begins(self, weight_updates: int) -> None:
+        self._is_open = True
+        self.write(START, "run_start")
+        self._begin_block(weight_updates)
+
+    def _begin_block(self, weight_updates: int) -> None:
+        updates = (self._program.executions_per_validation or 1) * self._program.weight_updates_per_execution
+        epochs = updates / self._program.weight_updates_per_epoch
+        self.write(START, "block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs)
+
+    def _epoch(self, weight_updates: int) -> float:
+        """The epochs that are done, a whole number where they are whole."""
+        done = weight_updates / self._program.weight_updates_per_epoch
+        return int(done) if done == int(done) else done
+
+    def validation_begins(self, weight_updates: int) -> None:
+        if self._is_open:
+            epoch = self._epoch(weight_updates)
+            self.write(END, "block_stop", first_epoch_num=epoch)
+            self.write(START, "eval_start", epoch_num=epoch)
+
+    def validated(self, weight_updates: int, figure: float, is_last: bool) -> None:
+        if not self._is_open:
+            return
+        self._is_reached = self._target is None or figure >= self._target
+        self.write(POINT, "eval_accuracy", figure, epoch_num=self._epoch(weight_updates))
+        self.write(END, "eval_stop", epoch_num=self._epoch(weight_updates))
+        if is_last:
+            self.close()
+        else:
+            self._begin_block(weight_updates)
+
+    def close(self, failed: bool = False) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.write(END, "run_stop", status="success" if self._is_reached and not failed else "aborted")

@@ -43,6 +43,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
+from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.sessions.host.cluster import Cluster, join
 from ipucnn.sessions.host.workers import (
@@ -186,7 +187,7 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         require_one(
             f"`ipucnn {named.command}` of an exported file, which its own runtime computes,", trained.config
         )
-    run_setup.check_instances(find_instances(), trained.config, draws=False)
+    check_group(find_instances(), trained.config, draws=False)
     return trained
 
 

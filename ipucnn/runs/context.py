@@ -1,0 +1,236 @@
+"""A training run as it is decided before TensorFlow is imported: one value, made once and passed on whole."""
+
+import atexit
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import OWN_ORIGIN, Resolved
+from ipucnn.config.values import moves_once, norm_of
+from ipucnn.datasets.base import DatasetInfo, fingerprint
+from ipucnn.errors import DataError
+from ipucnn.filesystem import check_output, exists, expand
+from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
+from ipucnn.runs import rules
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.input_size import size_warnings
+from ipucnn.runs.setup import Setup
+from ipucnn.runs.start import Start, check_same_run, find_start
+from ipucnn.runs.trackers import import_wandb
+from ipucnn.sessions.host.workers import Workers, find_group
+from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.session import recomputes_statistics
+from ipucnn.text import counted
+from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
+from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class RunContext(Setup):
+    """Configuration, data, Program and folder of a training run.
+
+    What the built network and the session add (the range of images, splits, fused micro-batches) makes a further
+    one, with ``replace``.  Its configuration has the run's seed filled in.
+
+    Attributes:
+        start: where the run begins.
+        instances: the processes that train together; this one among them.
+        folder: the run folder, as this process writes it.
+        program: what is executed.
+        optimizer: checked settings.
+        schedule: weight updates (int array) -> learning rates.
+        data_sha256: ``fingerprint`` of the data set.
+        warnings: what the user should know before the run begins, one line each.
+    """
+
+    start: Start
+    instances: Instances
+    folder: RunFolder
+    program: Program
+    optimizer: OptimizerSettings
+    schedule: Schedule
+    data_sha256: str
+    warnings: Tuple[str, ...] = ()
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The facts of the data set."""
+        return self.source.info
+
+    @property
+    def workers(self) -> Optional[Workers]:
+        """The workers of the host that train together; None where this process is alone, or one of ``poprun``."""
+        return self.instances if isinstance(self.instances, Workers) else None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers of the host train together."""
+        return 1 if self.workers is None else self.workers.count
+
+    @property
+    def saved_program(self) -> Optional[Dict[str, Any]]:
+        """The Program of the checkpoint that the run goes on from; None where it begins."""
+        checkpoint = self.start.checkpoint
+        return None if checkpoint is None else dict(checkpoint.meta.get("program", {}))
+
+    def saved_config(self, num_devices: int = 1) -> RunConfig:
+        """The configuration that repeats this run.
+
+        Args:
+            num_devices: of this process, that share the training.
+        """
+        config, sharing = self.config, self.config.max_workers
+        if self.start.checkpoint is None:
+            # Where it is killed before its first checkpoint, it begins again with as many fused micro-batches.
+            sharing = max(sharing, self.num_workers * num_devices)
+        return replace(
+            config,
+            max_workers=sharing,
+            run_dir=str(self.folder.path),
+            checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
+            # A run that is continued later goes on from its own checkpoints.
+            checkpoint_input_dir=None,
+            overwrite=False,
+            resume=False,
+        )
+
+
+def make_context(resolved: Resolved) -> RunContext:
+    """Decides where and what a configuration trains, and refuses all that can be refused without TensorFlow.
+
+    Raises:
+        UserError: whatever is wrong with the configuration, the data or the run folder.
+    """
+    from ipucnn.sessions.factory import check_device, runs_on_ipus
+    from ipucnn.sessions.poplar.checks import check_program
+
+    instances = find_group(resolved.config)
+    if not instances.is_writer:
+        # The writer may have made the folder already; this process leaves it alone.
+        resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
+    start = find_start(resolved)
+    resolved = start.resolved
+    layout = make_layout(resolved.config)
+    config, record = resolved.config, resolved.record
+    rules.check_group(instances, config)
+    check_device(config.device)
+    has_imagenet = record.keras_application is not None
+    rules.check_rules(rules.Facts(config, resolved.origins, layout, record.task, has_imagenet))
+    _check_files(config, start.checkpoint is None, instances.is_writer)
+    if config.pipeline_splits:
+        check_named_splits(resolved, run_setup.network_options)
+    frozen = () if config.freeze is None else check_frozen(resolved, run_setup.network_options)
+    if config.seed is None:
+        config = replace(config, seed=random.SystemRandom().randrange(2**31))
+        resolved = replace(resolved, config=config)
+    setup = run_setup.prepare(resolved, int(config.seed or 0))
+    run_setup.build_options(setup)
+    num_train = setup.source.info.num_train
+    most = max(1, num_train // config.num_replicas)
+    if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
+        config = replace(config, micro_batch_size=most)
+        setup = replace(setup, resolved=replace(resolved, config=config))
+    program = make_program(
+        config, num_train, seed=setup.seed, num_instances=instances.num_shares
+    ).with_frozen(frozen)
+    if runs_on_ipus(config.device):
+        check_program(program, config, instances)
+    context = RunContext(
+        **vars(setup),
+        start=start,
+        instances=instances,
+        folder=_folder_of(instances, start.folder, config),
+        program=program,
+        optimizer=settings_of_run(config, program.global_batch_size),
+        schedule=run_setup.learning_rates(config, program),
+        data_sha256=fingerprint(setup.source),
+    )
+    if config.fused_micro_batches:  # a number, and neither none nor measure
+        program = program.with_checked_fused(config.fused_micro_batches)
+    elif context.saved_program is not None:
+        # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
+        program = program.with_fused(int(context.saved_program.get("fused_micro_batches", 0)))
+    rules.check_workers(instances, config, program)
+    context = replace(context, program=program)
+    check_same_run(context.start, config, program, context.info, context.data_sha256)
+    return replace(context, warnings=tuple(_warnings(context, runs_on_ipus(config.device))))
+
+
+def _check_files(config: RunConfig, begins: bool, is_writer: bool) -> None:
+    """Refuses files and libraries that are named and not there."""
+    named = config.weights not in (None, "imagenet") and begins
+    if named and not exists(expand(str(config.weights))):
+        raise DataError(
+            f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
+        )
+    if config.wandb and is_writer:
+        import_wandb()
+    if config.plot_schedule is not None:
+        check_output(expand(config.plot_schedule))
+
+
+def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
+    """The run folder for the process that writes; for the others one that goes away with them.
+
+    Of the host's workers the others have the same as the first, and it alone needs room for it: they write nothing.
+
+    With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
+    each may be on a host of its own, whose disk the first instance does not see.
+    """
+    if instances.is_writer:
+        return folder
+    if isinstance(instances, Workers):
+        return SilentFolder(folder.path, config.checkpoint_dir)
+    path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
+    atexit.register(shutil.rmtree, str(path), ignore_errors=True)
+    kept = str(folder.checkpoints / f"instance-{instances.index}") if config.ckpt_all_instances else None
+    return RunFolder(path / "run", kept)
+
+
+def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
+    config, program, info = context.config, context.program, context.info
+    lines = [*info.warnings, *info.training_warnings]
+    if context.start.checkpoint is None:  # what a continued run takes is decided already
+        lines += size_warnings(context)
+    lines += program.warnings
+    lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]
+    if context.resolved.plan is not None:
+        lines += plan_differences(context.resolved, program, context.input_shape, info.num_classes)
+    if program.samples_discarded_per_epoch:
+        which = "a different subset each time" if config.shuffle else "always the same"
+        lines.append(
+            f"{program.samples_discarded_per_epoch:,} of {info.num_train:,} training samples are discarded in each "
+            f"epoch ({which}): {counted(program.weight_updates_per_epoch, 'weight update')} x "
+            f"{counted(program.global_batch_size, 'sample')}"
+        )
+    warmup = (config.lr_warmup_params or {}).get("warmup_epochs", 0)
+    if warmup > program.num_epochs:
+        lines.append(
+            f"the warm-up of {warmup:g} epochs is longer than the run, {counted(program.num_epochs, 'epoch')}: the "
+            "learning rate never reaches its full value"
+        )
+    if program.samples_padded_per_epoch:
+        lines.append(
+            f"{program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each epoch; "
+            "batch norm's statistics include them"
+        )
+    if on_ipus and program.num_stages > 1 < program.num_replicas:
+        lines.append(
+            "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
+        )
+    is_recomputed = recomputes_statistics(program, config.precision) and not config.precise_batch_norm
+    if is_recomputed and norm_of(config.norm_layer) == "batch" and not moves_once(config.norm_layer):
+        why = "do not update them correctly in a pipeline"
+        if program.num_stages == 1:
+            why = f"keep them in 16 bits with --precision {config.precision}"
+        lines.append(
+            "batch norm: its moving statistics are recomputed over training batches before each validation and "
+            f"checkpoint, because IPUs {why}"
+        )
+    return lines

@@ -1,0 +1,320 @@
+"""Options that have no effect in a run, or do not go together: one table, checked before data is read.
+
+An option without effect is refused where it is typed, so that nobody waits for its effect.  Presets, plans and saved
+configurations carry options for other runs, too; theirs pass.
+"""
+
+import os
+from typing import Callable, Mapping, NamedTuple, Tuple, Union
+
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
+from ipucnn.config.resolve import FLAG, OF_16_BITS
+from ipucnn.config.values import norm_of
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import expand, is_written_to
+from ipucnn.runs.setup import loss_name
+from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
+from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.training.program import Layout, Program, auto_loss_scaling_conflicts
+
+
+class Facts(NamedTuple):
+    """What the rules look at.
+
+    Attributes:
+        config: the run's.
+        origins: where each of its values is from.
+        layout: batch, replicas and stages, from ``make_layout``.
+        task: of the network.
+        has_imagenet: there are ImageNet weights for the network.
+    """
+
+    config: RunConfig
+    origins: Mapping[str, str]
+    layout: Layout
+    task: str = "classification"
+    has_imagenet: bool = False
+
+    @property
+    def on_ipus(self) -> bool:
+        """Whether the run is on IPUs here."""
+        return runs_on_ipus(self.config.device)
+
+
+Test = Callable[[RunConfig, Facts], bool]
+"""Whether something keeps an option from its effect."""
+
+
+class Obstacle(NamedTuple):
+    """What keeps options from their effect.
+
+    Attributes:
+        applies: whether it does.
+        what: follows the option in the error; ``{c}`` is the configuration.
+        hint: how the run gets rid of it; empty where it cannot.
+        is_lack: the error says "has no effect", and the hint begins with "drop it".
+    """
+
+    applies: Test
+    what: str
+    hint: Union[str, Callable[[RunConfig], str]] = ""
+    is_lack: bool = True
+
+    def error(self, option: str, config: RunConfig) -> ConfigurationError:
+        """The error for an option, as it was typed."""
+        what = self.what.format(c=config)
+        hint = self.hint if isinstance(self.hint, str) else self.hint(config)
+        if not self.is_lack:
+            return ConfigurationError(option + what, hint)
+        return ConfigurationError(
+            f"{option} has no effect {what}", f"drop it, or {hint}" if hint else "drop it"
+        )
+
+
+class Rule(NamedTuple):
+    """Options, and what keeps them from their effect.
+
+    Attributes:
+        names: the options.
+        obstacles: the first that applies is reported.
+        ipu_only: the rule is about IPUs.  Elsewhere the options are recorded for them, which the run says.
+        has_off: their default, or False, asks for nothing, and may be typed anywhere.
+        typed_only: what a preset, a plan or a run says passes.
+    """
+
+    names: Tuple[str, ...]
+    obstacles: Tuple[Obstacle, ...]
+    ipu_only: bool = False
+    has_off: bool = True
+    typed_only: bool = True
+
+
+def _scaling_hint(config: RunConfig) -> str:
+    changes = auto_loss_scaling_conflicts(config)[1]
+    return f"use --precision 16.16 {' '.join(changes)}" if changes else "use --precision 16.16 or 16.32"
+
+
+def _is_no_picture(config: RunConfig, facts: Facts) -> bool:
+    path = expand(str(config.plot_schedule))
+    return not is_written_to(path) and path.suffix.lower() not in (".png", ".svg")
+
+
+_PIPELINE = Obstacle(
+    lambda c, f: f.layout.num_stages == 1,
+    "without a pipeline",
+    "make one: --ipus-per-replica 2 --pipeline-splits auto",
+)
+_IN_PIPELINE = Obstacle(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
+# The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
+_ACCUMULATION = Obstacle(
+    lambda c, f: f.layout.num_stages == f.layout.batching.gradient_accumulation_count == 1,
+    "without a pipeline or gradient accumulation",
+    "use --gradient-accumulation-count 2 or more",
+)
+_REPLICAS = Obstacle(
+    lambda c, f: f.layout.batching.num_replicas == 1, "with one replica", "use --num-replicas 2 or more"
+)
+_PREPROCESSING = Obstacle(
+    lambda c, f: not (c.eight_bit_transfer or c.accelerator_side_preprocess),
+    "where the host preprocesses",
+    "add --eight-bit-transfer or --accelerator-side-preprocess",
+)
+_RECOMPUTATION = Obstacle(
+    lambda c, f: not c.recomputation, "without recomputation", "add --recomputation, in a pipeline"
+)
+_TRAINING = Obstacle(lambda c, f: not c.training, "with --no-training")
+_VALIDATION = Obstacle(lambda c, f: not c.validation, "without validation", "drop --no-validation")
+_CHECKPOINTS = Obstacle(lambda c, f: not c.checkpoints, "without checkpoints", "drop --no-checkpoints")
+_WANDB = Obstacle(lambda c, f: not c.wandb, "without Weights & Biases", "add --wandb")
+_DRY_RUN = Obstacle(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
+_INSTANCES = Obstacle(
+    lambda c, f: not find_instances().is_distributed, "without several instances", "start them with poprun"
+)
+_CHECKPOINT_DIR = Obstacle(
+    lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
+)
+_WORKERS = Obstacle(
+    lambda c, f: find_workers(c, os.environ) is None,
+    "for one worker",
+    "start several: with `ipucnn launch`, srun or TF_CONFIG",
+)
+_BATCH_NORM = Obstacle(lambda c, f: norm_of(c.norm_layer) != "batch", "with norm-layer {c.norm_layer[name]}")
+_SAVED_STATISTICS = Obstacle(
+    lambda c, f: not c.training, "with --no-training: checkpoints have the statistics that are evaluated"
+)
+_UNSEEN_STATISTICS = Obstacle(
+    lambda c, f: not (c.validation or c.checkpoints), "without validation and checkpoints"
+)
+# Nothing is rounded in 32 bits, and the SDK finds a loss scale from gradients of 16 bits alone.
+_HALF = Obstacle(lambda c, f: c.precision == "32.32", "in 32 bits", "use --precision 16.16 or 16.32")
+_HOST_SESSION = Obstacle(lambda c, f: True, "on IPUs: it is a choice of the host session")
+_NO_IPU = Obstacle(
+    lambda c, f: not f.on_ipus,
+    "with --device {c.device}, which is no IPU here",
+    "type it in the Poplar SDK's environment",
+)
+_COMPILES = Obstacle(lambda c, f: c.compile_only, "with --compile-only")
+_ONE_IMAGE = Obstacle(
+    lambda c, f: c.micro_batch_size == 1,
+    "where --micro-batch-size is 1: it mixes the images of a micro-batch",
+    "use --micro-batch-size 2 or more",
+)
+_MASKS = Obstacle(
+    lambda c, f: f.task == "segmentation",
+    " is for classes, and {c.model_name} predicts one for each pixel",
+    "drop it",
+    is_lack=False,
+)
+_DICE = Obstacle(
+    lambda c, f: loss_name(c, f.task) == "bce_dice",
+    " with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
+    "drop --pad-dataset, or use --loss cross_entropy",
+    is_lack=False,
+)
+_NO_IMAGENET = Obstacle(
+    lambda c, f: c.weights == "imagenet" and not f.has_imagenet,
+    ": there are no ImageNet weights for {c.model_name}",
+    "`ipucnn models --json` lists keras_application for the networks that have them",
+    is_lack=False,
+)
+_NO_PICTURE = Obstacle(
+    _is_no_picture,
+    " has no ending that tells of a picture",
+    "use a name that ends in .png or .svg",
+    is_lack=False,
+)
+_OTHER_REPLICAS = Obstacle(
+    lambda c, f: f.origins["num_replicas"] == FLAG and f.layout.batching.num_replicas != c.num_replicas,
+    " and --num-replicas {c.num_replicas} contradict each other",
+    "give one of them",
+    is_lack=False,
+)
+
+RULES: Tuple[Rule, ...] = (
+    Rule(("mixup", "cutmix", "random_erasing"), (_MASKS,), typed_only=False),
+    Rule(("pad_dataset",), (_DICE,), typed_only=False),
+    Rule(("weights",), (_NO_IMAGENET,), typed_only=False),
+    Rule(("ipus",), (_OTHER_REPLICAS,)),
+    Rule(("plot_schedule",), (_DRY_RUN, _NO_PICTURE)),
+    Rule(
+        ("compile_only",), (_NO_IPU, _DRY_RUN._replace(applies=lambda c, f: c.dry_run, what="with --dry-run"))
+    ),
+    # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
+    Rule(("select_ipu",), (_COMPILES,), typed_only=False),
+    Rule(("clean_dir",), (_CHECKPOINTS,)),
+    Rule(("bn_momentum",), (_BATCH_NORM,), has_off=False),
+    Rule(("dbn_replica_group_size",), (_BATCH_NORM,)),
+    Rule(("precise_batch_norm",), (_SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM)),
+    Rule(tuple(name for name in OF_16_BITS if name != "auto_loss_scaling"), (_HALF,)),
+    Rule(("auto_loss_scaling",), (_HALF._replace(hint=_scaling_hint),)),
+    Rule(("target_accuracy", "early_stopping", "mlperf_logging"), (_TRAINING, _VALIDATION)),
+    Rule(("mixup", "cutmix"), (_TRAINING, _ONE_IMAGE)),
+    Rule(("clip_gradient_norm", "ema_decay", "random_erasing"), (_TRAINING,)),
+    Rule(("wandb_run_name", "wandb_tags"), (_WANDB,)),
+    Rule(("ckpt_all_instances",), (_INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR)),
+    Rule(("reduction", "start_timeout", "require_same_bytes", "trusted_network"), (_WORKERS,)),
+    Rule(("fused_preprocessing",), (_PREPROCESSING,), ipu_only=True),
+    Rule(
+        ("offload_activations", "offload_gradient_accumulation_buffers", "pipeline_schedule"),
+        (_PIPELINE,),
+        ipu_only=True,
+    ),
+    Rule(("recomputation_mode",), (_RECOMPUTATION,), ipu_only=True),
+    Rule(("pipeline_validation_model",), (_PIPELINE, _VALIDATION), ipu_only=True),
+    Rule(("optimizer_state_offloading",), (_ACCUMULATION,), ipu_only=True),
+    Rule(("replicated_optimizer_state_sharding",), (_REPLICAS,), ipu_only=True),
+    Rule(("accelerator_side_reduction",), (_IN_PIPELINE, _REPLICAS), ipu_only=True),
+    Rule(tuple(spec.name for spec in SPECS if not spec.ipu_effect), (_HOST_SESSION,), ipu_only=True),
+)
+
+
+def check_rules(facts: Facts) -> None:
+    """Refuses the first option that has no effect, or that another one excludes.
+
+    Raises:
+        ConfigurationError: naming the option and what keeps it from its effect.
+    """
+    config = facts.config
+    for rule in RULES:
+        for name in rule.names:
+            spec, value = BY_NAME[name], getattr(config, name)
+            # Of an option that is on by default, True is asked for, too.
+            is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
+            passes = rule.typed_only and facts.origins[name] != FLAG
+            if is_off or passes or (rule.ipu_only and not facts.on_ipus):
+                continue
+            for obstacle in rule.obstacles:
+                if obstacle.applies(config, facts):
+                    raise obstacle.error(spec.flag if spec.is_bool else f"{spec.flag} {value}", config)
+
+
+def check_group(instances: Instances, config: RunConfig, draws: bool = True) -> None:
+    """Refuses processes that would not work together: away from each other, or with seeds of their own.
+
+    Args:
+        draws: random numbers are drawn that must be the same in all of them, for weights or the data's order.
+
+    Raises:
+        ConfigurationError: naming what they lack.
+    """
+    if instances.count == 1:
+        return
+    on_ipus = runs_on_ipus(config.device)
+    if isinstance(instances, Workers) and on_ipus:
+        raise ConfigurationError(
+            f"{instances.source} names {instances.count} workers, which are of the host session, and this is an IPU's",
+            "use --device cpu, or start instances for IPUs with poprun",
+        )
+    if not isinstance(instances, Workers) and not on_ipus:
+        raise ConfigurationError(
+            f"poprun started {instances.count} instances, and only IPUs work together",
+            "start it without poprun: one process has all replicas on a CPU or GPU",
+        )
+    if draws and config.seed is None:
+        kind = "workers" if isinstance(instances, Workers) else "instances of poprun"
+        raise ConfigurationError(
+            f"{instances.count} {kind} need the same seed, and none is given", "add --seed 1"
+        )
+
+
+def refuse_instances(command: str) -> None:
+    """Refuses ``poprun`` for a command that works in one process.
+
+    Raises:
+        ConfigurationError: ``poprun`` started this process.
+    """
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            f"poprun started this, and `ipucnn {command}` works in one process",
+            f"type it without poprun: ipucnn {command} ...",
+        )
+
+
+def check_workers(instances: Instances, config: RunConfig, program: Program) -> None:
+    """Refuses workers that cannot share a weight update, before TensorFlow is imported.
+
+    Args:
+        instances: the group of processes.
+        config: of the run.
+        program: with the number of fused micro-batches, if it is known.
+
+    Raises:
+        ConfigurationError: with the numbers of workers that can.
+    """
+    count = instances.count if isinstance(instances, Workers) else 1
+    # How many all of them are is known when TensorFlow has looked.
+    devices = max(config.devices or 1, 1)
+    if program.fused_micro_batches:
+        chunks = program.num_micro_batches // program.fused_micro_batches
+        check_share(chunks, count, devices)
+        check_share(chunks, config.max_workers)
+    elif max(count * devices, config.max_workers) > 1:
+        check_sharing(
+            program.num_micro_batches // program.dbn_replica_group_size,
+            program.dbn_replica_group_size,
+            count,
+            config.max_workers,
+            devices,
+            accumulation=program.gradient_accumulation_count,
+        )
