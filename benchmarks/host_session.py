@@ -1,267 +1,532 @@
-"""Images per second of the host session against Keras ``fit``, interleaved.
+"""Images per second in training: the host session against Keras ``fit`` and PyTorch, in turns.
 
-Usage: python benchmarks/host_session.py [--rounds 5] [--only MODEL] [--micro-batch 8] [--json FILE]
+    python benchmarks/host_session.py [--against keras torch] [--rounds 5] [--only NETWORK]
+        [--micro-batch 8] [--csv FILE]
 
-For each network (32x32, gradient accumulation 16) and micro-batch size three processes are kept: the host
-session, Keras' fit with the same micro-batch and accumulation, and Keras' fit with one batch as large as what
-the session computes at a time, in one chunk or in two side by side.  They take turns; only one computes at a time.
-Each side runs in the environment that suits it: the session switches oneDNN on, Keras is measured with TensorFlow's
-default and with oneDNN, and the faster of the two is what the ratio is taken with.  Printed are medians over the rounds
-and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which other programs
-disturb less.  "2x8" is two chunks of 8 fused micro-batches side by side.  The share of the peak is what the session's
-multiplications and additions (three forward passes) are of those of the fastest large matrix product on the machine.
-Memory is the largest of the session's process.
+For each row of ``CASES`` every side is a process of its own, and only one computes at a time:
+
+  session         the host session
+  keras           Keras' fit with the same micro-batch and gradient accumulation
+  keras, fused    Keras' fit with one batch as large as what the session computes at a time
+  torch           PyTorch, channels_last, the global batch in one step; networks are timm's, but for U-Net and
+                  cifar_resnet8, which are written out below
+  torch compiled  the same through torch.compile
+
+TensorFlow has oneDNN's operations everywhere; PyTorch has as many threads as there are cores.  Printed are medians over
+the rounds and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which other
+programs disturb less.  "2x8" is two groups of 8 fused micro-batches side by side.  The share of the peak is what the
+session's multiplications and additions (three forward passes) are of those of the fastest large matrix product on the
+machine.  Memory is the largest of the session's process.
+
+PyTorch: ``pip install torch torchvision timm``; a side that cannot be imported is left out, and said.
 """
 
 import argparse
-import json
+import csv
+import importlib.util
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from importlib.metadata import version
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-ACCUMULATE, SIZE, CLASSES = 16, 32, 10
-CASES = [(model, b) for model in ("efficientnet-b0", "cifar_resnet8") for b in (1, 8, 64)]
+CLASSES = 10
 ROUND_S = 2.5
 
 
-def build(name, micro_batch):
+class Case(NamedTuple):
+    """A network and its batches.
+
+    Attributes:
+        size: height and width of the images, which have three channels (U-Net: one).
+        micro_batch: samples; a network has group norm where it is 1, for batch norm needs more.
+        global_batch: samples of a weight update.
+    """
+
+    network: str
+    size: int
+    micro_batch: int
+    global_batch: int
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.network == "unet" else 3
+
+    @property
+    def norm(self) -> str:
+        return "none" if self.network == "unet" else "group" if self.micro_batch == 1 else "batch"
+
+
+CASES = (
+    *(
+        Case(name, 32, size, 16 * size)
+        for name in ("efficientnet-b0", "cifar_resnet8")
+        for size in (1, 8, 64)
+    ),
+    Case("efficientnet-b0", 32, 32, 128),
+    Case("mobilenetv2", 96, 8, 32),
+    Case("resnet50", 96, 8, 32),
+    Case("unet", 252, 1, 8),
+)
+UNET_FILTERS = 16
+TIMM = {"efficientnet-b0": "efficientnet_b0", "mobilenetv2": "mobilenetv2_100", "resnet50": "resnet50"}
+
+
+def build(case: Case, norm: Optional[str] = None) -> Any:
+    """The Keras model."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
-    record = get_model(name)
-    norm = "none" if record.default_norm == "none" else "group" if micro_batch == 1 else "batch"
-    return build_model(record, BuildOptions((SIZE, SIZE, 3), CLASSES, norm=norm, seed=1))
+    filters = UNET_FILTERS if case.network == "unet" else None
+    shape = (case.size, case.size, case.channels)
+    options = BuildOptions(shape, CLASSES, norm=norm or case.norm, base_filters=filters, seed=1)
+    return build_model(get_model(case.network), options)
 
 
-def random_data(batch):
-    import numpy as np
-    import tensorflow as tf
-
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(2048, SIZE, SIZE, 3)).astype("float32")
-    labels = rng.integers(0, CLASSES, 2048).astype("int32")
-    both = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
-    return both.batch(batch, drop_remainder=True).prefetch(2)
-
-
-def session_runner(name, micro_batch):
-    """run(weight updates) of the host session, the micro-batches it fuses, and how often it does that side by side."""
-    import dataclasses
-
+def random_arrays(case: Case, output_size: int) -> Tuple[Any, Any]:
+    """Images and labels, of pixels for U-Net."""
     import numpy as np
 
-    from ipucnn.config.options import RunConfig
-    from ipucnn.machine import fix_threads
-    from ipucnn.sessions.factory import create_session
-    from ipucnn.sessions.host.workers import threads_of_training
-    from ipucnn.training.losses import make_loss
-    from ipucnn.training.optimizers import make_settings
-    from ipucnn.training.program import make_program
+    rng, count = np.random.default_rng(0), max(2 * case.global_batch, 64)
+    shape = (count, output_size, output_size) if case.network == "unet" else (count,)
+    images = rng.normal(size=(count, case.size, case.size, case.channels)).astype("float32")
+    return images, rng.integers(0, CLASSES, shape).astype("int32")
 
-    config = dataclasses.replace(
-        RunConfig(), micro_batch_size=micro_batch, gradient_accumulation_count=ACCUMULATE, validation=False
-    )
-    program = make_program(config, micro_batch * ACCUMULATE * 1000, seed=0)
-    fix_threads(threads_of_training(config, program))
-    session = create_session("cpu")
-    optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
-    session.compile(
-        build(name, micro_batch), program, optimizer, make_loss("cross_entropy"),
-        lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
-    )  # fmt: skip
+
+def random_data(case: Case, model: Any, batch: int) -> Any:
     import tensorflow as tf
 
-    data = iter(random_data(session.samples_per_element))
-    done = 0
-
-    def run(updates):
-        nonlocal done
-        rates = tf.fill([updates], 1e-3)
-        session._loop.run(data, rates, tf.constant(done, tf.int64))[0].numpy()
-        done += updates
-
-    return run, session.program.fused_micro_batches, session.lanes
+    pairs = tf.data.Dataset.from_tensor_slices(random_arrays(case, model.output_shape[1]))
+    return pairs.repeat().batch(batch, drop_remainder=True).prefetch(2)
 
 
-def session_extras(name, micro_batch):
-    """FLOP of an image in training, of the best product per second, and the process's peak memory in MiB."""
-    from ipucnn.benchmarking.machine import MatmulPeak
-    from ipucnn.machine import peak_memory_bytes
-    from ipucnn.models.counts import count_macs
+class SessionSide:
+    """The host session."""
 
-    memory = peak_memory_bytes() or 0
-    return 6 * count_macs(build(name, micro_batch)), MatmulPeak().measure().flop_per_s, memory / 2**20
+    def __init__(self, case: Case) -> None:
+        import dataclasses
+
+        import numpy as np
+
+        from ipucnn.config.options import RunConfig
+        from ipucnn.machine import fix_threads
+        from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.host.workers import threads_of_training
+        from ipucnn.training.losses import make_loss
+        from ipucnn.training.optimizers import make_settings
+        from ipucnn.training.program import make_program
+
+        config = dataclasses.replace(
+            RunConfig(),
+            micro_batch_size=case.micro_batch,
+            gradient_accumulation_count=case.global_batch // case.micro_batch,
+            validation=False,
+        )
+        program = make_program(config, case.global_batch * 1000, seed=0)
+        fix_threads(threads_of_training(config, program))
+        self.session = session = create_session("cpu", trains=True)
+        model = build(case)
+        optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
+        session.compile(
+            model,
+            program,
+            optimizer,
+            make_loss("cross_entropy"),
+            lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
+        )
+        self.batches = session.feed(random_data(case, model, session.samples_per_element))
+        self.fused, self.side_by_side = session.program.fused_micro_batches, session.lanes
+        self.model = model
+
+    def run(self, updates: int) -> None:
+        self.session.execute(self.batches, updates)
+
+    def facts(self) -> Tuple[float, float]:
+        """The share of the machine's peak at one image per second, and the process's peak memory in MiB."""
+        from ipucnn.benchmarking.machine import MatmulPeak
+        from ipucnn.machine import peak_memory_bytes
+        from ipucnn.models.counts import count_macs
+
+        memory = peak_memory_bytes() or 0
+        return 6 * count_macs(self.model) / MatmulPeak().measure().flop_per_s, memory / 2**20
 
 
-def keras_runner(name, batch, accumulate, norm_batch):
-    """run(steps of ``batch`` samples) of Keras' fit."""
-    from ipucnn.sessions.host.environment import _quiet_import
+class KerasSide:
+    """Keras' fit; ``fused`` micro-batches are one batch."""
 
-    _quiet_import()
-    from tensorflow import keras
+    def __init__(self, case: Case, fused: int) -> None:
+        # Not as the session imports it, which switches oneDNN on.
+        from tensorflow import keras
 
-    from ipucnn.benchmarking.contenders import stock_copy
+        from ipucnn.benchmarking.contenders import stock_copy
 
-    model = stock_copy(build(name, norm_batch))
-    steps = accumulate if accumulate > 1 else None
-    model.compile(
-        keras.optimizers.SGD(1e-3, momentum=0.9, gradient_accumulation_steps=steps),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        batch = case.micro_batch * fused
+        self.model = stock_copy(build(case))
+        self.steps = case.global_batch // batch
+        self.model.compile(
+            keras.optimizers.SGD(
+                1e-3, momentum=0.9, gradient_accumulation_steps=self.steps if self.steps > 1 else None
+            ),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        self.data = random_data(case, self.model, batch)
+
+    def run(self, updates: int) -> None:
+        self.model.fit(self.data, epochs=1, steps_per_epoch=updates * self.steps, verbose=0)
+
+
+class TorchSide:
+    """PyTorch: the global batch in one step."""
+
+    def __init__(self, case: Case, is_compiled: bool) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        torch.set_num_threads(os.cpu_count() or 1)
+        model = torch_network(case).to(memory_format=torch.channels_last).train()
+        with torch.no_grad():
+            probe = model(torch.zeros(2, case.channels, case.size, case.size))
+        arrays = random_arrays(case, probe.shape[-1])
+        self.images = torch.from_numpy(arrays[0].transpose(0, 3, 1, 2))
+        self.images = self.images.contiguous(memory_format=torch.channels_last)
+        self.labels = torch.from_numpy(arrays[1].astype("int64"))
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        self.model = torch.compile(model) if is_compiled else model
+        self.loss, self.batch, self.position = torch.nn.CrossEntropyLoss(), case.global_batch, 0
+
+    def run(self, updates: int) -> None:
+        for _ in range(updates):
+            if self.position + self.batch > len(self.images):
+                self.position = 0
+            part = slice(self.position, self.position + self.batch)
+            self.position += self.batch
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.loss(self.model(self.images[part]), self.labels[part])
+            loss.backward()
+            self.optimizer.step()
+        loss.item()
+
+
+def torch_network(case: Case) -> Any:
+    """timm's network, or one written as the original."""
+    from torch import nn
+
+    if case.network in TIMM:
+        import timm
+
+        model = timm.create_model(TIMM[case.network], num_classes=CLASSES)
+        if case.norm == "group":
+            _with_group_norm(model)
+        return model
+    if case.network == "unet":
+        return _torch_unet(nn)
+    model = _torch_resnet8(nn)
+    if case.norm == "group":
+        _with_group_norm(model)
+    return model
+
+
+def _with_group_norm(module: Any) -> None:
+    import math
+
+    from torch import nn
+
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            norm = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features)
+            # timm's norms have their activation in them.
+            activation = getattr(child, "act", None)
+            setattr(module, name, nn.Sequential(norm, activation) if activation is not None else norm)
+        else:
+            _with_group_norm(child)
+
+
+def _torch_resnet8(nn: Any) -> Any:
+    """He et al. 2016 for CIFAR with one block a stage, shortcuts without weights, as ``cifar_resnet8``."""
+
+    class Block(nn.Module):
+        def __init__(self, channels: int, filters: int, stride: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(channels, filters, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(filters),
+                nn.ReLU(),
+                nn.Conv2d(filters, filters, 3, 1, 1, bias=False),
+                nn.BatchNorm2d(filters),
+            )
+            self.more, self.stride = filters - channels, stride
+
+        def forward(self, x: Any) -> Any:
+            shortcut = x[:, :, :: self.stride, :: self.stride]
+            shortcut = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.more))
+            return nn.functional.relu(self.body(x) + shortcut)
+
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, CLASSES),
     )
-    data = random_data(batch)
-    return lambda n: model.fit(data, epochs=1, steps_per_epoch=n, verbose=0)
 
 
-def worker(kind, name, micro_batch, fused):
-    """Reads numbers of weight updates (0 ends), runs them, and prints the seconds they took."""
-    lanes = 1
-    if kind == "session":
-        run, fused, lanes = session_runner(name, micro_batch)
-        per_update = 1
-    elif kind == "keras":
-        run, per_update = keras_runner(name, micro_batch, ACCUMULATE, micro_batch), ACCUMULATE
+def _torch_unet(nn: Any) -> Any:
+    """Ronneberger et al. 2015 with unpadded convolutions, as ``unet``."""
+    import torch
+
+    def double(channels: int, filters: int) -> Any:
+        return nn.Sequential(
+            nn.Conv2d(channels, filters, 3), nn.ReLU(), nn.Conv2d(filters, filters, 3), nn.ReLU()
+        )
+
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [UNET_FILTERS * 2**i for i in range(5)]
+            self.down = nn.ModuleList(double(a, b) for a, b in zip([1, *sizes], sizes))
+            self.up = nn.ModuleList(
+                nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes[-2::-1], sizes[:0:-1])
+            )
+            self.decoders = nn.ModuleList(double(2 * a, a) for a in sizes[-2::-1])
+            self.dropout, self.head = nn.Dropout(0.5), nn.Conv2d(sizes[0], CLASSES, 1)
+
+        def forward(self, x: Any) -> Any:
+            skips = []
+            for encoder in self.down:
+                x = encoder(x)
+                skips.append(x)
+                if len(skips) < len(self.down):
+                    x = nn.functional.max_pool2d(x, 2)
+            x = self.dropout(skips.pop())
+            for enlarge, decoder in zip(self.up, self.decoders):
+                x, skip = enlarge(x), skips.pop()
+                border = (skip.shape[-1] - x.shape[-1]) // 2
+                skip = skip[..., border : border + x.shape[-2], border : border + x.shape[-1]]
+                x = decoder(torch.cat([x, skip], 1))
+            return self.head(x)
+
+    return UNet()
+
+
+def serve(side: str, case: Case, fused: int) -> None:
+    """A process: reads numbers of weight updates (0 ends, -1 asks for facts), runs them, and prints their seconds."""
+    runner: Any
+    if side == "session":
+        runner = SessionSide(case)
+        fused, lanes = runner.fused, runner.side_by_side
     else:
-        run = keras_runner(name, micro_batch * fused, 1, micro_batch)
-        per_update = ACCUMULATE // fused
-    run(per_update)
+        runner = (
+            KerasSide(case, fused) if side.startswith("keras") else TorchSide(case, side == "torch compiled")
+        )
+        lanes = 1
+    runner.run(1)
     print(f"ready {lanes} {fused}", flush=True)
     for line in sys.stdin:
         updates = int(line)
-        if updates < 0:
-            print(*session_extras(name, micro_batch), flush=True)
-            continue
-        if not updates:
+        if updates == 0:
             return
+        if updates < 0:
+            print(*runner.facts(), flush=True)
+            continue
         started, processor = time.perf_counter(), time.process_time()
-        run(updates * per_update)
+        runner.run(updates)
         print(time.perf_counter() - started, time.process_time() - processor, flush=True)
 
 
-class Worker:
-    """A worker process; ``rate`` is its images per second over one round."""
+class Side:
+    """A side's process."""
 
-    def __init__(self, kind, name, micro_batch, fused, onednn):
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-        environment.pop("TF_ENABLE_ONEDNN_OPTS", None)
-        if onednn is not None:
-            environment["TF_ENABLE_ONEDNN_OPTS"] = onednn
-        command = [sys.executable, __file__, "--worker", kind, name, str(micro_batch), str(fused)]
+    def __init__(self, name: str, case: Case, fused: int = 1) -> None:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1"}
+        self.messages = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        command = [sys.executable, __file__, "--serve", name, *map(str, case), str(fused)]
+        self.name, self.samples = name, case.global_batch
+        self.rates: List[Tuple[float, float]] = []
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.messages,
+            text=True,
+            env=environment,
         )
         self.lanes, self.fused = map(int, self._line().split()[1:])
-        self.samples = micro_batch * ACCUMULATE
         self.updates = 1
-        seconds, _ = self._run(1)
-        self.updates = max(1, round(ROUND_S / seconds))
+        self.updates = max(1, round(ROUND_S / self.ask(1)[0]))
 
-    def _line(self):
+    def _line(self) -> str:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a worker died; its messages are above")
+            self.messages.seek(0)
+            raise SystemExit(
+                f"{self.messages.read()[-3000:]}\nthe process of {self.name} died: its last words are above"
+            )
         return line
 
-    def _run(self, updates):
-        self.process.stdin.write(f"{updates}\n")
+    def ask(self, number: int) -> Tuple[float, ...]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
         return tuple(float(part) for part in self._line().split())
 
-    def rates(self):
-        """Images per second, and per second of processor time."""
-        return [self.updates * self.samples / seconds for seconds in self._run(self.updates)]
+    def measure(self) -> None:
+        """One round: images per second, and per second of processor time."""
+        seconds, processor = self.ask(self.updates)
+        images = self.updates * self.samples
+        self.rates.append((images / seconds, images / processor))
 
-    def extras(self):
-        return self._run(-1)
+    def median(self) -> float:
+        return statistics.median(wall for wall, _ in self.rates)
 
-    def close(self):
+    def close(self) -> None:
+        assert self.process.stdin is not None
         self.process.stdin.write("0\n")
         self.process.stdin.close()
         self.process.wait()
 
 
-def measure(name, micro_batch, rounds):
-    session = Worker("session", name, micro_batch, 0, None)
-    rivals = {
-        (kind, onednn): Worker(kind, name, micro_batch, session.lanes * session.fused, onednn)
-        for kind in ("keras", "keras-fused")
-        for onednn in (None, "1")
-    }
-    ours, theirs = [], {key: [] for key in rivals}
+def sides_of(case: Case, against: List[str], fused: int) -> List[Side]:
+    sides = []
+    if "keras" in against:
+        sides.append(Side("keras", case))
+        if fused > 1:
+            sides.append(Side("keras, fused", case, fused))
+    if "torch" in against:
+        sides += [Side("torch", case), Side("torch compiled", case)]
+    return sides
+
+
+def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]:
+    """Rows of the table: the session, then each other side."""
+    session = Side("session", case)
+    at_a_time = min(session.lanes * session.fused, case.global_batch // case.micro_batch)
+    others = sides_of(case, against, at_a_time)
     for _ in range(rounds):
-        ours.append(session.rates())
-        for key, rival in rivals.items():
-            theirs[key].append(rival.rates())
-    flop, peak, memory = session.extras()
-    for process in (session, *rivals.values()):
-        process.close()
-    row = {
-        "model": name,
-        "micro_batch": micro_batch,
-        "fused": session.fused,
-        "side by side": session.lanes,
-        "session": statistics.median(wall for wall, _ in ours),
-        "memory_mib": memory,
-    }
-    row["share of peak"] = row["session"] * flop / peak
-    for kind in ("keras", "keras-fused"):
-        best = max(
-            (key for key in rivals if key[0] == kind),
-            key=lambda key: statistics.median(w for w, _ in theirs[key]),
+        for side in (session, *others):
+            side.measure()
+    share, memory = session.ask(-1)
+    for side in (session, *others):
+        side.close()
+    row = {**case._asdict(), "norm": case.norm}
+    fused = f"{session.lanes}x{session.fused}" if session.lanes > 1 else str(session.fused)
+    rows = [
+        {
+            **row,
+            "side": "session",
+            "images_per_s": round(session.median(), 1),
+            "fused": fused,
+            "share_of_peak": round(session.median() * share, 3),
+            "memory_mib": round(memory),
+        }
+    ]
+    for name in dict.fromkeys(side.name for side in others):
+        best = max((side for side in others if side.name == name), key=Side.median)
+        ratios = [
+            statistics.median(a[clock] / b[clock] for a, b in zip(session.rates, best.rates))
+            for clock in (0, 1)
+        ]
+        rows.append(
+            {
+                **row,
+                "side": side.name,
+                "images_per_s": round(side.median(), 1),
+                "ratio": round(ratios[0], 2),
+                "ratio_of_processor_time": round(ratios[1], 2),
+            }
         )
-        row[kind] = statistics.median(wall for wall, _ in theirs[best])
-        row[f"{kind} onednn"] = best[1] == "1"
-        for i, clock in enumerate(("", " cpu")):
-            row[f"vs {kind}{clock}"] = statistics.median(o[i] / t[i] for o, t in zip(ours, theirs[best]))
-    return row
+    return rows
 
 
-def main():
+COLUMNS = (
+    *Case._fields,
+    "norm",
+    "side",
+    "images_per_s",
+    "ratio",
+    "ratio_of_processor_time",
+    "fused",
+    "share_of_peak",
+    "memory_mib",
+    "conditions",
+)
+
+
+def conditions(against: List[str]) -> str:
+    """What the figures depend on."""
+    from ipucnn.machine import cpu_name
+
+    packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=os.path.dirname(os.path.abspath(__file__)),
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    return (
+        f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}; "
+        f"revision {revision or 'unknown'}; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--against", nargs="+", choices=("keras", "torch"), default=["keras"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="a network")
     parser.add_argument("--micro-batch", type=int)
-    parser.add_argument("--json")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--csv", help="also write the rows there")
+    parser.add_argument("--serve", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        kind, name, micro_batch, fused = arguments.worker
-        worker(kind, name, int(micro_batch), int(fused))
+    if arguments.serve:
+        side, network, *numbers = arguments.serve
+        size, micro_batch, global_batch, fused = map(int, numbers)
+        serve(side, Case(network, size, micro_batch, global_batch), fused)
         return
-    from importlib.metadata import version
-
-    from ipucnn.machine import cpu_name
-
-    print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
-          f"TensorFlow {version('tensorflow')}, Keras {version('keras')}")  # fmt: skip
-    print(f"training, {SIZE}x{SIZE}, gradient accumulation {ACCUMULATE}, {arguments.rounds} rounds, images/s")
-    print(f"load {os.getloadavg()[0]:.1f}; ratios by the clock, and by processor time")
-    print(f"{'network':16} {'batch':>5} {'norm':>5} {'fused':>5} {'session':>8} {'keras':>6} {'ratio':>12} "
-          f"{'keras, fused':>12} {'ratio':>12} {'of peak':>8} {'MiB':>6}")  # fmt: skip
-    rows = []
-    cases = CASES
-    if arguments.only not in (None, *(name for name, _ in CASES)):
-        cases = [(arguments.only, 8)]
-    for name, micro_batch in cases:
-        if arguments.only not in (None, name) or arguments.micro_batch not in (None, micro_batch):
-            continue
-        row = measure(name, micro_batch, arguments.rounds)
-        rows.append(row)
-        norm = "group" if micro_batch == 1 else "batch"
-        fused = f"{row['side by side']}x{row['fused']}" if row["side by side"] > 1 else str(row["fused"])
-        ratios = [
-            f"{row[f'vs {kind}']:.2f}, {row[f'vs {kind} cpu']:.2f}" for kind in ("keras", "keras-fused")
-        ]
-        print(f"{name:16} {micro_batch:5} {norm:>5} {fused:>5} {row['session']:8.0f} {row['keras']:6.0f} "
-              f"{ratios[0]:>12} {row['keras-fused']:12.0f} {ratios[1]:>12} {row['share of peak']:8.1%} "
-              f"{row['memory_mib']:6.0f}", flush=True)  # fmt: skip
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as handle:
-            json.dump(rows, handle, indent=2)
+    against = list(arguments.against)
+    if "torch" in against and not all(map(importlib.util.find_spec, ("torch", "timm"))):
+        against.remove("torch")
+        print("PyTorch or timm is not installed: left out")
+    said = conditions(against)
+    print(
+        f"{said}; training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time"
+    )
+    print(f"{'network':16} {'size':>4} {'batch':>5} {'of':>5} {'side':15} {'images/s':>8} {'ratio':>12} "
+          f"{'fused':>5} {'of peak':>7} {'MiB':>6}")  # fmt: skip
+    rows: List[Dict[str, Any]] = []
+    cases = [
+        case
+        for case in CASES
+        if arguments.only in (None, case.network) and arguments.micro_batch in (None, case.micro_batch)
+    ]
+    if not cases:
+        raise SystemExit(
+            f"no row of that network and micro-batch; there are {', '.join(c.network for c in CASES)}"
+        )
+    for case in cases:
+        for row in measure(case, against, arguments.rounds):
+            rows.append({**row, "conditions": said})
+            ratio = f"{row['ratio']:.2f}, {row['ratio_of_processor_time']:.2f}" if "ratio" in row else ""
+            peak = f"{row['share_of_peak']:.0%}" if "share_of_peak" in row else ""
+            print(f"{row['network']:16} {row['size']:4} {row['micro_batch']:5} {row['global_batch']:5} "
+                  f"{row['side']:15} {row['images_per_s']:8.1f} {ratio:>12} {row.get('fused', ''):>5} {peak:>7} "
+                  f"{row.get('memory_mib', ''):>6}", flush=True)  # fmt: skip
+    if arguments.csv:
+        with open(arguments.csv, "w", encoding="utf-8", newline="") as handle:
+            writer = csv.DictWriter(handle, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
