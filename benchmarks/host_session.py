@@ -428,10 +428,9 @@ def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]
             "memory_mib": round(memory),
         }
     ]
-    for name in dict.fromkeys(side.name for side in others):
-        best = max((side for side in others if side.name == name), key=Side.median)
+    for side in others:
         ratios = [
-            statistics.median(a[clock] / b[clock] for a, b in zip(session.rates, best.rates))
+            statistics.median(a[clock] / b[clock] for a, b in zip(session.rates, side.rates))
             for clock in (0, 1)
         ]
         rows.append(
