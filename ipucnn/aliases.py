@@ -5,7 +5,13 @@ signature can name a tensor in a module that must stay light.  Last, what a sess
 does not import.
 """
 
-from typing import Any, Dict, Optional, Protocol
+import sys
+from typing import TYPE_CHECKING, Any, Dict, Optional, Protocol
+
+if TYPE_CHECKING or sys.version_info >= (3, 9):
+    from typing import Annotated as Annotated
+else:
+    from typing_extensions import Annotated as Annotated
 
 KerasInitializer = Any
 KerasLayer = Any

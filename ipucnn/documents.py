@@ -5,7 +5,8 @@ aliases and merges are written out.  Its values are text, numbers, true and fals
 keys; there are no tags.  A date is the text it was written as.
 
 A pass over the events of PyYAML's parser counts depth and values before PyYAML's composer runs: the composer calls
-itself for each level, which ends the process for a text of 100,000 brackets, and it follows aliases without counting.
+itself for each level, which ends the process for a text of 100,000 brackets.  What aliases repeat is counted on the
+composed nodes, of which each is one however often it is repeated.
 """
 
 import contextlib
@@ -13,11 +14,14 @@ import functools
 import json
 import math
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
-from ipucnn.aliases import PlainValue, YamlEvent, YamlNode
+import msgspec
+
+from ipucnn.aliases import Annotated, PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
@@ -30,14 +34,20 @@ MAX_NODES = 100_000
 """Keys and values of a document, everything that an alias repeats counted each time."""
 MAX_RECORD_BYTES = 64_000_000
 """Of a file that ipucnn itself wrote and reads again, such as the report of a long benchmark."""
-MAX_NUMBER_CHARACTERS = 400
-"""A double has at most 309 digits before the point; the time to read a whole number grows with their square."""
+MAX_NUMBER_CHARACTERS = 308
+"""So many digits fit into a double; the time to read a whole number grows with their square."""
 
 SCALAR, SEQUENCE, MAPPING = "scalar", "sequence", "mapping"
 """What ``id`` of a node is."""
 MERGE = "<<"
 
 Record = TypeVar("Record")
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Above0 = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+Figures = Dict[str, Optional[float]]
+"""What was measured, None where there is nothing to measure."""
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
@@ -94,77 +104,56 @@ def compose(text: str) -> Optional[YamlNode]:
     _check_text(text)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        checks = _EventChecks()
-        for event in yaml.parse(text, Loader=loader):
-            checks.take(event)
-        return yaml.compose(text, Loader=loader)
+        _check_events(yaml.parse(text, Loader=loader))
+        node = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         raise _unreadable(text, error) from None
+    if node is not None:
+        _extent(node, {})
+    return node
 
 
-class _EventChecks:
-    """Counts what the events of a document stand for, and refuses what is not plain."""
+def _check_events(events: Iterator[YamlEvent]) -> None:
+    """Refuses tags, and what is too deep or too much for the composer."""
+    import yaml
 
-    def __init__(self) -> None:
-        # Of the document, and of each list or mapping whose end has not come: its anchor, how many values it stands
-        # for, and how deep they are.
-        self._open: List[Tuple[Optional[str], int, int]] = [(None, 0, 0)]
-        # Of each anchor the same; None before its value has ended.
-        self._anchors: Dict[str, Optional[Tuple[int, int]]] = {}
-        self._num_documents = 0
-
-    def take(self, event: YamlEvent) -> None:
-        name, line = type(event).__name__, event.start_mark.line + 1
-        tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
-        shown_anchor = shown_value(anchor)
+    depth = 0
+    for number, event in enumerate(events):
+        line, tag = event.start_mark.line + 1, getattr(event, "tag", None)
         if tag is not None:
             raise BadDocument(f"the tag {shown_value(tag)} is not read", _PLAIN_HINT, line)
-        if name == "AliasEvent":
-            if anchor not in self._anchors:
-                raise BadDocument(
-                    f"*{shown_anchor}: there is no anchor &{shown_anchor} above", "check the name", line
-                )
-            known = self._anchors[anchor]
-            if known is None:
-                raise BadDocument(
-                    f"*{shown_anchor} stands inside of the value that it names",
-                    "use it after that value",
-                    line,
-                )
-            self._add(*known, line)
-            return
-        if anchor is not None:
-            if anchor in self._anchors:
-                raise BadDocument(f"the anchor &{shown_anchor} is there twice", "rename one of them", line)
-            self._anchors[anchor] = None
-        if name == "ScalarEvent":
-            self._end(anchor, 1, 0, line)
-        elif name in ("SequenceStartEvent", "MappingStartEvent"):
-            if len(self._open) > MAX_DEPTH:
-                raise _too_deep(line)
-            self._open.append((anchor, 1, 1))
-        elif name in ("SequenceEndEvent", "MappingEndEvent"):
-            self._end(*self._open.pop(), line)
-        elif name == "DocumentStartEvent":
-            self._num_documents += 1
-            if self._num_documents > 1:
-                raise BadDocument("it holds several documents", "keep one of them: no `---` between", line)
-
-    def _end(self, anchor: Optional[str], num_values: int, height: int, line: int) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = (num_values, height)
-        self._add(num_values, height, line)
-
-    def _add(self, num_values: int, height: int, line: int) -> None:
-        """Counts a value in the list or mapping around it."""
-        anchor, num_before, height_before = self._open[-1]
-        self._open[-1] = anchor, num_before + num_values, max(height_before, height + 1)
-        if num_before + num_values > MAX_NODES:
-            raise BadDocument(
-                f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line
-            )
-        if len(self._open) - 1 + height > MAX_DEPTH:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
             raise _too_deep(line)
+        if number > 2 * MAX_NODES + 4:  # a list or mapping has two events, as have its document and the text
+            raise _too_many(line)
+
+
+def _extent(node: YamlNode, known: Dict[int, Optional[Tuple[int, int]]]) -> Tuple[int, int]:
+    """How many values a node stands for, and how many lists and mappings lie inside of each other in it.
+
+    Args:
+        known: the same of the lists and mappings before it, by their identity; None of those around it.
+    """
+    if node.id == SCALAR:
+        return 1, 0
+    line = line_of(node)
+    if id(node) not in known:
+        known[id(node)] = None
+        parts = [part for pair in node.value for part in pair] if node.id == MAPPING else node.value
+        extents = [_extent(part, known) for part in parts]
+        known[id(node)] = 1 + sum(n for n, _ in extents), 1 + max((depth for _, depth in extents), default=0)
+    extent = known[id(node)]
+    if extent is None:
+        raise BadDocument(
+            "an alias stands inside of the value that it names", "use it after that value", line
+        )
+    if extent[0] > MAX_NODES:
+        raise _too_many(line)
+    if extent[1] > MAX_DEPTH:
+        raise _too_deep(line)
+    return extent
 
 
 def line_of(node: YamlNode) -> int:
@@ -289,6 +278,10 @@ def _unreadable(text: str, error: Exception) -> BadDocument:
         return _too_deep(None if mark is None else mark.line + 1)
     if mark is None:
         return BadDocument(f"{UNREADABLE}: {problem}", "check the indentation and quotes")
+    if type(error).__name__ == "ComposerError":
+        problem = shown_value(getattr(error, "context", None) or problem)
+        hint = "define an anchor (&name) once, above its aliases (*name); keep one document, without `---`"
+        return BadDocument(f"{UNREADABLE}: {problem}", hint, mark.line + 1)
     lines = text.split("\n")
     hint = "check the indentation and quotes there"
     if mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
@@ -312,7 +305,7 @@ def load_json(text: str) -> Any:
     """
     value = load_record(text, MAX_BYTES)
     if _num_values(value) > MAX_NODES:
-        raise BadDocument(f"more than {MAX_NODES:,} values", _SPLIT_HINT)
+        raise _too_many()
     return value
 
 
@@ -321,14 +314,17 @@ def _num_values(value: PlainValue) -> int:
     count, level = 0, [value]
     for _ in range(MAX_DEPTH + 1):
         count += len(level)
-        lists = [item for item in level if isinstance(item, list)]
         mappings = [item for item in level if isinstance(item, dict)]
         count += sum(map(len, mappings))
-        level = [part for item in lists for part in item]
+        level = [part for item in level if isinstance(item, list) for part in item]
         level += [part for item in mappings for part in item.values()]
-    if lists or mappings:
+    if level:
         raise _too_deep()
     return count
+
+
+def _too_many(line: Optional[int] = None) -> BadDocument:
+    return BadDocument(f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line)
 
 
 def _too_deep(line: Optional[int] = None) -> BadDocument:
@@ -404,6 +400,18 @@ def read_record(path: Path, hint: str) -> Any:
 # -- records ---------------------------------------------------------------------------------------------------
 
 
+def misfit(value: PlainValue, kind: object) -> str:
+    """Why a value from a file is not of a type, which may be a struct of msgspec; "" if it is.
+
+    Fields that the type does not have are passed over.
+    """
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return shown_value(str(error))
+    return ""
+
+
 def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> Record:
     """A dataclass, or a struct of msgspec, of the plain values in a file; its annotations are what is checked.
 
@@ -414,8 +422,6 @@ def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> 
     Raises:
         DataError: naming the file, the place in it, and what is wrong there.
     """
-    import msgspec
-
     try:
         made = msgspec.convert(data, record)
     except msgspec.ValidationError as error:

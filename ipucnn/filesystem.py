@@ -10,7 +10,6 @@ the name: a link that somebody planted there is not followed.  What a user asks 
 
 import contextlib
 import errno
-import itertools
 import os
 import re
 import shutil
@@ -22,12 +21,10 @@ from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
-from ipucnn.text import SHOWN_CHARACTERS, printable
+from ipucnn.text import printable, shown_value
 
 NAME_BYTES = 255
 """The longest file name of Linux' file systems (``NAME_MAX`` of limits.h), in bytes."""
-PATH_BYTES = 4095
-"""The longest path the kernel takes (``PATH_MAX`` of limits.h, less the NUL at its end), in bytes."""
 
 _SPACE = "free some space, or give a path on another disk"
 _PERMISSION = "change its permissions or those of the folders above it, or give another path"
@@ -54,7 +51,7 @@ _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 _STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self|(\d+)))/fd/(\d{1,9})")
 _MOST_LINKS = 40  # as Linux follows
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
-_READ_AT_ONCE_BYTES = 2**20
+_UNMEASURED_BYTES = 2**20  # of files of /proc, which say that they have none
 # Without O_NONBLOCK, opening would wait for the other end of a FIFO that took the place of a file meanwhile.
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -68,6 +65,14 @@ class Kind(Enum):
     FIFO = "a FIFO"
     DEVICE = "a device"
     SOCKET = "a socket"
+
+
+_KINDS = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.FOLDER,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+}
 
 
 # -- what went wrong ------------------------------------------------------------------------------------------
@@ -112,11 +117,7 @@ def user_error_of(error: BaseException) -> Optional[UserError]:
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
     """A path as a message repeats it: on one line, and shortened in the middle where it is very long."""
-    text = printable(os.fspath(path))
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    half = SHOWN_CHARACTERS // 2
-    return f"{text[:half]}...{text[-half:]}"
+    return shown_value(os.fspath(path))
 
 
 @contextlib.contextmanager
@@ -137,29 +138,21 @@ def expand(text: str) -> Path:
     """The path that a user typed, ``~`` and ``~user`` expanded.
 
     Raises:
-        ConfigurationError: it is empty, no path can be it, or there is no such user.
+        ConfigurationError: it is empty, or there is no such user.
+        DataError: no path can be it, or nobody may say what is there.
     """
-    problem = None
-    try:
-        encoded = os.fsencode(text)
-        if "\0" in text:
-            problem = "a path cannot contain a NUL character"
-        elif len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
-            problem = f"the name is too long (a name has at most {NAME_BYTES} bytes, a path {PATH_BYTES})"
-    except UnicodeEncodeError:
-        problem = "it has characters that no file name here can have"
-    if problem is not None:
-        raise ConfigurationError(f"{shown(text)}: {problem}", "give another path")
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
     except (RuntimeError, KeyError):
         user = printable(text.split("/", 1)[0])
         raise ConfigurationError(
             f"{shown(text)}: the home folder of {user} is not known",
             f"set HOME, give the whole path, or write ./{shown(text)} if the name is meant",
         ) from None
+    is_link(path)
+    return path
 
 
 def cache_folder(name: str) -> Path:
@@ -168,11 +161,10 @@ def cache_folder(name: str) -> Path:
     Args:
         name: of what is kept there.
     """
-    own = os.environ.get("IPUCNN_CACHE_DIR")
-    if own:
-        return Path(own) / name
-    user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else expand("~/.cache")) / "ipucnn" / name
+    folder = os.environ.get("IPUCNN_CACHE_DIR")
+    if folder:
+        return Path(folder, name)
+    return Path(os.environ.get("XDG_CACHE_HOME") or expand("~/.cache"), "ipucnn", name)
 
 
 def private_cache_folder(name: str) -> Optional[Path]:
@@ -202,20 +194,13 @@ def kind_of(path: Path) -> Kind:
     """
     with asking(path):
         try:
-            mode = os.stat(path).st_mode
+            return _kind_of_mode(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return Kind.ABSENT
-    return _kind_of_mode(mode)
 
 
 def _kind_of_mode(mode: int) -> Kind:
-    if stat.S_ISREG(mode):
-        return Kind.FILE
-    if stat.S_ISDIR(mode):
-        return Kind.FOLDER
-    if stat.S_ISFIFO(mode):
-        return Kind.FIFO
-    return Kind.SOCKET if stat.S_ISSOCK(mode) else Kind.DEVICE
+    return _KINDS.get(stat.S_IFMT(mode), Kind.DEVICE)
 
 
 def exists(path: Path) -> bool:
@@ -302,9 +287,14 @@ def is_link(path: Path) -> bool:
             return False
 
 
-def is_writable(path: Path) -> bool:
-    """Whether this user may write to a file, or make files in a folder."""
-    return os.access(path, os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK)
+def check_writable(path: Path) -> None:
+    """Refuses a file that this user may not write to, or a folder in which they may make no files.
+
+    Raises:
+        DataError: it is one.
+    """
+    if not os.access(path, os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK):
+        raise DataError(f"{shown(path)} is not writable", _PERMISSION)
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -336,20 +326,18 @@ def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int
     :func:`open_regular` otherwise."""
     with asking(path):
         try:
-            # Asked before it is opened: to open a device does something to some of them.
-            mode = os.stat(path).st_mode
-            if stat.S_ISREG(mode):
+            # Before it is opened: to open a device does something to some of them.
+            kind = _kind_of_mode(os.stat(path).st_mode)
+            if kind is Kind.FILE:
                 handle = os.open(path, os.O_RDONLY | _SAFELY)
                 status = os.fstat(handle)
-                mode = status.st_mode
-                if stat.S_ISREG(mode):
+                kind = _kind_of_mode(status.st_mode)
+                if kind is Kind.FILE:
                     return handle, status.st_size
                 os.close(handle)
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(f"{shown(path)}: there is no such file", hint or "check the path") from None
-    raise DataError(
-        f"{shown(path)} is {_kind_of_mode(mode).value}, not a file", hint or "give the path of a file"
-    )
+    raise DataError(f"{shown(path)} is {kind.value}, not a file", hint or "give the path of a file")
 
 
 def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
@@ -358,19 +346,14 @@ def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
     Raises:
         DataError: absent, not a regular file, too large, or not readable.
     """
-    chunks: List[bytes] = []
     with open_regular(path, hint) as file:
-        # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
-        left = at_most + 1 if os.fstat(file.fileno()).st_size <= at_most else 0
-        while left:
-            chunk = file.read(min(left, _READ_AT_ONCE_BYTES))
-            if not chunk:
-                break
-            chunks.append(chunk)
-            left -= len(chunk)
-    if not left:
+        size = os.fstat(file.fileno()).st_size
+        if size <= at_most:
+            data = file.read(min(at_most, max(size, _UNMEASURED_BYTES)) + 1)
+            size = len(data)
+    if size > at_most:
         raise DataError(f"{shown(path)} is larger than {at_most:,} bytes", hint or "give another file")
-    return b"".join(chunks)
+    return data
 
 
 def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
@@ -391,7 +374,7 @@ def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
 _WRITTEN = "cannot be written"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls ``write`` with a temporary path beside ``path``, syncs what it wrote, and renames it.
 
     A crash leaves the old file or the new one, never half of one.  A link of that name is replaced, and no link
@@ -418,7 +401,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             os.unlink(temporary)
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
 
     What ``path`` was before changes places with it, in one step where the system can, and is removed then.
@@ -465,7 +448,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def write_text(path: Path, text: Union[str, bytes]) -> None:
     """Writes a small file of a run atomically, UTF-8."""
     data = text.encode("utf-8") if isinstance(text, str) else text
-    write_atomically(path, lambda temporary: _write_bytes(temporary, data))
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def append_text(path: Path, text: str) -> None:
@@ -505,16 +488,14 @@ def check_makeable(path: Path) -> None:
         DataError: something else has its name or that of a folder above it, or nothing can be written there; or the
             path is relative, and the working directory was deleted.
     """
-    absolute(path)
-    for place in (path, *path.parents):
-        kind = kind_of(place)
-        if kind is Kind.FOLDER and is_writable(place):
-            return
-        if kind is Kind.FOLDER:
-            raise DataError(f"{shown(place)} is not writable", _PERMISSION)
-        if kind is not Kind.ABSENT or is_link(place):
-            what = "a link that leads nowhere" if kind is Kind.ABSENT else kind.value
-            raise DataError(f"{shown(place)} is {what}, not a folder", "choose another folder")
+    place = absolute(path)
+    while kind_of(place) is Kind.ABSENT and not is_link(place):
+        place = place.parent
+    kind = kind_of(place)
+    if kind is not Kind.FOLDER:
+        what = "a link that leads nowhere" if kind is Kind.ABSENT else kind.value
+        raise DataError(f"{shown(place)} is {what}, not a folder", "choose another folder")
+    check_writable(place)
 
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
@@ -551,38 +532,31 @@ def is_locked(path: Path) -> Optional[bool]:
 
 
 def _lock(path: Path, shared: bool) -> Optional[int]:
-    """One try of :func:`locked`.
-
-    Raises:
-        BlockingIOError: another process has the lock.
-        FileNotFoundError: there is no such folder.
-    """
+    """One try of :func:`locked`."""
     import fcntl
 
+    handle = None
     try:
         handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return None
-    try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return handle
     except OSError as error:
-        os.close(handle)
-        if isinstance(error, BlockingIOError):
+        if handle is not None:
+            os.close(handle)
+        if isinstance(error, (BlockingIOError, FileNotFoundError)):
             raise
         return None
-    return handle
 
 
 def make_new_file(folder: Path, name: str) -> Path:
     """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after."""
-    for number in itertools.count(1):
-        path = folder / (name if number == 1 else f"{name}.{number}")
+    number, path = 1, folder / name
+    while True:
         with asking(path, _WRITTEN), contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             return path
-    raise AssertionError("itertools.count ended")
+        number += 1
+        path = folder / f"{name}.{number}"
 
 
 def remove_file(path: Path) -> None:
@@ -636,15 +610,15 @@ def check_output(path: Path) -> None:
     kind = kind_of(path)
     if kind in (Kind.FOLDER, Kind.SOCKET) or (kind is Kind.DEVICE and stat.S_ISBLK(os.stat(path).st_mode)):
         raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
-    folder = real(path).parent if is_link(path) else path.parent
-    for place in [path] * (kind is not Kind.ABSENT) + [folder] * (kind in (Kind.ABSENT, Kind.FILE)):
-        parent = kind_of(place)
-        if parent is Kind.ABSENT:
-            raise DataError(f"{shown(path)}: there is no folder {shown(place)}", f"mkdir -p {shown(place)}")
-        if place is folder and parent is not Kind.FOLDER:
-            raise DataError(f"{shown(path)}: {shown(place)} is {parent.value}", "give another name")
-        if not is_writable(place):
-            raise DataError(f"{shown(place)} is not writable", _PERMISSION)
+    if kind is not Kind.ABSENT:
+        check_writable(path)
+    if kind in (Kind.ABSENT, Kind.FILE):
+        folder = real(path).parent
+        if kind_of(folder) is Kind.ABSENT:
+            raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
+        if kind_of(folder) is not Kind.FOLDER:
+            raise DataError(f"{shown(path)}: {shown(folder)} is {kind_of(folder).value}", "give another name")
+        check_writable(folder)
 
 
 def check_different(outputs: Sequence[Tuple[str, Optional[Path]]]) -> None:
@@ -677,17 +651,15 @@ def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) 
     Raises:
         ConfigurationError: it is one of them.
     """
-    if is_written_to(path):
-        return
-    target = real(path)
+    target = None if is_written_to(path) else real(path)
     for what, given in inputs:
-        if target == real(given):
+        if target is not None and target == real(given):
             raise ConfigurationError(
                 f"{option} {shown(path)} is {what}, and would be replaced", "choose another name"
             )
 
 
-def write_output(path: Path, write: Callable[[Path], None]) -> None:
+def write_output(path: Path, write: Callable[[Path], object]) -> None:
     """Writes what a user asked for to what a path leads to.
 
     A regular file, or a new name, is written under a temporary name beside it (beside the end of its links) and
@@ -726,7 +698,7 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
 def write_output_text(path: Path, text: Union[str, bytes]) -> None:
     """:func:`write_output` of a text in UTF-8, or of bytes."""
     data = text.encode("utf-8") if isinstance(text, str) else text
-    write_output(path, lambda temporary: _write_bytes(temporary, data))
+    write_output(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _stream_of(path: Path) -> Optional[int]:
@@ -791,7 +763,3 @@ def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
         name = temporary_of(path.name)
         if name is not None and is_ours(name) and not (is_folder(path) and not is_link(path)):
             remove_file(path)
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

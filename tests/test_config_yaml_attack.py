@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 from few_examples import tries
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn import documents
@@ -42,13 +42,13 @@ REFUSED = {
     "closed brackets": ("a: " + "[" * 60 + "]" * 60, "line 1: more than 50"),
     "indentation": ("".join(" " * n + "a:\n" for n in range(60)), "line 51: more than 50"),
     "deep aliases": ("\n".join(["a0: &a0 [1]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 60)]), "inside"),
-    "recursion": ("a: &a [*a]", "*a stands inside"),
-    "recursion of a key": ("a: &a {b: &b {c: *a}}", "*a stands inside"),
+    "recursion": ("a: &a [*a]", "an alias stands inside"),
+    "recursion of a key": ("a: &a {b: &b {c: *a}}", "an alias stands inside"),
     "alias bomb": (bomb(), "counting what aliases repeat"),
     "merge bomb": (merge_bomb(), "counting what aliases repeat"),
     "many values": ("[" + "1," * MAX_NODES + "1]", "more than 100,000 values"),
-    "an absent anchor": ("a: *b", "no anchor &b"),
-    "an anchor twice": ("a: &a 1\nb: &a 2", "line 2: the anchor &a is there twice"),
+    "an absent anchor": ("a: *b", "line 1: not readable as YAML: found undefined alias"),
+    "an anchor twice": ("a: &a 1\nb: &a 2", "line 2: not readable as YAML: found duplicate anchor"),
     "a merge of text": ("a:\n  <<: 3", "line 2: '<<' must merge"),
     "a merge of a list of text": ("a:\n  <<: [3, 4]", "'<<' must merge"),
     "a merge of lists": ("x: &x [1]\na:\n  <<: *x", "'<<' must merge"),
@@ -57,7 +57,7 @@ REFUSED = {
     "a mapping as key": ("{{a: 1}: 2}", "a key is a mapping"),
     "no key": ("?\n: 1", "a key is empty"),
     "a null key": ("~: 1", "a key is empty"),
-    "two documents": ("a: 1\n---\nb: 2", "line 2: it holds several documents"),
+    "two documents": ("a: 1\n---\nb: 2", "line 2: not readable as YAML: expected a single document"),
     "a tag": ("a: !!int foo", "line 1: the tag tag:yaml.org,2002:int"),
     "a fitting tag": ("a: !!int 3", "the tag"),
     "Python": ("a: !!python/object/apply:os.system ['x']", "the tag"),
@@ -81,7 +81,7 @@ REFUSED = {
     "UTF-16 read as Latin-1": ("\xff\xfea\0", "U+0000"),
     "a quote": ("a: 'b", "not readable as YAML"),
     "a long text": ("a: " + "x" * 1_000_000, "longer than 1,000,000"),
-    "a long anchor": ("a: *" + "b" * 900_000, "no anchor"),
+    "a long anchor": ("a: *" + "b" * 900_000, "undefined alias"),
     "a long tag": ("a: !" + "b" * 900_000 + " 1", "the tag"),
 }  # fmt: skip
 
@@ -153,24 +153,22 @@ def test_plain_scalars_mean_what_they_mean_to_pyyaml():
 
 
 @pytest.mark.parametrize("number", ["{}", "-{}", "0.{}", "{}."])
-def test_numbers_have_at_most_400_characters(number):
-    digits = "7" * (400 - len(number.format("")))
+def test_numbers_have_at_most_308_characters(number):
+    digits = "7" * (308 - len(number.format("")))
     value = documents.load(f"- {number.format(digits)}\n")[0]
     assert value == (float if "." in number else int)(number.format(digits))
-    with pytest.raises(BadDocument, match="a number of 401 characters") as caught:
+    with pytest.raises(BadDocument, match="a number of 309 characters") as caught:
         documents.load(f"- 1\n- {number.format(digits + '7')}\n")
-    assert caught.value.line == 2 and "at most 400" in caught.value.hint
+    assert caught.value.line == 2 and "at most 308" in caught.value.hint
     if "." not in number:
         assert documents.load_json(f"[{number.format(digits)}]") == [value]
-        with pytest.raises(BadDocument, match="401"):
+        with pytest.raises(BadDocument, match="309"):
             documents.load_json(f"[{number.format(digits + '7')}]")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "a",
-        "[]",
         "[1, [2, 3], {a: 4}]",
         "a: &x 1\nb: *x\nc: [*x, *x]\n",
         "a: &x [1, 2]\nb: [*x, *x, &y {c: *x}]\nd: *y\n",
@@ -286,47 +284,28 @@ def files(folder):
     return made
 
 
+NOT_JSON = dict.fromkeys(("nul.yml", "bomb.yml", "large.yml"), "is not JSON")
+
+
 @pytest.mark.parametrize(
-    "args",
+    ("args", "parts"),
     [
-        ("train", "lenet", "--print-config", "--config-path"),
-        ("train", "lenet", "--print-config", "--plan"),
-        ("plan-splits", "lenet", "--stages", "2", "--compare"),
-        ("benchmark", "--print-config", "--suite"),
+        (("train", "lenet", "--print-config", "--config-path"), {}),
+        (("train", "lenet", "--print-config", "--plan"), {}),
+        (("plan-splits", "lenet", "--stages", "2", "--compare"), {}),
+        (("benchmark", "--print-config", "--suite"), {}),
+        (("benchmark", "lenet", "--host-generated-data", "--baseline"), {**NOT_JSON, "folder.yml": "error"}),
+        (("benchmark", "*", "--suite", "keras-tutorial", "--versus"), {**NOT_JSON, "folder.yml": "error"}),
     ],
-    ids=lambda args: args[-1],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_hostile_files(run, tmp_path, args):
-    for name, part in files(tmp_path).items():
+def test_hostile_files(run, tmp_path, args, parts):
+    for name, part in {**files(tmp_path), **parts}.items():
         code, out, err = run(*args, name)
         lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
-        assert code in (2, 3) and out == "", (name, err)
-        assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: "), (
-            name,
-            err,
-        )
+        assert code in (2, 3) and out == "" and len(err) < 2000, (name, err)
+        assert [line.split(":")[0] for line in lines] == ["error", "hint"], (name, err)
         assert part.lower() in lines[0].lower(), (name, err)
-        assert len(err) < 2000
-
-
-@pytest.mark.parametrize("option", ["--baseline", "--versus"])
-def test_hostile_reports(run, tmp_path, option):
-    suite = ["--suite", "keras-tutorial"] if option == "--versus" else ["--host-generated-data"]
-    made = {
-        **files(tmp_path),
-        "nul.yml": "is not JSON",
-        "bomb.yml": "is not JSON",
-        "large.yml": "is not JSON",
-    }
-    for name, part in made.items():
-        code, out, err = run("benchmark", "lenet" if option == "--baseline" else "*", *suite, option, name)
-        lines = err.splitlines()
-        assert code in (2, 3) and out == "", (name, err)
-        assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: "), (
-            name,
-            err,
-        )
-        assert part.lower() in lines[0].lower() or name == "folder.yml", (name, err)
 
 
 def test_a_suite_cannot_make_a_billion_rows(run, tmp_path):
@@ -348,10 +327,8 @@ def test_hostile_json_is_refused():
 
 def test_a_value_in_a_message_is_short_and_printable():
     assert shown_value("a\x1b\nb") == "a\\x1b\\nb"
-    assert len(shown_value("x" * 10_000_000)) < 300
-    assert len(shown_value(list(range(50_000)))) < 300
+    assert max(len(shown_value(value)) for value in ("x" * 10_000_000, list(range(50_000)))) < 300
     assert "digits" in shown_value(10**5000)
-    assert shown_value(True) == "True"
 
 
 # -- property tests --------------------------------------------------------------------------------------------
@@ -388,20 +365,9 @@ def _lines(draw, depth=0):
     return lines
 
 
-@tries(40, slow=120)
+@tries(40, slow=2000)
 @given(_lines())
 def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
-    check_that_it_is_a_value_or_an_error(lines)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000)
-@given(_lines())
-def test_whatever_else_is_written_is_a_value_or_an_error_with_a_hint(lines):
-    check_that_it_is_a_value_or_an_error(lines)
-
-
-def check_that_it_is_a_value_or_an_error(lines):
     text = "\n".join(lines)
     try:
         with documents.naming("f.yml"):

@@ -111,6 +111,8 @@ FOR_OTHERS = (
     *("unreadable", "blind", "sealed", "new in sealed"),
 )
 """The paths at which it matters who asks."""
+IMPOSSIBLE = ("long name", "long name below", "long path", "long absolute path", "NUL", "no byte")
+"""Names that no file can have."""
 COMMANDS = {
     "train": ("train", "lenet", *STOP),
     "train ~": ("train", "lenet", *STOP, "--run-dir", "~/run"),
@@ -253,7 +255,7 @@ def attack(folder):
         count += len(own)
         for name, args, changes, deleted in own:
             print(repr(name), file=sys.stderr)
-            problem = one(args, changes, deleted, folder)
+            problem = one(name.rsplit(": ", 1)[-1], args, changes, deleted, folder)
             if problem is not None:
                 found.append((who + name, args, problem))
         after = list_all(folder)
@@ -277,7 +279,7 @@ def _hangs(number, frame):
     raise Hangs
 
 
-def one(args, changes, deleted, folder):
+def one(kind, args, changes, deleted, folder):
     """What is wrong with the ending of one command line, None if nothing is."""
     from ipucnn import cli
 
@@ -311,6 +313,8 @@ def one(args, changes, deleted, folder):
         raise RuntimeError(f"TensorFlow was imported: {args} {changes}\n{text}")
     if "Traceback" in text or code not in (0, 2, 3, 4, 6):
         return f"exit code {code}\n{text}"
+    if kind in IMPOSSIBLE and code == 2 and args[0] != "doctor":
+        return f"exit code 2, and the file system refuses it\n{text}"
     if code == 0:
         silent = args[0] in FREE_TO_ANSWER or "--print-config" in args
         return None if silent else f"exit code 0\n{text}"

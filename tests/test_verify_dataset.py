@@ -811,7 +811,7 @@ def test_another_programs_dataset_info_makes_no_tfds_set(made, kind, name):
         ("loop", DataError, "loop"),
         (None, ConfigurationError, "no data set is given"),
         ("", ConfigurationError, "empty"),
-        ("a\0b", ConfigurationError, "NUL"),
+        ("a\0b", DataError, "null byte"),
     ],
 )
 def test_what_is_no_data_set(tmp_path, monkeypatch, name, error, words):

@@ -4,18 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional
 
+import msgspec
 import yaml
 
-from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.prediction import INFERENCE_STEPS
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import BY_KEY, RunConfig
 from ipucnn.datasets.registry import DATASETS, known_as
-from ipucnn.documents import read_record
+from ipucnn.documents import Natural, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import is_file, is_folder, shown
-from ipucnn.json_fields import Fields, is_count, is_text, list_of, wrong_field
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Measurement
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
@@ -31,16 +31,19 @@ _HINT = "give run folders of `ipucnn train`, or reports of `ipucnn benchmark`, t
 _MOST_PIXELS = 2**16
 
 
-def _is_some(value: PlainValue) -> bool:
-    return is_count(value) and 0 < value <= MAX_COUNT
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 
-_SIZES = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages", "ipus_per_replica")
-_PROGRAM_FIELDS: Fields = {
-    **dict.fromkeys(_SIZES, ("a whole number from 1", _is_some)),
-    "device_mapping": ("a list of IPUs", list_of(is_count)),
-    "pipeline_splits": ("a list of layers", list_of(is_text)),
-}
+class _Program(msgspec.Struct):
+    """What of a program a profile needs."""
+
+    micro_batch_size: _Count
+    gradient_accumulation_count: _Count
+    num_replicas: _Count
+    num_stages: _Count
+    ipus_per_replica: _Count
+    device_mapping: List[Natural]
+    pipeline_splits: List[str]
 
 
 class _Report(NamedTuple):
@@ -87,9 +90,9 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     if graph is None:
         import_tensorflow()
         graph = layer_graph(record, options)
-    problem = wrong_field(report.program, _PROGRAM_FIELDS, _PROGRAM_FIELDS)
+    problem = misfit(report.program, _Program)
     if problem:
-        raise DataError(f"{name}: its program {problem}", "make it again")
+        raise DataError(f"{name}: its program is damaged: {problem}", "make it again")
     try:
         program = Program.from_dict(report.program)
         settings = plan_settings(report.config, program.layout, report.training)

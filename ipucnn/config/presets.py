@@ -83,7 +83,8 @@ def read_file(path: Path, option: str = "--config-path") -> PresetFile:
         option: that names it, for messages.
 
     Raises:
-        ConfigurationError: if it is not there, not a file of text, too large, or not YAML.
+        ConfigurationError: if it is not YAML.
+        DataError: if it is not there, not a file of text, or too large.
     """
     text = read_text(path, documents.MAX_BYTES, hint="give the path of a YAML file of presets")
     return PresetFile(text, shown(path))

@@ -14,7 +14,7 @@ from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
@@ -655,20 +655,21 @@ _PATHS = ("DIR", "FILE", "PATH")
 
 
 def check_paths(config: RunConfig) -> None:
-    """Refuses what no path can be, in every option that takes one; nothing is looked for.
+    """Refuses what no path can be, in every option that takes one; nothing need be there.
 
     Not for saved configurations: what they name may have been on another machine.
 
     Raises:
-        ConfigurationError: empty, too long, with a NUL, or ``~`` and a user who is not here.
+        ConfigurationError: empty, or ``~`` and a user who is not here.
+        DataError: too long, with a NUL, or in a folder that may not be searched.
     """
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.metavar.startswith(_PATHS):
             try:
                 expand(path)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{spec.flag} {error.message}", error.hint) from None
+            except UserError as error:
+                raise type(error)(f"{spec.flag} {error.message}", error.hint) from None
 
 
 def check(config: RunConfig) -> None:

@@ -13,10 +13,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
+import msgspec
+
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.datasets.registry import TFDS_PREFIX
-from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record, read_record_if_whole
+from ipucnn.documents import (
+    MAX_RECORD_BYTES,
+    BadDocument,
+    Finite,
+    Natural,
+    NotJson,
+    load_record,
+    misfit,
+    read_record_if_whole,
+)
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
     entries,
@@ -28,7 +39,6 @@ from ipucnn.filesystem import (
     read_text,
     shown,
 )
-from ipucnn.json_fields import is_count, is_number, is_text
 from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import (
     BEST,
@@ -116,7 +126,7 @@ class RunRecord:
         """The best figure of all validations, with its name; None where none was validated."""
         rows = self.rows("validation")
         for name in FIGURES:
-            values = [row[name] for row in rows if is_number(row.get(name))]
+            values = [row[name] for row in rows if not misfit(row.get(name), Finite)]
             if values:
                 return name, max(values)
         return None
@@ -129,7 +139,7 @@ class RunRecord:
 
     def seconds(self) -> float:
         """What executions and validations took, over all processes."""
-        return sum(row["wall_s"] for row in self.timings if is_number(row.get("wall_s")))
+        return sum(row["wall_s"] for row in self.timings if not misfit(row.get("wall_s"), Finite))
 
 
 def read_run(path: Path) -> RunRecord:
@@ -167,8 +177,13 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
+class _Row(msgspec.Struct):
+    event: str
+    weight_updates: Natural
+
+
 def _is_row(row: PlainDict) -> bool:
-    return is_text(row.get("event")) and is_count(row.get("weight_updates"))
+    return not misfit(row, _Row)
 
 
 def _lines(path: Path) -> List[str]:
@@ -236,7 +251,7 @@ def summary(run: RunRecord) -> PlainDict:
     started = run.environment.get("started")
     began = _seconds_of(started)
     epochs, per_epoch = run.program.get("num_epochs"), run.program.get("weight_updates_per_epoch")
-    has_total = is_count(epochs) and is_count(per_epoch)
+    has_total = not misfit([epochs, per_epoch], List[Natural])
     return {
         "run": str(run.path),
         "model": run.config.model_name,
@@ -249,7 +264,7 @@ def summary(run: RunRecord) -> PlainDict:
         "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
         "time_s": run.seconds(),
         "size_bytes": RunFolder(run.path, run.config.checkpoint_dir).size_bytes,
-        "started": started if is_text(started) else None,
+        "started": started if isinstance(started, str) else None,
         "age_s": None if began is None else max(0.0, time.time() - began),
     }
 
@@ -372,7 +387,9 @@ def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
     """The data set's name, and the digest of its samples, which a checkpoint has; None where it is not known."""
     meta = _meta(run)
     digest = meta.get("data_sha256")
-    return printable(meta["dataset"]) if meta else run.config.dataset, digest if is_text(digest) else None
+    return printable(meta["dataset"]) if meta else run.config.dataset, digest if isinstance(
+        digest, str
+    ) else None
 
 
 def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[Optional[PlainDict], int]:

@@ -15,47 +15,75 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Literal, Mapping, Optional, Tuple
 
+import msgspec
 import numpy as np
 
-from ipucnn import json_fields
-from ipucnn.aliases import KerasModel, PlainValue, Tensor
+from ipucnn.aliases import Annotated, KerasModel, PlainValue, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.documents import read_record
+from ipucnn.documents import Above0, Finite, Natural, Positive, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
-from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
 from ipucnn.runs.checkpoints import colours_of_masks, trained_facts
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
-from ipucnn.training.checkpoints import META
+from ipucnn.training.checkpoints import Setup
 from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
-_NEEDED = ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
-_SETUP: json_fields.Fields = {name: META[name] for name in (*_NEEDED, "class_colours")}
-_FIELDS: json_fields.Fields = {
-    "format": ("a text", is_text),
-    "model": ("a text", is_text),
-    "file": ("a text", is_text),
-    "input": ("a mapping", is_mapping),
-    "output": ("a mapping", is_mapping),
-    "files": ("a mapping", is_mapping),
-    "weights": ("a mapping", is_mapping),
-    "setup": ("a mapping", is_mapping),
-}
 _LEAST_BYTES, _BYTES_PER_FILE, _BYTES_PER_INPUT = 2 * 2**30, 8, 128
 """Memory of the runtime's process: at least, and for each byte of the file and of a batch's float32 images.
 
 The largest activations of the registry's networks are some 30 times as large as their images.
 """
 _BATCH = 32
+
+
+class _Setup(Setup, kw_only=True):
+    """What of a checkpoint's facts an exported network needs."""
+
+    config: str
+    dataset: str
+    class_names: List[str]
+    image_shape: Tuple[Optional[Natural], Optional[Natural], Natural]
+    mean: List[Finite]
+    std: List[Above0]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std have other numbers of channels")
+
+
+class _Input(msgspec.Struct):
+    """``shape`` is that of a batch of images."""
+
+    shape: Tuple[Optional[Positive], Positive, Positive, Literal[1, 3]]
+    dtype: Literal["uint8", "float32"]
+
+
+class _Output(msgspec.Struct):
+    name: Literal["logits", "probabilities"]
+    shape: List[Optional[Natural]]
+
+
+class _Record(msgspec.Struct):
+    """What of ``export.json`` is needed to run the file that lies beside it."""
+
+    format: str
+    model: str
+    file: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]
+    input: _Input
+    output: _Output
+    files: Dict[str, PlainValue]
+    weights: Dict[str, PlainValue]
+    setup: _Setup
 
 
 def is_exported(path: Path) -> bool:
@@ -198,29 +226,10 @@ def _read_record(folder: Path) -> Dict[str, Any]:
 
 def _problem(record: PlainValue) -> str:
     """What is wrong with an ``export.json``, in words; "" if nothing is."""
-    if not isinstance(record, dict):
-        return "is no mapping"
-    problem = json_fields.wrong_field(record, _FIELDS, _FIELDS)
-    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _NEEDED)
+    problem = misfit(record, _Record)
     if problem:
-        return problem
-    if not record["file"] or Path(record["file"]).name != record["file"]:
-        return f"has the file {json_fields.brief(record['file'])}, which is no name of one beside it"
-    setup, shape = record["setup"], record["input"].get("shape")
-    if not (isinstance(shape, list) and len(shape) == 4 and all(map(is_count, shape[1:])) and all(shape[1:])):
-        return "has no shape of the input"
-    if shape[3] not in (1, 3) or not (shape[0] is None or (is_count(shape[0]) and shape[0])):
-        return f"has the shape of the input {json_fields.brief(shape)}, which is none of images"
-    if record["input"].get("dtype") not in ("uint8", "float32"):
-        return "lacks input.dtype, uint8 or float32"
-    if record["output"].get("name") not in ("logits", "probabilities"):
-        return "lacks output.name, logits or probabilities"
-    outputs = record["output"].get("shape")
-    if not (isinstance(outputs, list) and all(map(is_count, outputs[1:]))):
-        return "has no shape of the output"
-    for name in ("mean", "std"):
-        if len(setup[name]) not in (1, 3) or len(setup[name]) != len(setup["mean"]):
-            return f"has the {name} {json_fields.brief(setup[name])}, not one number for each channel"
+        return f"is damaged: {problem}"
+    setup = record["setup"]
     try:
         get_model(record["model"])
         RunConfig.from_yaml(setup["config"], RECORD)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
+import msgspec
 import numpy as np
 
-from ipucnn import json_fields
-from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
-from ipucnn.documents import MAX_BYTES, read_record_if_whole
+from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, misfit, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, WorkersError, did_you_mean
 from ipucnn.filesystem import (
     append_text,
@@ -37,7 +37,6 @@ from ipucnn.filesystem import (
     write_atomically,
     write_text,
 )
-from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
 from ipucnn.models.registry import natural_key
 from ipucnn.training.program import Program
 
@@ -64,56 +63,80 @@ _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
 
-def _is_validation(value: PlainValue) -> bool:
-    """Whether figures are those of a validation, as the end report shows them."""
-    if not json_fields.metrics(value):
-        return False
-    needed = ["accuracy", "samples", "loss"]
-    needed += ["iou"] if "dice" in value else []
-    needed += ["dice", "dice_all_foreground"] if "dice_background" in value else []
-    return all(is_number(value.get(name)) or isinstance(value.get(name), float) for name in needed)
+_Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
-def _is_compilation(value: PlainValue) -> bool:
-    """Whether a mapping says what was compiled, on IPUs or on the host, as the end report shows it."""
-    device = value.get("device") if isinstance(value, dict) else None
-    if not isinstance(device, dict) or not is_text(device.get("kind")):
-        return False
-    numbers = ["compile_s", "num_parameters", "macs_per_sample", "fused_micro_batches"]
-    if device["kind"] == "ipu":
-        return all(is_number(value.get(name)) for name in numbers) and isinstance(value.get("cached"), bool)
-    return all(is_number(value.get(name)) for name in [*numbers, "num_graph_operations", "num_layers"])
+class _Validation(msgspec.Struct):
+    """Figures of a validation, as the end report shows them; a Dice comes with the others of its kind."""
+
+    accuracy: float
+    samples: float
+    loss: float
+    iou: Optional[float] = None
+    dice: Optional[float] = None
+    dice_all_foreground: Optional[float] = None
+    dice_background: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        if self.dice is not None and self.iou is None:
+            raise ValueError("dice without iou")
+        if self.dice_background is not None and None in (self.dice, self.dice_all_foreground):
+            raise ValueError("dice_background without dice")
 
 
-_figures = optional(_is_validation)
-_REPORT_FIELDS: json_fields.Fields = {
-    "model": ("a text", json_fields.is_text),
-    "dataset": (
-        "name, location, train and evaluation",
-        json_fields.all_of(
-            {"name": is_text, "location": is_text, "train": is_count, "evaluation": is_count},
-            {
-                "class_names": list_of(is_text),
-                "left_out": list_of(is_text),
-                "validated_pixels": optional(json_fields.is_mapping),
-            },
-        ),
-    ),
-    "program": ("a mapping", json_fields.is_mapping),
-    "compilation": ("what was compiled, and how long that took", _is_compilation),
-    "measured": (
-        "throughput and times",
-        json_fields.all_of(
-            {"images_per_s": is_number, "flop_per_s": is_number, "train_s": is_number, "wall_s": is_number},
-            {"first_weight_update": is_count, "samples": is_count},
-        ),
-    ),
-    "trained_samples": ("a number", is_count),
-    "validation": ("a mapping of figures", _figures),
-    "best_validation": ("a mapping of figures", _figures),
-    "checkpoints": ("a list of texts", list_of(is_text)),
-}
-"""What a report must have to be shown; a report that lacks any of it is none, and the run goes on to write it."""
+class _Device(msgspec.Struct):
+    kind: str
+
+
+class _Compilation(msgspec.Struct):
+    """What was compiled, on IPUs or on the host, and how long that took."""
+
+    device: _Device
+    compile_s: Finite
+    num_parameters: Finite
+    macs_per_sample: Finite
+    fused_micro_batches: Finite
+    cached: Optional[bool] = None
+    num_graph_operations: Optional[Finite] = None
+    num_layers: Optional[Finite] = None
+
+    def __post_init__(self) -> None:
+        needed = (self.num_graph_operations, self.num_layers)
+        if None in ((self.cached,) if self.device.kind == "ipu" else needed):
+            raise ValueError("what was compiled is not said")
+
+
+class _Dataset(msgspec.Struct):
+    name: str
+    location: str
+    train: Natural
+    evaluation: Natural
+    class_names: List[str] = []
+    left_out: List[str] = []
+    validated_pixels: Optional[Dict[str, PlainValue]] = None
+
+
+class _Measured(msgspec.Struct):
+    images_per_s: Finite
+    flop_per_s: Finite
+    train_s: Finite
+    wall_s: Finite
+    first_weight_update: Natural = 0
+    samples: Natural = 0
+
+
+class _Report(msgspec.Struct):
+    """What a report must have to be shown; one that lacks any of it is none, and the run goes on to write it."""
+
+    model: str
+    dataset: _Dataset
+    program: Dict[str, PlainValue]
+    compilation: _Compilation
+    measured: _Measured
+    trained_samples: Natural
+    validation: Optional[_Validation]
+    best_validation: Optional[_Validation]
+    checkpoints: List[str]
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -344,8 +367,7 @@ class RunFolder:
     def thresholds(self) -> Dict[str, float]:
         """The thresholds that ``ipucnn evaluate`` recommends, by the weight updates of their checkpoints."""
         stored = read_record_if_whole(self.path / THRESHOLDS)
-        known = stored.items() if isinstance(stored, dict) else ()
-        return {updates: float(value) for updates, value in known if is_number(value) and 0 <= value < 1}
+        return {} if misfit(stored, Dict[str, _Threshold]) else stored
 
     def keep_threshold(self, weight_updates: int, threshold: float) -> None:
         """Keeps the threshold of a checkpoint for ``ipucnn infer``.
@@ -368,9 +390,10 @@ class RunFolder:
     def read_report(self) -> Optional[PlainDict]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         report = read_record_if_whole(self.path / REPORT)
-        if not isinstance(report, dict) or json_fields.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
+        if misfit(report, _Report):
             return None
-        return report
+        figures = [report["validation"], report["best_validation"]]
+        return None if misfit(figures, List[Optional[Figures]]) else report
 
     @property
     def size_bytes(self) -> int:

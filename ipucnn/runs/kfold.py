@@ -12,15 +12,16 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Literal, Optional, Tuple, Union
 
-from ipucnn import json_fields
+import msgspec
+
 from ipucnn.aliases import PlainDict
 from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
-from ipucnn.documents import load_record, read_record_if_whole
+from ipucnn.documents import Figures, Finite, Natural, load_record, misfit, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     check_makeable,
@@ -55,25 +56,27 @@ from ipucnn.sessions.host.workers import Workers, find_group, resume_command
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
 _NOT_FIGURES = ("samples",)
-_FOLDS_FIELDS: json_fields.Fields = {
-    "schema_version": ("the version", lambda value: value == SCHEMA_VERSION),
-    "kfold": ("a number of folds", json_fields.is_count),
-    "folds": (
-        "a list of folds",
-        json_fields.list_of(
-            json_fields.all_of(
-                {
-                    "fold": json_fields.is_count,
-                    "run": json_fields.is_text,
-                    "held_out": json_fields.list_of(json_fields.is_count),
-                    "validation": json_fields.optional(json_fields.metrics),
-                    "train_s": json_fields.is_number,
-                }
-            )
-        ),
-    ),
-}
-"""What ``folds.json`` must have for its folds to count as finished."""
+
+
+class _Timing(msgspec.Struct):
+    wall_s: Finite
+    event: str
+
+
+class _Fold(msgspec.Struct):
+    fold: Natural
+    run: str
+    held_out: List[Natural]
+    validation: Optional[Figures]
+    train_s: Finite
+
+
+class _Folds(msgspec.Struct):
+    """What ``folds.json`` must have for its folds to count as finished."""
+
+    schema_version: Literal[1]
+    kfold: Natural
+    folds: List[_Fold]
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class CrossValidation:
         figures = [row["validation"] for row in rows if row["validation"] is not None]
         names = [name for name in (figures[0] if figures else {}) if name not in _NOT_FIGURES]
         # Rows of folds that were finished before come from a file.
-        names = [name for name in names if all(json_fields.is_number(row.get(name)) for row in figures)]
+        names = [name for name in names if not misfit([row.get(name) for row in figures], List[Finite])]
         mean, deviation = {}, {}
         for name in names:
             mean[name], deviation[name] = mean_and_deviation([float(row[name]) for row in figures])
@@ -357,9 +360,7 @@ class CrossValidation:
         if not self.resolved.config.resume:
             return {}
         former = read_record_if_whole(self.root / FOLDS)
-        if not isinstance(former, dict) or json_fields.wrong_field(former, _FOLDS_FIELDS, _FOLDS_FIELDS):
-            return {}
-        return former if former["kfold"] == self.num_folds else {}
+        return former if not misfit(former, _Folds) and former["kfold"] == self.num_folds else {}
 
     @staticmethod
     def _rows_of(former: PlainDict) -> Dict[int, PlainDict]:
@@ -457,7 +458,7 @@ def _train_s(run: TrainingRun) -> float:
     except (DataError, ValueError):
         rows = [None]
     for row in rows:
-        if not json_fields.all_of({"wall_s": json_fields.is_number, "event": json_fields.is_text})(row):
+        if misfit(row, _Timing):
             return float(run.final_report["measured"]["train_s"])
         if row["event"] == "execution":
             seconds.append(float(row["wall_s"]))

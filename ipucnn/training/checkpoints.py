@@ -16,19 +16,19 @@ import struct
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Container, Dict, Iterator, Mapping, Tuple
+from typing import Any, BinaryIO, Container, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from ipucnn import json_fields
-from ipucnn.aliases import KerasVariable, PlainValue
+from ipucnn.aliases import Annotated, KerasVariable, PlainValue
 from ipucnn.config import bounds
-from ipucnn.documents import load_record
+from ipucnn.documents import Above0, Figures, Finite, Natural, Positive, load_record, misfit
 from ipucnn.errors import DataError, InfeasibleError
 from ipucnn.filesystem import open_regular, shown
-from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
 from ipucnn.machine import available_bytes
-from ipucnn.text import size_text
+from ipucnn.text import shown_value, size_text
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
@@ -56,7 +56,7 @@ class Checkpoint:
         weights: float32 (float16 of 16-bit runs) arrays by canonical name.
         slots: optimizer state by ``<weight>/<slot>``.
         meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (a read checkpoint has
-            them) and whatever else the writer put in; see ``META``.
+            them) and whatever else the writer put in; see :class:`Facts`.
     """
 
     weights: Dict[str, Any]
@@ -71,74 +71,78 @@ class Checkpoint:
         return digest_of(arrays, self.meta)
 
 
-def _is_shape(value: PlainValue) -> bool:
-    return list_of(is_count)(value) and len(value) == 3 and all(value)
+_Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
-def _is_image_shape(value: PlainValue) -> bool:
-    return list_of(optional(is_count))(value) and len(value) == 3 and is_count(value[2])
+class _Header(msgspec.Struct):
+    format: str
+    sha256: str
 
 
-def _is_per_channel(value: PlainValue) -> bool:
-    return list_of(is_number)(value) and len(value) in (1, 3)
+class Setup(msgspec.Struct, kw_only=True):
+    """The facts that say how a run was set up; an export keeps them, too.
+
+    Attributes:
+        config: YAML of the run's configuration.
+        image_shape: height and width, None where images differ, and channels.
+        class_colours: red, green and blue of each class.
+        mean, std: of each channel, or one for all.
+    """
+
+    config: str = ""
+    seed: Natural
+    dataset: str = ""
+    class_names: List[str] = []
+    class_colours: List[Tuple[_Byte, _Byte, _Byte]] = []
+    image_shape: Tuple[Optional[Natural], Optional[Natural], Natural] = (None, None, 0)
+    mean: Tuple[Finite, ...] = (0.0,)
+    std: Tuple[Above0, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not {len(self.mean), len(self.std)} <= {1, 3}:
+            raise ValueError("mean and std have one or three numbers")
 
 
-def _is_history(value: object) -> bool:
-    """Whether a text is lines of JSON objects, the rows of ``metrics.jsonl``."""
-    if not isinstance(value, str) or (value and not value.endswith("\n")):
-        return False
-    try:
-        return all(isinstance(load_record(line), dict) for line in value.split("\n")[:-1])
-    except ValueError:
-        return False
+class _Program(msgspec.Struct):
+    weight_updates_per_epoch: Natural = 0
+    fused_micro_batches: Natural = 0
 
 
-def _is_program(value: object) -> bool:
-    counts = ("weight_updates_per_epoch", "fused_micro_batches")
-    return isinstance(value, dict) and all(is_count(value[name]) for name in counts if name in value)
+class _Position(msgspec.Struct):
+    losses: List[Finite]
+    hits: List[Finite]
+    events_done: Natural
+    earlier_losses: List[Finite] = []
+    earlier_hits: List[Finite] = []
 
 
-def _is_colour(value: PlainValue) -> bool:
-    return list_of(is_count)(value) and len(value) == 3 and max(value) < 256
+class _Run(msgspec.Struct):
+    """``history`` has the rows of ``metrics.jsonl``."""
+
+    history: str
+    best: Optional[Figures]
+    last_validation: Optional[Figures]
+
+    def __post_init__(self) -> None:
+        if self.history and not self.history.endswith("\n"):
+            raise ValueError("history is cut short")
+        if not all(isinstance(load_record(line), dict) for line in self.history.split("\n")[:-1]):
+            raise ValueError("a line of history is no row")
 
 
-META: json_fields.Fields = {
-    "model": ("a text", is_text),
-    "num_classes": ("a number above 0", lambda value: is_count(value) and value > 0),
-    "input_shape": ("height, width and channels", _is_shape),
-    "weight_updates": ("a number of weight updates", is_count),
-    "seed": ("a whole number", is_count),
-    "config": ("a text", is_text),
-    "dataset": ("a text", is_text),
-    "image_shape": ("height, width and channels", _is_image_shape),
-    "class_names": ("a list of texts", list_of(is_text)),
-    "class_colours": ("red, green and blue of each class", list_of(_is_colour)),
-    "num_eval": ("a number of samples", is_count),
-    "mean": ("one or three numbers", _is_per_channel),
-    "std": ("one or three numbers above 0", lambda value: _is_per_channel(value) and min(value) > 0),
-    "data_sha256": ("a text", is_text),
-    "threads": ("a number of threads", lambda value: is_count(value) and 0 < value <= bounds.MAX_THREADS),
-    "program": ("a mapping with counts", _is_program),
-    "position": (
-        "losses, hits and events_done of the execution under way",
-        json_fields.all_of(
-            {"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count},
-            {"earlier_losses": list_of(is_number), "earlier_hits": list_of(is_number)},
-        ),
-    ),
-    "run": (
-        "history (lines of JSON), best and last_validation",
-        json_fields.all_of(
-            {
-                "history": _is_history,
-                "best": optional(json_fields.metrics),
-                "last_validation": optional(json_fields.metrics),
-            }
-        ),
-    ),
-}
-"""What each fact of a checkpoint is, of those that it has."""
-_NEEDED = ("model", "num_classes", "input_shape", "weight_updates", "seed")
+class Facts(Setup, kw_only=True):
+    """What each fact of a checkpoint is, of those that it has; see :class:`Checkpoint`."""
+
+    model: str
+    num_classes: Positive
+    input_shape: Tuple[Positive, Positive, Positive]
+    weight_updates: Natural
+    num_eval: Natural = 0
+    data_sha256: str = ""
+    threads: Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_THREADS)] = 1
+    program: Union[_Program, UnsetType] = UNSET
+    position: Union[_Position, UnsetType] = UNSET
+    run: Union[_Run, UnsetType] = UNSET
 
 
 def digest_of(arrays: Mapping[str, np.ndarray], header: Mapping[str, PlainValue]) -> str:
@@ -202,20 +206,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
         header = _header_of(members, file, name)
         for member, num_bytes in members:
             if member in arrays:
-                raise DataError(f"{name} has {json_fields.brief(member)} twice", _HINT)
+                raise DataError(f"{name} has {shown_value(member)} twice", _HINT)
             if not member.startswith(("weights/", "slots/")):
-                raise DataError(f"{name} has {json_fields.brief(member)}, which no checkpoint has", _HINT)
+                raise DataError(f"{name} has {shown_value(member)}, which no checkpoint has", _HINT)
             types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
-            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {json_fields.brief(member)}")
+            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {shown_value(member)}")
     if digest_of(arrays, header) != header["sha256"]:
         raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
-    problem = json_fields.wrong_field(header, META, _NEEDED)
+    problem = misfit(header, Facts)
     if problem:
-        raise DataError(f"{name} {problem}", _HINT)
+        raise DataError(f"{name} is damaged: {problem}", _HINT)
     for member, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
-                f"{name}: the array {json_fields.brief(member)} is not finite",
+                f"{name}: the array {shown_value(member)} is not finite",
                 "its training diverged; use another",
             )
     return Checkpoint(
@@ -235,9 +239,9 @@ def read_meta(path: Path) -> Dict[str, Any]:
     name = f"checkpoint {shown(path)}"
     with _reading(path) as (file, size):
         header = _header_of(_members(file, size), file, name)
-    problem = json_fields.wrong_field(header, META, _NEEDED)
+    problem = misfit(header, Facts)
     if problem:
-        raise DataError(f"{name} {problem}", _HINT)
+        raise DataError(f"{name} is damaged: {problem}", _HINT)
     return header
 
 
@@ -310,11 +314,11 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
         header = load_record(text.tobytes().decode("utf-8"), META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
-    if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):
+    if misfit(header, _Header):
         raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
     if header["format"] != FORMAT:
         hint = _AGAIN if header["format"] == "ipucnn-checkpoint-1" else _HINT
-        raise DataError(f"{name} has the format {json_fields.brief(header['format'])}, not '{FORMAT}'", hint)
+        raise DataError(f"{name} has the format {shown_value(header['format'])}, not '{FORMAT}'", hint)
     return header
 
 
@@ -334,15 +338,13 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
         if kind is None or types == _META_TYPES:
             raise _DamagedError
         raise DataError(
-            f"{what} is of the type {json_fields.brief(kind.group(1))}, not {' or '.join(types)}", _HINT
+            f"{what} is of the type {shown_value(kind.group(1))}, not {' or '.join(types)}", _HINT
         )
     kind_text, fortran, shape_text = match.groups()
     if kind_text not in types and types == _META_TYPES:
         raise _DamagedError
     if kind_text not in types:
-        raise DataError(
-            f"{what} is of the type {json_fields.brief(kind_text)}, not {' or '.join(types)}", _HINT
-        )
+        raise DataError(f"{what} is of the type {shown_value(kind_text)}, not {' or '.join(types)}", _HINT)
     shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
     if fortran == "True" or len(shape) > 8:
         raise DataError(f"{what} is not stored row by row, in at most 8 dimensions", _HINT)

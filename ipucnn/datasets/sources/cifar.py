@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn import json_fields
 from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.limits import check_memory
@@ -168,12 +167,12 @@ def _whole_numbers(path: Path, label_key: str, labels: object) -> np.ndarray:
         labels = labels.tolist()
     if not isinstance(labels, (list, tuple)):
         raise DataError(
-            f"{path}: '{label_key}' is {json_fields.brief(labels)}, not a list of whole numbers", AGAIN
+            f"{path}: '{label_key}' is a {type(labels).__name__}, not a list of whole numbers", AGAIN
         )
     for number, label in enumerate(labels):
         if type(label) is not int or not -(2**31) <= label < 2**31:
             raise DataError(
-                f"{path}: '{label_key}' number {number} is {json_fields.brief(label)}, not a whole number",
+                f"{path}: '{label_key}' number {number} is a {type(label).__name__}, not a whole number",
                 AGAIN,
             )
     return np.array(labels, np.int64)
@@ -234,7 +233,7 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
         key = "label_names" if name == "cifar10" else "fine_label_names"
         names = content.get(key, content.get(key.encode(), ()))
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, (str, bytes)) for n in names):
-            raise DataError(f"{path}: '{key}' is {json_fields.brief(names)}, not a list of texts", AGAIN)
+            raise DataError(f"{path}: '{key}' is a {type(names).__name__}, not a list of texts", AGAIN)
     names = tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
     if len(names) != NUM_CLASSES[name]:
         raise DataError(f"{path} lists {len(names)} class names, not {NUM_CLASSES[name]}", AGAIN)
