@@ -158,7 +158,7 @@ BUDGET = {
     "benchmarking": (2850, 2170),
     "commands": (1900, 1105),
     "config": (2760, 1520),
-    "datasets": (5940, 4540),
+    "datasets": (5740, 4420),
     "diagnosis": (685, 520),
     "models": (2960, 2220),
     "planning": (5330, 4080),

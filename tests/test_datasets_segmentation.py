@@ -1,5 +1,6 @@
 """Volumes and pairs of images and masks: reading them, and what is refused."""
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -83,35 +84,16 @@ def run_on(folder, *options):
     )  # fmt: skip
 
 
-def rgb(folder):
-    write_volume(folder / "train-volume.tif", np.zeros((5, 40, 40, 3), np.uint8))
+def volume_of(make, stem="volume"):
+    """Writes a volume of what ``make`` makes of the slices in place of the images, or of the labels."""
+    return lambda folder: write_volume(
+        folder / f"train-{stem}.tif", make(make_slices()[0 if stem == "volume" else 1])
+    )
 
 
-def sixteen_bits(folder):
-    write_volume(folder / "train-volume.tif", np.arange(5 * 1600, dtype=np.uint16).reshape(5, 40, 40) * 8)
-
-
-def shorter(folder):
-    write_volume(folder / "train-labels.tif", make_slices(4)[1])
-
-
-def of_another_size(folder):
-    write_volume(folder / "train-labels.tif", make_slices(5, 41)[1])
-
-
-def mixed_sizes(folder):
-    images, _ = make_slices()
-    write_volume(folder / "train-volume.tif", [*images[:4], images[4][:30]])
-
-
-def three_values(folder):
-    masks = make_slices()[1]
+def with_another_value(masks):
     masks[2, 3, 4] = 7
-    write_volume(folder / "train-labels.tif", masks)
-
-
-def one_value(folder):
-    write_volume(folder / "train-labels.tif", np.full((5, 40, 40), 255, np.uint8))
+    return masks
 
 
 def a_cut_page(folder):
@@ -125,39 +107,31 @@ def a_cut_page(folder):
     path.write_bytes(bytes(data))
 
 
-def truncated(folder):
-    path = folder / "train-volume.tif"
-    path.write_bytes(path.read_bytes()[:5000])
-
-
-def no_tiff(folder):
-    (folder / "train-volume.tif").write_bytes(b"II but no TIFF")
-
-
-def a_png(folder):
-    Image.fromarray(make_slices()[0][0]).save(folder / "train-volume.tif", format="PNG")
-
-
-def labels_missing(folder):
-    (folder / "train-labels.tif").unlink()
-
-
 def one_slice(folder):
     for name, pages in zip(("train-volume.tif", "train-labels.tif"), make_slices(1)):
         write_volume(folder / name, pages)
 
 
-BAD = [
-    (rgb, "RGB"), (sixteen_bits, "16 bits"), (shorter, "5 slices"), (of_another_size, "41x41"),
-    (mixed_sizes, "different sizes"), (three_values, "3 different values"), (one_value, "one value"),
-    (a_cut_page, "page 3 of 5"), (truncated, "train-volume.tif"), (no_tiff, "not an image"),
-    (a_png, "PNG"), (labels_missing, "no train-labels.tif"), (one_slice, "1 slice"),
-]  # fmt: skip
+BAD = {
+    "RGB": volume_of(lambda images: np.zeros((5, 40, 40, 3), np.uint8)),
+    "16 bits": volume_of(lambda images: images.astype(np.uint16) * 8),
+    "5 slices": volume_of(lambda masks: masks[:4], "labels"),
+    "41x41": volume_of(lambda masks: make_slices(5, 41)[1], "labels"),
+    "different sizes": volume_of(lambda images: [*images[:4], images[4][:30]]),
+    "3 different values": volume_of(with_another_value, "labels"),
+    "one value": volume_of(lambda masks: np.full_like(masks, 255), "labels"),
+    "page 3 of 5": a_cut_page,
+    "train-volume.tif": lambda f: os.truncate(f / "train-volume.tif", 5000),
+    "not an image": lambda f: (f / "train-volume.tif").write_bytes(b"II but no TIFF"),
+    "PNG": lambda f: Image.fromarray(make_slices()[0][0]).save(f / "train-volume.tif", format="PNG"),
+    "no train-labels.tif": lambda f: (f / "train-labels.tif").unlink(),
+    "1 slice": one_slice,
+}
 
 
-@pytest.mark.parametrize("damage, words", BAD, ids=[damage.__name__ for damage, _ in BAD])
-def test_bad_volumes_are_refused_and_nothing_is_written(folder, capsys, damage, words):
-    damage(folder)
+@pytest.mark.parametrize("words", BAD)
+def test_bad_volumes_are_refused_and_nothing_is_written(folder, capsys, words):
+    BAD[words](folder)
     assert run_on(folder) == 3
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
@@ -396,13 +370,6 @@ def test_tables_that_are_none(tmp_path, table, words):
         open_imagemasks(tmp_path / "set")
 
 
-def test_numbers_of_single_objects_are_no_classes(tmp_path):
-    several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
-    with pytest.raises(DataError, match="different values") as refused:
-        open_imagemasks(tmp_path / "set")
-    assert "a number of its own" in refused.value.hint
-
-
 def test_pairs_in_parts(tmp_path):
     train, _ = make_pairs(tmp_path / "train", 3)
     make_pairs(tmp_path / "val", 2)
@@ -411,62 +378,62 @@ def test_pairs_in_parts(tmp_path):
     np.testing.assert_array_equal(source.train.images[..., 0], train)
 
 
-def test_bad_pairs(tmp_path):
-    def check(name, change, words):
-        folder = tmp_path / name
-        make_pairs(folder)
-        change(folder)
-        with pytest.raises(DataError, match=words):
-            open_imagemasks(folder)
+def put(name, array, **options):
+    """Writes an image in place of that of the same stem, whatever its ending."""
 
-    noisy = Image.fromarray(np.arange(1600, dtype=np.uint8).reshape(40, 40))
-    small = Image.fromarray(np.zeros((20, 20), np.uint8))
-    grey = Image.fromarray(np.where(np.eye(40), 128, 0).astype(np.uint8))
-    check("values", lambda f: noisy.save(f / "masks" / "cell1.png"), "different values")
-    check("two", lambda f: grey.save(f / "masks" / "cell1.png"), "have together")
-    check("size", lambda f: small.save(f / "masks" / "cell1.png"), "20x20")
-    tints = Image.fromarray(np.arange(4800, dtype=np.uint8).reshape(40, 40, 3))
-    check("rgb", lambda f: tints.save(f / "masks" / "cell1.png"), "has colours, and no table")
-    floats = Image.fromarray(np.eye(40, dtype=np.float32))
+    def change(folder):
+        for path in (folder / name).parent.glob(Path(name).stem + ".*"):
+            path.unlink()
+        Image.fromarray(array).save(folder / name, **options)
 
-    def float_mask(folder):
-        (folder / "masks" / "cell1.png").unlink()
-        floats.save(folder / "masks" / "cell1.tif")
+    return change
 
-    check("floats", float_mask, "has floating-point pixels")
-    check("damaged", lambda f: (f / "images" / "cell1.png").write_bytes(b"\x89PNG no"), "cell1")
-    image = noisy.convert("RGB")
-    check(
-        "colour",
-        lambda f: image.save(f / "images" / "cell1.png"),
+
+def small_pair(folder):
+    for part in ("images", "masks"):
+        put(f"{part}/cell1.png", np.zeros((20, 20), np.uint8))(folder)
+
+
+NOISY = np.arange(1600, dtype=np.uint8).reshape(40, 40)
+EYE = np.eye(40)
+BAD_PAIRS = [
+    ("different values", put("masks/cell1.png", NOISY)),
+    ("have together", put("masks/cell1.png", np.where(EYE, 128, 0).astype(np.uint8))),
+    ("20x20", put("masks/cell1.png", np.zeros((20, 20), np.uint8))),
+    ("has colours, and no table", put("masks/cell1.png", np.arange(4800, dtype=np.uint8).reshape(40, 40, 3))),
+    ("has floating-point pixels", put("masks/cell1.tif", EYE.astype(np.float32))),
+    ("cell1", lambda f: (f / "images" / "cell1.png").write_bytes(b"\x89PNG no")),
+    (
         r"cell1.png is colour, but .*cell0.png is grey",
-    )
-    nan = Image.fromarray(np.full((40, 40), np.nan, np.float32))
-
-    def not_a_number(folder):
-        (folder / "images" / "cell1.png").unlink()
-        nan.save(folder / "images" / "cell1.tif")
-
-    check("nan", not_a_number, "not finite numbers")
-    labels = Image.fromarray(np.where(np.eye(40), 2, 1).astype(np.uint8))
-    check(
-        "labels",
-        lambda f: labels.save(f / "masks" / "cell1.png"),
+        put("images/cell1.png", np.stack([NOISY] * 3, axis=-1)),
+    ),
+    ("not finite numbers", put("images/cell1.tif", np.full((40, 40), np.nan, np.float32))),
+    (
         r"have together 4 different values \(0, 1, 2, 255\)",
-    )
+        put("masks/cell1.png", np.where(EYE, 2, 1).astype(np.uint8)),
+    ),
+    (
+        "cell1.tif has 2 pages",
+        put("images/cell1.tif", NOISY, save_all=True, append_images=[Image.fromarray(NOISY)]),
+    ),
+    ("both called cell1", lambda f: Image.fromarray(NOISY).save(f / "images" / "cell1.bmp")),
+    ("is 20x20 pixels, but .*cell0.png is 40x40", small_pair),
+]
 
-    def two_pages(folder):
-        (folder / "images" / "cell1.png").unlink()
-        noisy.save(folder / "images" / "cell1.tif", save_all=True, append_images=[noisy])
 
-    check("pages", two_pages, "cell1.tif has 2 pages")
-    check("twice", lambda f: noisy.save(f / "images" / "cell1.bmp"), "both called cell1")
+@pytest.mark.parametrize("words, change", BAD_PAIRS)
+def test_bad_pairs(tmp_path, words, change):
+    make_pairs(tmp_path / "set")
+    change(tmp_path / "set")
+    with pytest.raises(DataError, match=words):
+        open_imagemasks(tmp_path / "set")
 
-    def other_size(folder):
-        for part in ("images", "masks"):
-            small.save(folder / part / "cell1.png")
 
-    check("sizes", other_size, "is 20x20 pixels, but .*cell0.png is 40x40")
+def test_numbers_of_single_objects_are_no_classes(tmp_path):
+    several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
+    with pytest.raises(DataError, match="different values") as refused:
+        open_imagemasks(tmp_path / "set")
+    assert "a number of its own" in refused.value.hint
 
 
 def test_pairs_and_volumes_are_for_segmentation(folder):

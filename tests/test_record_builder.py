@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -201,29 +200,6 @@ def test_a_build_that_is_killed_again_and_again_ends_with_the_same_files(folder,
         assert process.wait(timeout=120) == -signal.SIGKILL
         assert not (tmp_path / "out" / "SHA256SUMS").exists()
     build(folder, tmp_path / "out", 4, 2, 2)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_build_killed_ten_times_at_any_moment(folder, tmp_path):
-    source, shards = (SAMPLES, 8) if SAMPLES.is_dir() else (folder, 4)
-    begun = time.monotonic()
-    command = [sys.executable, "-m", "ipucnn", "build-records", str(source)]
-    counts = ["--shards", str(shards), "--validation-shards", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, str(tmp_path / "whole"), *counts], env=environment, check=True)
-    whole_s, moments, kills = time.monotonic() - begun, random.Random(18), 0
-    while kills < 10:
-        process = subprocess.Popen([*command, str(tmp_path / "out"), *counts], env=environment)
-        time.sleep(moments.uniform(0, whole_s))
-        process.kill()
-        process.wait()
-        kills += 1
-        if (tmp_path / "out" / "SHA256SUMS").exists() and kills < 10:
-            # It was done before: begin with half of the files.
-            for path in sorted((tmp_path / "out").glob("*-of-*"))[::2]:
-                path.unlink()
-    subprocess.run([*command, str(tmp_path / "out"), *counts], env=environment, check=True)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 

@@ -64,31 +64,14 @@ def _move(images: Tensor, random: Tensor, reach_y: int, reach_x: int, flip: bool
     return moved
 
 
-def shift(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """Up to 2 pixels each way (of 28): for digits and letters, where a mirror image is something else."""
-    return _move(images, random, _reach(images, 1, 14), _reach(images, 2, 14), flip=False), labels
+def _moves(part: int, flip: bool) -> Callable[[Tensor, Tensor, Tensor], Tuple[Tensor, Tensor]]:
+    """Moves by up to a ``part``-th of each side, zeros moving in; half of the images are mirrored if ``flip``."""
 
+    def apply(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
+        reaches = [max(1, side // part) for side in images.shape[1:3]]
+        return _move(images, random, *reaches, flip), labels
 
-def shift_flip(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """:func:`shift` and mirrored left to right half of the time."""
-    return _move(images, random, _reach(images, 1, 14), _reach(images, 2, 14), flip=True), labels
-
-
-def crop(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """Padded by an eighth of the side, then cropped at random: where mirroring may change the class."""
-    return _move(images, random, _reach(images, 1, 8), _reach(images, 2, 8), flip=False), labels
-
-
-def crop_flip(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """Padded by an eighth of the side (4 pixels of 32) with zeros, cropped at random, half mirrored.
-
-    The CIFAR augmentation of He et al. 2015 (arXiv:1512.03385, section 4.2).
-    """
-    return _move(images, random, _reach(images, 1, 8), _reach(images, 2, 8), flip=True), labels
-
-
-def _reach(images: Tensor, axis: int, part: int) -> int:
-    return max(1, images.shape[axis] // part)
+    return apply
 
 
 def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
@@ -158,9 +141,11 @@ class Augmentation(NamedTuple):
 AUGMENTATIONS: Dict[str, Augmentation] = {
     "none": Augmentation(none, 0),
     "digits": Augmentation(digits, 4, after_resize=True),
-    "shift": Augmentation(shift, 2),
-    "shift_flip": Augmentation(shift_flip, 3),
-    "crop": Augmentation(crop, 2),
-    "crop_flip": Augmentation(crop_flip, 3),
+    # 2 pixels of 28: for digits and letters, where a mirror image is something else.
+    "shift": Augmentation(_moves(14, flip=False), 2),
+    "shift_flip": Augmentation(_moves(14, flip=True), 3),
+    # 4 pixels of 32: the CIFAR augmentation of He et al. 2015 (arXiv:1512.03385, section 4.2).
+    "crop": Augmentation(_moves(8, flip=False), 2),
+    "crop_flip": Augmentation(_moves(8, flip=True), 3),
     "dihedral": Augmentation(dihedral, 1),
 }

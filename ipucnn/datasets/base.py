@@ -8,18 +8,16 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Iterable, Optional, Sequence, Tuple, Union
 
-import msgspec
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
 from ipucnn.datasets.sources.tfrecord import place_of, read_example
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
-from ipucnn.text import printable, shown_value
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 
@@ -219,183 +217,7 @@ class DataSource:
     pool_sha256: str = ""
 
 
-EXAMPLES = (ArrayExamples, FileExamples, EncodedExamples, RecordExamples)
-TASKS = ("classification", "segmentation")
 AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_flip", "dihedral", "elastic")
-_MOST_CLASSES = 2**17
-_OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
-
-
-def source_of(made: object, name: str, location: str) -> "DataSource":
-    """The data set that a function of the user's own returned.
-
-    Args:
-        made: a DataSource; or pairs of images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels, whole numbers [n] or
-            [n, 1], or masks, uint8 [n, h, w]: of training and of evaluation, and after them, if wanted, the names of
-            the classes.
-        name: of the set.
-        location: where it is from.
-
-    Raises:
-        DataError: it is neither.
-    """
-    if isinstance(made, DataSource):
-        return _own_source(made, location)
-    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
-        raise DataError(
-            f"{location} returned {shown_value(type(made).__name__)}, and no two pairs", _OWN_HINT
-        )
-    parts = [_own_examples(part, what, location) for part, what in zip(made, ("training", "evaluation"))]
-    train, evaluation = parts
-    if train.images.shape[1:] != evaluation.images.shape[1:] or train.labels.ndim != evaluation.labels.ndim:
-        raise DataError(
-            f"{location}: images of training are {train.images.shape[1:]}, those of evaluation "
-            f"{evaluation.images.shape[1:]}, or one has masks and the other classes",
-            _OWN_HINT,
-        )
-    is_masks = train.labels.ndim == 3
-    most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    given = made[2] if len(made) == 3 else range(max(most + 1, 2))
-    try:
-        names = [] if isinstance(given, str) else [str(own) for own in given]
-    except TypeError:
-        names = []
-    if not names:
-        raise DataError(
-            f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them",
-            _OWN_HINT,
-        )
-    if most >= len(names):
-        raise DataError(
-            f"{location}: a label is {most}, and there are {len(names)} names of classes", _OWN_HINT
-        )
-    return array_source(
-        train,
-        evaluation,
-        name=name,
-        task="segmentation" if is_masks else "classification",
-        class_names=names,
-        location=location,
-        augmentation="dihedral" if is_masks else "crop_flip",
-    )
-
-
-def _own_source(made: "DataSource", location: str) -> "DataSource":
-    """A DataSource that a function of the user's own made, with labels of the type that readers give.
-
-    Raises:
-        DataError: facts and examples contradict each other, or are not of the types that their documentation names.
-    """
-
-    def need(is_right: bool, what: str, hint: str) -> None:
-        if not is_right:
-            raise DataError(f"{location}: the DataSource {what}", hint)
-
-    info = made.info
-    need(
-        isinstance(info, DatasetInfo), f"has info of the type {type(info).__name__}", "give it a DatasetInfo"
-    )
-    try:
-        info = msgspec.convert({key: _plain(value) for key, value in vars(info).items()}, DatasetInfo)
-    except msgspec.ValidationError as error:
-        need(
-            False, f"has wrong facts: {printable(str(error))}", "ipucnn.datasets.base.DatasetInfo says which"
-        )
-    is_masks, channels = info.task == "segmentation", info.image_shape[2]
-    need(info.task in TASKS, f"has task = {shown_value(repr(info.task))}", f"it is one of {', '.join(TASKS)}")
-    need(channels in (1, 3), f"has image_shape = {info.image_shape}", "images have 1 or 3 channels")
-    names = f"has num_classes = {info.num_classes} and {len(info.class_names)} class_names"
-    need(0 < info.num_classes == len(info.class_names), names, "name each class once")
-    for key, values in (("mean", info.mean), ("std", info.std)):
-        is_right = len(values) == channels and all(map(math.isfinite, values))
-        text = f"has {key} = {shown_value(repr(values))} for {channels} channels"
-        need(
-            is_right and (key == "mean" or min(values) > 0),
-            text,
-            "give one for each channel; a deviation is above 0",
-        )
-    is_known = info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic")
-    text = f"has augmentation = {shown_value(repr(info.augmentation))}"
-    need(is_known, text, f"it is one of {', '.join(AUGMENTATION_NAMES)}; elastic is for tiled images")
-    parts: List[Examples] = []
-    for what, number in (("train", info.num_train), ("eval", info.num_eval)):
-        examples = getattr(made, what)
-        kind = type(examples).__name__
-        need(isinstance(examples, EXAMPLES), f"has {what} of the type {kind}", "it is a kind of Examples")
-        shape, is_right = (len(examples),), not is_masks
-        if isinstance(examples, ArrayExamples):
-            size, shape = examples.images.shape[1:], examples.images.shape[: 3 if is_masks else 1]
-            is_right = all(side in (None, given) for side, given in zip(info.image_shape, size))
-            text = f"has {what} of {size} and image_shape = {info.image_shape}"
-            need(is_right, text, "let both say the same")
-            is_right = len(examples.names) in (0, len(examples))
-        text = f"has masks in {kind}, or {what} with other numbers of names than of images"
-        need(is_right, text, "masks are in ArrayExamples; name the file of each image, or of none")
-        content = {"FileExamples": str, "EncodedExamples": bytes}.get(kind, str)
-        values = getattr(
-            examples, {"FileExamples": "paths", "EncodedExamples": "data"}.get(kind, "names"), ()
-        )
-        is_right = all(isinstance(value, content) for value in values)
-        need(
-            is_right,
-            f"has {what} with {kind} that are not all {content.__name__}",
-            f"give {content.__name__}",
-        )
-        try:
-            labels = np.asarray(examples.labels)
-        except ValueError:  # of several lengths
-            labels = np.zeros(0)
-        text = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
-        is_right = number == len(examples) > 0 and labels.dtype.kind in "iu" and labels.shape == shape
-        need(is_right, text, f"give whole numbers of the shape {shape}, and at least one")
-        low, high = int(labels.min()), int(labels.max())
-        text = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
-        need(0 <= low <= high < info.num_classes, text, "number the classes from 0")
-        parts.append(replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32)))
-    return replace(made, info=info, train=parts[0], eval=parts[1])
-
-
-def _plain(value: object) -> object:
-    """NumPy's numbers, alone or in a tuple, as Python's."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _own_examples(part: object, what: str, location: str) -> "ArrayExamples":
-    """One pair of arrays, checked.
-
-    Raises:
-        DataError: they are no images and labels.
-    """
-    try:
-        images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise DataError(f"{location}: {what} is no pair of arrays", _OWN_HINT) from None
-    if images.ndim == 3:
-        images = images[..., np.newaxis]
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or not images.size:
-        raise DataError(
-            f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
-            "[n, height, width, 1 or 3]",
-            "convert them: np.uint8(255 * images) of numbers from 0 to 1",
-        )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
-    if labels.dtype.kind not in "iub" or not (labels.ndim == 1 or is_masks) or len(labels) != len(images):
-        raise DataError(
-            f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
-            "number for each, or for each of their pixels",
-            _OWN_HINT,
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= (256 if is_masks else _MOST_CLASSES):
-        raise DataError(
-            f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0",
-            "number the classes from 0",
-        )
-    return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))
 
 
 def fingerprint(source: DataSource) -> str:
@@ -429,7 +251,12 @@ def fingerprint(source: DataSource) -> str:
 def read_file(path: str) -> bytes:
     """The bytes of a file.  Raises DataError naming the file and the reason: no FIFO or device is waited for, and
     nothing is read that takes more than half of the memory."""
-    return read_bytes(Path(path), available_bytes() // 2, hint="check that the file exists and is readable")
+    try:
+        is_small = os.stat(path).st_size <= FREELY_BYTES
+    except (OSError, ValueError):
+        is_small = True  # reading it tells why not
+    at_most = FREELY_BYTES if is_small else available_bytes() // 2
+    return read_bytes(Path(path), at_most, hint="check that the file exists and is readable")
 
 
 def channel_statistics(images: np.ndarray) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:

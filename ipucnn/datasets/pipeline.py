@@ -226,14 +226,27 @@ def _file_batches(
         columns = _mixed(prepare_size(images, stream.input_shape), labels, info, stream, tickets)
         return (*columns, _first_round(tickets[1])) if stream.weigh_padding else columns
 
-    def join(*calls: Tensor) -> Tuple[Tensor, ...]:
-        return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
-
     calls = order.batch(at_once, drop_remainder=True)
     if stream.until != "batch":
         return _map(calls, lambda numbers: decode(numbers)[:2], parallel).unbatch()
+    return _joined(calls, decode, finish, batch_size, at_once, parallel)
+
+
+def _joined(
+    calls: tf.data.Dataset,
+    decode: Callable[..., Tuple[Tensor, ...]],
+    finish: Callable[..., Tuple[Tensor, ...]],
+    batch_size: int,
+    at_once: int,
+    parallel: int,
+) -> tf.data.Dataset:
+    """Batches of files, each decoded in calls of ``at_once`` and finished as a whole."""
     if at_once == batch_size:
-        return _map(calls, lambda numbers: finish(*decode(numbers)), parallel)
+        return _map(calls, lambda *call: finish(*decode(*call)), parallel)
+
+    def join(*parts: Tensor) -> Tuple[Tensor, ...]:
+        return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in parts))
+
     batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
     return _map(batches, join, parallel)
 
@@ -297,46 +310,37 @@ def eval_batches(
         return batches.prefetch(_prefetch(own_size, input_shape))
     indices = _eval_rows(len(examples), batch_size, shard, part)
     batch_size = _part_size(batch_size, part)
-    is_real = indices < len(examples)
-    indices = np.where(is_real, indices, 0)
-    rows = tf.data.Dataset.from_tensor_slices((indices, is_real))
     parallel = parallel_calls(num_parallel)
+    stored_labels = tf.constant(examples.labels)
 
     def masked(values: Tensor, real: Tensor) -> Tensor:
         keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
         return tf.where(keep, values, tf.zeros_like(values))
 
-    def finish(images: Tensor, labels: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def finish(images: Tensor, labels: Tensor, real: Tensor) -> Tuple[Tensor, ...]:
         images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
         labels = prepare_labels(labels, input_shape, output_shape)
         return masked(images, real), masked(labels, real), tf.cast(real, tf.float32)
 
-    stored_labels = tf.constant(examples.labels)
     if isinstance(examples, ArrayExamples):
         stored_images = tf.constant(examples.images)
 
-        def prepare(row: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        def prepare(row: Tensor) -> Tuple[Tensor, ...]:
+            real = row < len(examples)
+            row = tf.where(real, row, 0)
             return finish(tf.gather(stored_images, row), tf.gather(stored_labels, row), real)
 
-        batches = _map(rows, prepare, parallel)
+        batches = _map(tf.data.Dataset.from_tensor_slices(indices), prepare, parallel)
     else:
         at_once = _files_at_once(batch_size)
 
-        def decode(row: Tensor, real: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-            return (
-                _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING)),
-                tf.gather(stored_labels, row),
-                real,
-            )
+        def decode(row: Tensor) -> Tuple[Tensor, ...]:
+            real = row < len(examples)
+            images = _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING))
+            return images, tf.gather(stored_labels, tf.where(real, row, 0)), real
 
-        def join(*calls: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-            return finish(*(tf.reshape(some, [batch_size, *some.shape[2:]]) for some in calls))
-
-        calls = tf.data.Dataset.from_tensor_slices(
-            (indices.reshape(-1, at_once), is_real.reshape(-1, at_once))
-        )
-        batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
-        batches = _map(batches, join, parallel)
+        calls = tf.data.Dataset.from_tensor_slices(indices.reshape(-1, at_once))
+        batches = _joined(calls, decode, finish, batch_size, at_once, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
     return batches.prefetch(_prefetch(batch_size, input_shape))
 

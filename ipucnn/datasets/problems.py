@@ -29,14 +29,14 @@ class Problems:
         raise error
 
     @contextlib.contextmanager
-    def noting(self, subset: Optional[str], name: str, path: Path, said: str = "") -> Iterator[None]:
+    def noting(self, subset: Optional[str], name: str, path: Path, place: str = "") -> Iterator[None]:
         """Around the reading of a file or sample, which ends where it is refused; what comes after is for verification.
 
         Args:
             subset: it is in.
             name: what to call it.
             path: the file.
-            said: what messages of it begin with; its path where that is empty.
+            place: what messages call it, where that is not its path.
         """
         yield
 

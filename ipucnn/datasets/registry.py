@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, FileExamples, RecordExamples, limit_source, source_of
+from ipucnn.datasets.base import DataSource, FileExamples, RecordExamples, limit_source
 from ipucnn.datasets.damaged import without_damaged
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
@@ -123,9 +123,34 @@ def _open_tfds(asked: Opening) -> DataSource:
     return open_tfds(asked.name, asked.location)
 
 
-_IDX_SIZE = (idx.FULL_SIZE["train"], idx.FULL_SIZE["eval"])
-_CIFAR_SIZE = (50_000, cifar.TEST_SIZE)
-_IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
+def _idx_record(summary: str, folders: Tuple[str, ...]) -> DatasetRecord:
+    return DatasetRecord(
+        "classification",
+        summary,
+        lambda asked: idx.open_idx(asked.name, asked.location),
+        idx.has_files,
+        "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
+        folders,
+        (28, 28, 1),
+        10,
+        (idx.FULL_SIZE["train"], idx.FULL_SIZE["eval"]),
+    )
+
+
+def _cifar_record(name: str, folders: Tuple[str, str]) -> DatasetRecord:
+    return DatasetRecord(
+        "classification",
+        f"32x32 colour, {cifar.NUM_CLASSES[name]} classes",
+        lambda asked: cifar.open_cifar(asked.name, asked.location),
+        lambda folder: cifar.find_layout(name, folder) is not None,
+        " or ".join(folders),
+        (*folders, name, *(f"{name}/{folder}" for folder in folders)),
+        (32, 32, 3),
+        cifar.NUM_CLASSES[name],
+        (50_000, cifar.TEST_SIZE),
+    )
+
+
 DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord(
         "classification",
@@ -145,56 +170,12 @@ DATASETS: Dict[str, DatasetRecord] = {
         "train-volume.tif and train-labels.tif",
         ("isbi2012", "ISBI2012", "isbi-2012"),
     ),
-    "mnist": DatasetRecord(
-        "classification",
-        "28x28 handwritten digits",
-        lambda asked: idx.open_idx(asked.name, asked.location),
-        idx.has_files,
-        _IDX_FILES,
-        ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
-        (28, 28, 1),
-        10,
-        _IDX_SIZE,
+    "mnist": _idx_record("28x28 handwritten digits", ("mnist", "MNIST", "MNIST/raw", "mnist/raw")),
+    "fashion_mnist": _idx_record(
+        "28x28 clothes", ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw")
     ),
-    "fashion_mnist": DatasetRecord(
-        "classification",
-        "28x28 clothes",
-        lambda asked: idx.open_idx(asked.name, asked.location),
-        idx.has_files,
-        _IDX_FILES,
-        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
-        (28, 28, 1),
-        10,
-        _IDX_SIZE,
-    ),
-    "cifar10": DatasetRecord(
-        "classification",
-        "32x32 colour, 10 classes",
-        lambda asked: cifar.open_cifar(asked.name, asked.location),
-        lambda folder: cifar.find_layout("cifar10", folder) is not None,
-        "cifar-10-batches-py or cifar-10-batches-bin",
-        (
-            *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"),
-            *("cifar10/cifar-10-batches-py", "cifar10/cifar-10-batches-bin"),
-        ),
-        (32, 32, 3),
-        10,
-        _CIFAR_SIZE,
-    ),
-    "cifar100": DatasetRecord(
-        "classification",
-        "32x32 colour, 100 classes",
-        lambda asked: cifar.open_cifar(asked.name, asked.location),
-        lambda folder: cifar.find_layout("cifar100", folder) is not None,
-        "cifar-100-python or cifar-100-binary",
-        (
-            *("cifar-100-python", "cifar-100-binary", "cifar100"),
-            *("cifar100/cifar-100-python", "cifar100/cifar-100-binary"),
-        ),
-        (32, 32, 3),
-        100,
-        _CIFAR_SIZE,
-    ),
+    "cifar10": _cifar_record("cifar10", ("cifar-10-batches-py", "cifar-10-batches-bin")),
+    "cifar100": _cifar_record("cifar100", ("cifar-100-python", "cifar-100-binary")),
     "imagenet": DatasetRecord(
         "classification",
         "ImageNet as TFRecord files or as an image folder",
@@ -221,7 +202,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     ),
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
 }
-_BY_LAYOUT = ("imagefolder", "imagemasks")
+_BY_LAYOUT = ("imagemasks", "imagefolder")
 """Sets that are known by how a folder is laid out: any folder's name will do."""
 
 
@@ -252,26 +233,18 @@ def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
     described = is_file(folder / INFO_FILE)
     if described and not (imagemasks.has_files(folder) or imagefolder.has_parts(folder)):
         return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
+    has_records = records.has_shards(folder)
     found = []
     for name, record in DATASETS.items():
-        if record.has_files is not None and name not in _BY_LAYOUT:
-            location = find_location(name, folder)
-            # Class folders are an image folder, whatever it is called.
-            if location is not None and (name, location, records.has_shards(folder)) != (
-                "imagenet",
-                folder,
-                False,
-            ):
-                found.append((name, location))
+        location = find_location(name, folder) if record.has_files and name not in _BY_LAYOUT else None
+        # Class folders are an image folder, whatever it is called.
+        if location is not None and (has_records or (name, location) != ("imagenet", folder)):
+            found.append((name, location))
     if any(location == folder for _, location in found):
         return found
-    if records.has_shards(folder):
-        found.append(("imagenet", folder))
-    elif imagemasks.has_files(folder):
-        found.append(("imagemasks", folder))
-    elif DATASETS["imagefolder"].has_files(folder):  # type: ignore[misc]
-        found.append(("imagefolder", folder))
-    return found
+    layouts = ["imagenet"] if has_records else _BY_LAYOUT
+    layout = next((name for name in layouts if DATASETS[name].has_files(folder)), None)  # type: ignore[misc]
+    return found if layout is None else [*found, (layout, folder)]
 
 
 def is_tfds(name: str, location: Path) -> bool:
@@ -284,6 +257,11 @@ def is_tfds(name: str, location: Path) -> bool:
     has_files = DATASETS[name].has_files
     is_named_by_layout = has_files is None or name in _BY_LAYOUT
     return not is_named_by_layout and is_file(location / INFO_FILE) and not has_files(location)  # type: ignore[misc]
+
+
+def needs_files(name: str) -> bool:
+    """Whether a set, a name of DATASETS or tfds:NAME, is read from files."""
+    return name.startswith(TFDS_PREFIX) or DATASETS[name].has_files is not None
 
 
 def find_tfds(name: str, path: Path) -> Optional[Path]:
@@ -557,30 +535,27 @@ def open_dataset(
         ConfigurationError: a limit is not a number.
     """
     if choice.make is not None:
-        source = source_of(choice.make(), choice.name, choice.message[len("data set ") :])
+        source = in_memory.source_of(choice.make(), choice.name, choice.message[len("data set ") :])
         _check_task(choice.message, source.info.task, choice.task)
     elif choice.is_absent:
         source = _open_published(choice.name)
     else:
-        asked = Opening(
-            choice.name,
-            task=choice.task,
-            seed=seed,
-            image_shape=image_shape,
-            num_classes=num_classes,
-            max_image_pixels=max_image_pixels,
-            least_train=least_train,
-            validation_fraction=validation_fraction,
-            allow_partial=allow_partial,
+        location = fetch(choice, download) if needs_files(choice.name) else Path()
+        read = _open_tfds if is_tfds(choice.name, location) else DATASETS[choice.name].open
+        source = read(
+            Opening(
+                choice.name,
+                location,
+                choice.task,
+                seed,
+                image_shape,
+                num_classes,
+                max_image_pixels,
+                least_train,
+                validation_fraction,
+                allow_partial,
+            )
         )
-        read: Callable[[Opening], DataSource] = _open_tfds
-        if choice.name in DATASETS and DATASETS[choice.name].has_files is None:
-            read = DATASETS[choice.name].open
-        else:
-            asked = asked._replace(location=fetch(choice, download))
-            if not is_tfds(choice.name, asked.location):
-                read = DATASETS[choice.name].open
-        source = read(asked)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     if skip_damaged and isinstance(source.train, FileExamples):
         source = without_damaged(source)

@@ -1,8 +1,7 @@
 """What ``ipucnn verify-dataset`` shows: the facts of each subset, the findings, and a contact sheet."""
 
 import sys
-from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple, Union
 
 from ipucnn.datasets.verification.findings import ERROR, Finding
 from ipucnn.datasets.verification.samples import Sample
@@ -170,21 +169,22 @@ class LabelSheet:
     """
 
     def __init__(self, task: str) -> None:
-        self._tiles: Optional[ContactSheet] = ContactSheet() if task == "classification" else None
         self._panels = PanelSheet(("image", "mask", "overlay"), columns=3)
+        self._tiles = ContactSheet()
+        self._sheet: Union[ContactSheet, PanelSheet] = (
+            self._tiles if task == "classification" else self._panels
+        )
+        self.wants = self._sheet.wants
+        self.save = self._sheet.save
 
     def expect(self, total: int) -> None:
         """Says how many samples there will be."""
         if total:
-            (self._panels if self._tiles is None else self._tiles).expect(total)
-
-    def wants(self, position: int) -> bool:
-        """Whether the sample at a position is one of those shown."""
-        return (self._panels if self._tiles is None else self._tiles).wants(position)
+            self._sheet.expect(total)
 
     def add(self, position: int, sample: Sample) -> None:
         """Takes a sample that is shown."""
-        if self._tiles is not None:
+        if self._sheet is self._tiles:
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
             self._tiles.add(position, result, sample.image)
             return
@@ -196,19 +196,14 @@ class LabelSheet:
             tinted = class_overlay(sample.image, sample.mask, colours)
         else:
             tinted = overlay(sample.image, sample.mask > 0, colours[1])
-        self._panels.legend = tuple(zip(colours, sample.class_names))[1:]
-        if len(colours) == 2:
             self._panels.heads = ("image", f"mask (white: {sample.class_names[1]})", "overlay")
+        self._panels.legend = tuple(zip(colours, sample.class_names))[1:]
         self._panels.add(caption, [grey, mask_picture(sample.mask, colours), tinted], sample.problems)
 
     def __len__(self) -> int:
-        return len(self._panels if self._tiles is None else self._tiles)
+        return len(self._sheet)
 
     @property
     def num_undrawn(self) -> int:
         """Samples that were chosen to be shown, and could not be read."""
-        return (self._panels if self._tiles is None else self._tiles).num_wanted - len(self)
-
-    def save(self, path: Path) -> None:
-        """Draws the sheet into a PNG file, whatever the file's name."""
-        (self._panels if self._tiles is None else self._tiles).save(path)
+        return self._sheet.num_wanted - len(self)

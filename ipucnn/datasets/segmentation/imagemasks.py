@@ -53,6 +53,17 @@ def has_files(folder: Path) -> bool:
     return any(is_folder(part / below) for part in parts for below in BELOW)
 
 
+def part_folders(folder: Path) -> Dict[str, Path]:
+    """The folders of pairs, complete or not, of "train" and "eval"; the folder itself as "train" if it is divided here.
+
+    Pairs of the folder itself come first.
+    """
+    parts = {"train": folder / "train", "eval": find_eval(folder) or folder / EVAL_NAMES[0]}
+    if has_pairs(folder) or not any(is_folder(part / below) for part in parts.values() for below in BELOW):
+        return {"train": folder}
+    return {subset: part for subset, part in parts.items() if is_folder(part)}
+
+
 def parts_of(folder: Path) -> Set[Path]:
     """The folders below a folder of pairs in which training looks for files."""
     return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}
@@ -197,40 +208,36 @@ def _read_part(
     max_pixels: int,
 ) -> ArrayExamples:
     """The images of a folder with their masks, as they are stored, by file; named as in it: ``images/one.tif``."""
-    pairs: List[Tuple[np.ndarray, np.ndarray]] = []
+    images: List[np.ndarray] = []
+    masks: List[np.ndarray] = []
     for image_path, mask_path in files:
         image = read_image(image_path, max_pixels)
         mask = classes.of(stored[mask_path], f"mask {printable(str(mask_path))}")
-        if image.shape[:2] != mask.shape:
-            sizes = ["x".join(map(str, a.shape[:2])) for a in (image, mask)]
-            raise DataError(
-                f"{image_path} is {sizes[0]} pixels, but {mask_path} is {sizes[1]}",
-                "an image and its mask have one size",
-            )
-        if not pairs:
+        _check_size(image, image_path, mask, mask_path, "an image and its mask have one size")
+        if not images:
             # All are of this size; they are held twice while they become one array.
-            check_memory(
-                2 * len(files) * (image.size + mask.size),
-                f"{printable(str(folder))} with {len(files)} such images",
-            )
+            needed = 2 * len(files) * (image.size + mask.size)
+            check_memory(needed, f"{printable(str(folder))} with {len(files)} such images")
         else:
-            _check_alike(image, image_path, pairs[0][0], files[0][0])
-        pairs.append((image, mask))
-    stacked = np.stack([image for image, _ in pairs])
+            _check_alike(image, image_path, images[0], files[0][0])
+        images.append(image)
+        masks.append(mask)
+    stacked = np.stack(images)
     stacked = stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
     names = tuple(path.relative_to(folder).as_posix() for path, _ in files)
-    return ArrayExamples(stacked, np.stack([mask for _, mask in pairs]), names)
+    return ArrayExamples(stacked, np.stack(masks), names)
+
+
+def _check_size(one: np.ndarray, path: Path, other: np.ndarray, other_path: Path, hint: str) -> None:
+    if one.shape[:2] != other.shape[:2]:
+        sizes = ["x".join(map(str, array.shape[:2])) for array in (one, other)]
+        raise DataError(f"{path} is {sizes[0]} pixels, but {other_path} is {sizes[1]}", hint)
 
 
 def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: Path) -> None:
-    if image.shape[:2] != first.shape[:2]:
-        sizes = ["x".join(map(str, a.shape[:2])) for a in (image, first)]
-        raise DataError(
-            f"{path} is {sizes[0]} pixels, but {first_path} is {sizes[1]}",
-            "all images of a set have one size: cut or pad them",
-        )
+    _check_size(image, path, first, first_path, "all images of a set have one size: cut or pad them")
     if image.ndim != first.ndim:
-        kinds = ["grey" if a.ndim == 2 else "colour" for a in (image, first)]
+        kinds = ["grey" if array.ndim == 2 else "colour" for array in (image, first)]
         raise DataError(
             f"{path} is {kinds[0]}, but {first_path} is {kinds[1]}",
             "all images of a set are grey, or all are colour",
@@ -249,13 +256,10 @@ def open_imagemasks(
         DataError: no pairs, a file without its partner, sizes that differ, a file that is damaged or of other
             pixels, values of masks that are no classes, or more pairs than half of the memory holds.
     """
-    own_split = has_pairs(folder)
-    parts = [folder]
-    if not own_split:
-        evaluation = find_eval(folder)
-        if not has_pairs(folder / "train") or evaluation is None or not has_pairs(evaluation):
-            raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
-        parts = [folder / "train", evaluation]
+    parts = list(part_folders(folder).values())
+    own_split = parts == [folder]
+    if not all(map(has_pairs, parts)) or (not own_split and len(parts) < 2):
+        raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
     pairs = {part: _pairs(part, allow_partial) for part in parts}
     files = {part: list(own.both.values()) for part, own in pairs.items()}
     table = read_table(folder)

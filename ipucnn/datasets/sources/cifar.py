@@ -3,10 +3,12 @@
 The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).
 """
 
+import contextlib
 import io
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -21,34 +23,31 @@ PIXELS = 3 * 32 * 32
 AGAIN = "copy or download the file again"
 
 
+@dataclass
 class Layout:
-    """Which files one version of a set has and how many images each full file holds."""
+    """Which files one version of a set has, and how many images each full file for training holds."""
 
-    def __init__(
-        self, train: Sequence[str], test: str, per_train_file: int, meta: str, label_key: str
-    ) -> None:
-        self.train, self.test = tuple(train), test
-        self.per_train_file, self.meta, self.label_key = per_train_file, meta, label_key
+    train: Tuple[str, ...]
+    test: str
+    per_train_file: int
+    meta: str
+    label_key: str
 
     @property
     def binary(self) -> bool:
         return self.test.endswith(".bin")
 
 
+_BATCHES = tuple(f"data_batch_{n}" for n in range(1, 6))
+_BINARY = tuple(f"{name}.bin" for name in _BATCHES)
 LAYOUTS: Dict[str, Tuple[Layout, ...]] = {
     "cifar10": (
-        Layout([f"data_batch_{n}" for n in range(1, 6)], "test_batch", 10000, "batches.meta", "labels"),
-        Layout(
-            [f"data_batch_{n}.bin" for n in range(1, 6)],
-            "test_batch.bin",
-            10000,
-            "batches.meta.txt",
-            "labels",
-        ),
+        Layout(_BATCHES, "test_batch", 10000, "batches.meta", "labels"),
+        Layout(_BINARY, "test_batch.bin", 10000, "batches.meta.txt", "labels"),
     ),
     "cifar100": (
-        Layout(["train"], "test", 50000, "meta", "fine_labels"),
-        Layout(["train.bin"], "test.bin", 50000, "fine_label_names.txt", "fine_labels"),
+        Layout(("train",), "test", 50000, "meta", "fine_labels"),
+        Layout(("train.bin",), "test.bin", 50000, "fine_label_names.txt", "fine_labels"),
     ),
 }
 NUM_CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -133,68 +132,49 @@ def _names_in_pickles() -> Dict[str, Callable[..., object]]:
     }
 
 
+def _text_keys(content: Mapping[object, PlainValue]) -> Dict[str, PlainValue]:
+    """A dictionary with texts for keys; Python 3 writes bytes."""
+    return {str(k, "latin1") if isinstance(k, bytes) else str(k): v for k, v in content.items()}
+
+
 def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError.
+    """uint8 [n, 32, 32, 3] and whole numbers [n] of one file of the Python version.  Raises DataError.
 
     Without ``num_classes`` labels are given as they are, whatever classes there are.
     """
-    content = safe_unpickle(read_file(str(path)), str(path))
-    # Python 3 writes bytes as keys.
-    content = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
+    content = _text_keys(safe_unpickle(read_file(str(path)), str(path)))
     if "data" not in content or label_key not in content:
         raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN)
-    data, labels = content["data"], content[label_key]
-    if (
-        not isinstance(data, np.ndarray)
-        or data.dtype != np.uint8
-        or data.ndim != 2
-        or data.shape[1] != PIXELS
-    ):
+    data = content["data"]
+    is_array = isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == PIXELS
+    if not is_array or data.dtype != np.uint8:
         raise DataError(
             f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN, "wrong-dtype"
         )
-    return _checked(path, data, _whole_numbers(path, label_key, labels), num_classes)
-
-
-def _whole_numbers(path: Path, label_key: str, labels: object) -> np.ndarray:
-    """int64 [n] of a list or an array of whole numbers.  Raises DataError: none is rounded, or taken for one."""
-    if isinstance(labels, np.ndarray):
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise DataError(
-                f"{path}: '{label_key}' is an array of {labels.dtype} {list(labels.shape)}, not a row of whole numbers",
-                AGAIN,
-            )
-        labels = labels.tolist()
-    if not isinstance(labels, (list, tuple)):
-        raise DataError(
-            f"{path}: '{label_key}' is a {type(labels).__name__}, not a list of whole numbers", AGAIN
-        )
-    for number, label in enumerate(labels):
-        if type(label) is not int or not -(2**31) <= label < 2**31:
-            raise DataError(
-                f"{path}: '{label_key}' number {number} is a {type(label).__name__}, not a whole number",
-                AGAIN,
-            )
-    return np.array(labels, np.int64)
+    labels: np.ndarray = np.zeros((), object)
+    with contextlib.suppress(ValueError):  # lists of several lengths
+        labels = np.asarray(content[label_key], None if len(data) else int)
+    is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if not is_whole or (len(labels) and not -(2**31) <= labels.min() <= labels.max() < 2**31):
+        raise DataError(f"{path}: '{label_key}' is not a list of whole numbers", AGAIN)
+    return _checked(path, data, labels, num_classes)
 
 
 def read_binary(
     path: Path, num_label_bytes: int, num_classes: Optional[int]
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the binary version.  Raises DataError.
+    """uint8 [n, 32, 32, 3] and whole numbers [n] of one file of the binary version.  Raises DataError.
 
     A record is the label (the last of ``num_label_bytes``: CIFAR-100 has a coarse one before it), then the
     red, green and blue planes.
     """
-    raw = read_file(str(path))
-    record = num_label_bytes + PIXELS
+    raw, record = read_file(str(path)), num_label_bytes + PIXELS
     if len(raw) % record:
         raise DataError(
             f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN, "truncated"
         )
     records: np.ndarray = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    labels: np.ndarray = records[:, num_label_bytes - 1].astype(np.int64)
-    return _checked(path, records[:, num_label_bytes:], labels, num_classes)
+    return _checked(path, records[:, num_label_bytes:], records[:, num_label_bytes - 1], num_classes)
 
 
 def _checked(
@@ -204,11 +184,10 @@ def _checked(
         raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN, "count-mismatch")
     if len(planes) == 0:
         raise DataError(f"{path} has no images", AGAIN)
-    if num_classes is not None and (labels.min() < 0 or labels.max() >= num_classes):
-        wrong = labels.min() if labels.min() < 0 else labels.max()
-        raise DataError(f"{path} has label {wrong}; its classes are 0 to {num_classes - 1}", AGAIN)
-    images = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return images, labels.astype(np.int32)
+    wrong = labels[(labels < 0) | (labels >= num_classes)] if num_classes is not None else ()
+    if len(wrong):
+        raise DataError(f"{path} has label {wrong[0]}; its classes are 0 to {num_classes - 1}", AGAIN)  # type: ignore[operator]
+    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
 def read_batch(
@@ -222,22 +201,20 @@ def read_batch(
 
 def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
     """From the file that lists them; CIFAR-10's are known without it, CIFAR-100's become numbers."""
-    known = CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
     path = folder / layout.meta
     if not is_file(path):
-        return known
+        return CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
+    data = read_file(str(path))
     if layout.binary:
-        names: PlainValue = read_file(str(path)).decode("latin1").split()
+        names: PlainValue = data.decode("latin1").split()
     else:
-        content = safe_unpickle(read_file(str(path)), str(path))
         key = "label_names" if name == "cifar10" else "fine_label_names"
-        names = content.get(key, content.get(key.encode(), ()))
+        names = _text_keys(safe_unpickle(data, str(path))).get(key, ())
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, (str, bytes)) for n in names):
-            raise DataError(f"{path}: '{key}' is a {type(names).__name__}, not a list of texts", AGAIN)
-    names = tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
+            raise DataError(f"{path}: '{key}' is not a list of texts", AGAIN)
     if len(names) != NUM_CLASSES[name]:
         raise DataError(f"{path} lists {len(names)} class names, not {NUM_CLASSES[name]}", AGAIN)
-    return names
+    return tuple(str(n, "latin1") if isinstance(n, bytes) else n for n in names)
 
 
 def open_cifar(name: str, folder: Path) -> DataSource:
@@ -249,32 +226,25 @@ def open_cifar(name: str, folder: Path) -> DataSource:
     hint = f"copy the {name} files there, or pass --dataset {name} --download"
     if layout is None:
         raise DataError(f"{folder} has no {name} files", hint)
-
-    def read(file_name: str) -> Tuple[np.ndarray, np.ndarray]:
-        return read_batch(name, layout, folder / file_name, NUM_CLASSES[name])
-
-    present: List[str] = [n for n in layout.train if is_file(folder / n)]
+    present = [n for n in layout.train if is_file(folder / n)]
     if not present:
         raise DataError(f"{folder} has no training file of {name} ({', '.join(layout.train)})", hint)
     if not is_file(folder / layout.test):
         raise DataError(f"{folder} has no test file of {name} ({layout.test})", hint)
     # What is read, what is made of it, and the parts as one array.
-    needed = 3 * sum(file_size(folder / n) for n in (*present, layout.test))
-    check_memory(needed, f"{name} in {folder}")
-    parts = [read(file_name) for file_name in present]
-    images, labels = (np.concatenate(column) for column in zip(*parts))
-    train, evaluation = ArrayExamples(images, labels), ArrayExamples(*read(layout.test))
-    full = layout.per_train_file * len(layout.train)
-    warnings = []
-    if len(train) < full:
-        warnings.append(f"{name} is partial: {len(train):,} of {full:,} train images ({', '.join(present)})")
-    if len(evaluation) < TEST_SIZE:
-        warnings.append(
-            f"{name} is partial: {len(evaluation):,} of {TEST_SIZE:,} test images ({layout.test})"
-        )
+    check_memory(3 * sum(file_size(folder / n) for n in (*present, layout.test)), f"{name} in {folder}")
+    parts, warnings = [], []
+    sizes = (layout.per_train_file * len(layout.train), TEST_SIZE)
+    for kind, names, full in zip(("train", "test"), (present, [layout.test]), sizes):
+        batches = [read_batch(name, layout, folder / n, NUM_CLASSES[name]) for n in names]
+        images, labels = (np.concatenate(column) for column in zip(*batches))
+        parts.append(ArrayExamples(images, labels.astype(np.int32)))
+        if len(images) < full:
+            warnings.append(
+                f"{name} is partial: {len(images):,} of {full:,} {kind} images ({', '.join(names)})"
+            )
     return array_source(
-        train,
-        evaluation,
+        *parts,
         name=name,
         class_names=read_class_names(name, folder, layout),
         location=str(folder),

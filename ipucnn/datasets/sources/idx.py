@@ -5,6 +5,7 @@ byte), the number of dimensions, each dimension as a big-endian 32-bit integer, 
 """
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -87,52 +88,39 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
 
 
 def _read_idx(
-    stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, num_there: Optional[int]
+    stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, num_stored: Optional[int]
 ) -> np.ndarray:
-    """``num_there`` is how long the stream is, where that is known."""
+    """``num_stored`` is how long the stream is, where that is known."""
     header_bytes = 4 + 4 * num_dimensions
     header = stream.read(header_bytes)
     if len(header) < header_bytes:
-        raise DataError(
-            f"{name} is truncated: {len(header)} bytes, not even its header of {header_bytes}",
-            AGAIN,
-            "truncated",
-        )
-    magic = struct.unpack(">I", header[:4])[0]
-    expected_magic = 0x0800 + num_dimensions
-    if magic != expected_magic:
+        text = f"{name} is truncated: {len(header)} bytes, not even its header of {header_bytes}"
+        raise DataError(text, AGAIN, "truncated")
+    magic, *shape = struct.unpack(f">{1 + num_dimensions}I", header)
+    if magic != 0x0800 + num_dimensions:
         raise DataError(
             f"{name} is not an idx file of {num_dimensions}-dimensional bytes: "
-            f"it starts with {magic:#010x}, not {expected_magic:#010x}",
+            f"it starts with {magic:#010x}, not {0x0800 + num_dimensions:#010x}",
             "check that images and labels are not swapped, or download the file again",
             "wrong-dtype" if magic >> 8 in _OTHER_TYPES else "unreadable",
         )
-    shape = struct.unpack(f">{num_dimensions}I", header[4:])
-    size = 1
-    for dimension in shape:
-        size *= dimension
-    shown = "x".join(map(str, shape))
+    size, shown = math.prod(shape), "x".join(map(str, shape))
     if not size:
         raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
-    if num_there is not None and num_there < header_bytes + size:
-        raise DataError(
-            f"{name} is truncated: {num_there} bytes where its header ({shown}) says {header_bytes + size}",
-            AGAIN,
-            "truncated",
+    if num_stored is None or num_stored >= header_bytes + size:
+        check_memory(size, f"{name} of {shown} bytes")
+        data: np.ndarray = np.empty(size, np.uint8)
+        num_stored = header_bytes
+        # In pieces: gzip unpacks what it is asked for into memory of its own.
+        for begin in range(0, size, _PIECE_BYTES):
+            piece = stream.read(min(_PIECE_BYTES, size - begin))
+            data[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
+            num_stored += len(piece)
+    if num_stored < header_bytes + size:
+        text = (
+            f"{name} is truncated: {num_stored} bytes where its header ({shown}) says {header_bytes + size}"
         )
-    check_memory(size, f"{name} of {shown} bytes")
-    data: np.ndarray = np.empty(size, np.uint8)
-    view, filled = data.data, 0
-    while filled < size:
-        count = stream.readinto(view[filled : filled + _PIECE_BYTES])  # type: ignore[union-attr]
-        if not count:
-            raise DataError(
-                f"{name} is truncated: {header_bytes + filled} bytes where its header ({shown}) says "
-                f"{header_bytes + size}",
-                AGAIN,
-                "truncated",
-            )
-        filled += count
+        raise DataError(text, AGAIN, "truncated")
     if stream.read(1):
         raise DataError(
             f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says",
@@ -171,27 +159,21 @@ def read_part(
     return found
 
 
-def _examples(folder: Path, part: str, name: str) -> ArrayExamples:
-    found = read_part(folder, part, name)
-    images, (path, labels) = found["images"][1], found["labels"]
-    if labels.max() > 9:
-        raise DataError(f"{path} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
-    return ArrayExamples(images[..., np.newaxis], labels.astype(np.int32))
-
-
 def open_idx(name: str, folder: Path) -> DataSource:
     """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
-    train, evaluation = _examples(folder, "train", name), _examples(folder, "eval", name)
-    if train.images.shape[1:] != evaluation.images.shape[1:]:
+    parts, warnings = [], []
+    for part, full in FULL_SIZE.items():
+        found = read_part(folder, part, name)
+        images, (path, labels) = found["images"][1], found["labels"]
+        if labels.max() > 9:
+            raise DataError(f"{path} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
+        parts.append(ArrayExamples(images[..., np.newaxis], labels.astype(np.int32)))
+        if len(images) < full:
+            warnings.append(f"{name} is partial: {len(images):,} of {full:,} {part} images")
+    if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
         raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
-    warnings = [
-        f"{name} is partial: {len(examples):,} of {FULL_SIZE[part]:,} {part} images"
-        for part, examples in (("train", train), ("eval", evaluation))
-        if len(examples) < FULL_SIZE[part]
-    ]
     return array_source(
-        train,
-        evaluation,
+        *parts,
         name=name,
         class_names=CLASS_NAMES[name],
         location=str(folder),

@@ -1,19 +1,32 @@
-"""Data sets of Python's memory: arrays that ``ipucnn.train`` and ``ipucnn.evaluate`` are given in place of a name."""
+"""Data sets of Python's memory: arrays that ``ipucnn.train`` and ``ipucnn.evaluate`` are given in place of a name, and
+what functions of the user's own return."""
 
+import contextlib
 import hashlib
 from dataclasses import replace
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
+import msgspec
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, source_of
+from ipucnn.datasets.base import (
+    AUGMENTATION_NAMES,
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    EncodedExamples,
+    Examples,
+    FileExamples,
+    RecordExamples,
+    array_source,
+)
 from ipucnn.datasets.sources.imagefolder import HELD_OUT_SHARE, held_out
 from ipucnn.errors import DataError
-from ipucnn.text import shown_value
+from ipucnn.text import printable, shown_value
 
 PREFIX = "arrays-"
 """What the names begin with under which they stand in a run's configuration."""
-_HINT = (
+_ARRAYS_HINT = (
     "dataset=(images, labels), or ((images, labels), (eval_images, eval_labels)), and class names after them"
 )
 _kept: Dict[str, Tuple[Tuple[Any, ...], Tuple[str, ...]]] = {}
@@ -33,7 +46,7 @@ def keep(given: object, is_evaluated: bool) -> str:
         DataError: it is neither.
     """
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-        raise DataError(f"dataset={shown_value(type(given).__name__)} is no pair of arrays", _HINT)
+        raise DataError(f"dataset={shown_value(type(given).__name__)} is no pair of arrays", _ARRAYS_HINT)
     train, evaluation, *names = given
     notes: Tuple[str, ...] = ()
     if hasattr(train, "shape"):
@@ -44,7 +57,7 @@ def keep(given: object, is_evaluated: bool) -> str:
                 f"{len(evaluation[0]):,} of the {len(pair[0]):,} images of dataset= are held out for evaluation",
             )
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in (train, evaluation)):
-        raise DataError("dataset= has no two pairs of arrays", _HINT)
+        raise DataError("dataset= has no two pairs of arrays", _ARRAYS_HINT)
     made = (train, evaluation, *names)
     digest = hashlib.sha256(repr(names).encode())
     for part in (train, evaluation):
@@ -79,7 +92,7 @@ def find(name: str) -> Callable[[], DataSource]:
 def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
     """Training and evaluation: a share of each class, or of all images with masks, is held out."""
     if len(images) != len(labels):
-        raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _HINT)
+        raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _ARRAYS_HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
     chosen: np.ndarray = np.zeros(len(labels), bool)
     for label in np.unique(classes):
@@ -88,5 +101,166 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
             [numbers[place] for place in held_out([str(number) for number in numbers], HELD_OUT_SHARE)]
         ] = True
     if not chosen.any():
-        raise DataError("dataset= has no class of two images, of which one could be held out", _HINT)
+        raise DataError("dataset= has no class of two images, of which one could be held out", _ARRAYS_HINT)
     return (images[~chosen], labels[~chosen]), (images[chosen], labels[chosen])
+
+
+# Data sets that a function of the user's own returned.
+
+_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
+_MOST_CLASSES = 2**17
+# Of each kind of examples, what says where the images are, and its type.
+_CONTENTS: Dict[type, Tuple[str, type]] = {
+    ArrayExamples: ("names", str),
+    FileExamples: ("paths", str),
+    EncodedExamples: ("data", bytes),
+    RecordExamples: ("paths", str),
+}
+
+
+def source_of(made: object, name: str, location: str) -> DataSource:
+    """The data set that a function of the user's own returned.
+
+    Args:
+        made: a DataSource; or pairs of images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels, whole numbers [n] or
+            [n, 1], or masks, uint8 [n, h, w]: of training and of evaluation, and after them, if wanted, the names of
+            the classes.
+        name: of the set.
+        location: where it is from.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(made, DataSource):
+        return _checked(made, location)
+    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
+        raise DataError(f"{location} returned {shown_value(type(made).__name__)}, and no two pairs", _HINT)
+    train, evaluation = (
+        _examples(part, what, location) for part, what in zip(made, ("training", "evaluation"))
+    )
+    if train.images.shape[1:] != evaluation.images.shape[1:] or train.labels.ndim != evaluation.labels.ndim:
+        raise DataError(
+            f"{location}: images of training are {train.images.shape[1:]}, those of evaluation "
+            f"{evaluation.images.shape[1:]}, or one has masks and the other classes",
+            _HINT,
+        )
+    is_masks = train.labels.ndim == 3
+    most = max(int(train.labels.max()), int(evaluation.labels.max()))
+    given = made[2] if len(made) == 3 else range(max(most + 1, 2))
+    is_listed = isinstance(given, Iterable) and not isinstance(given, str)
+    names = [str(class_name) for class_name in given] if is_listed else []
+    if not names:
+        text = f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them"
+        raise DataError(text, _HINT)
+    if most >= len(names):
+        raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
+    return array_source(
+        train,
+        evaluation,
+        name=name,
+        task="segmentation" if is_masks else "classification",
+        class_names=names,
+        location=location,
+        augmentation="dihedral" if is_masks else "crop_flip",
+    )
+
+
+def _examples(part: object, what: str, location: str) -> ArrayExamples:
+    """One pair of arrays.  Raises DataError where they are no images and labels."""
+    try:
+        images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise DataError(f"{location}: {what} is no pair of arrays", _HINT) from None
+    images = images[..., np.newaxis] if images.ndim == 3 else images
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or not images.size:
+        raise DataError(
+            f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
+            "[n, height, width, 1 or 3]",
+            "convert them: np.uint8(255 * images) of numbers from 0 to 1",
+        )
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
+    if labels.dtype.kind not in "iub" or not (labels.ndim == 1 or is_masks) or len(labels) != len(images):
+        raise DataError(
+            f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
+            "number for each, or for each of their pixels",
+            _HINT,
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= (256 if is_masks else _MOST_CLASSES):
+        text = f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0"
+        raise DataError(text, "number the classes from 0")
+    return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))
+
+
+def _checked(made: DataSource, location: str) -> DataSource:
+    """A DataSource of the user's own, with labels of the type that readers give.
+
+    Raises:
+        DataError: facts and examples contradict each other, or are not of the types that their documentation names.
+    """
+
+    def need(is_right: object, what: str) -> None:
+        if not is_right:
+            raise DataError(
+                f"{location}: the DataSource {what}", "ipucnn.datasets.base.DatasetInfo says what is right"
+            )
+
+    info, kind = made.info, type(made.info).__name__
+    need(isinstance(info, DatasetInfo), f"has info of the type {kind}")
+    try:
+        info = msgspec.convert({key: _plain(value) for key, value in vars(info).items()}, DatasetInfo)
+    except msgspec.ValidationError as error:
+        need(False, f"has wrong facts: {printable(str(error))}")
+    is_masks, channels, names = info.task == "segmentation", info.image_shape[2], info.class_names
+    need(info.task in ("classification", "segmentation"), f"has task = {shown_value(repr(info.task))}")
+    need(channels in (1, 3), f"has image_shape = {info.image_shape}, of neither 1 nor 3 channels")
+    is_right = 0 < info.num_classes == len(names)
+    need(is_right, f"has num_classes = {info.num_classes} and {len(names)} class_names")
+    for key, values in (("mean", info.mean), ("std", info.std)):
+        is_right = (
+            len(values) == channels and np.isfinite(values).all() and (key == "mean" or min(values) > 0)
+        )
+        need(is_right, f"has {key} = {shown_value(repr(values))} for {channels} channels")
+    is_right = info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic")
+    need(
+        is_right,
+        f"has augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for tiled images",
+    )
+    parts: List[Examples] = []
+    for what, number in (("train", info.num_train), ("eval", info.num_eval)):
+        examples = getattr(made, what)
+        kind = type(examples).__name__
+        need(type(examples) in _CONTENTS, f"has {what} of the type {kind}")
+        shape: Tuple[int, ...] = (len(examples),)
+        if isinstance(examples, ArrayExamples):
+            size, shape = examples.images.shape[1:], examples.images.shape[: 3 if is_masks else 1]
+            is_right = all(side in (None, given) for side, given in zip(info.image_shape, size))
+            need(is_right, f"has {what} of {size} and image_shape = {info.image_shape}")
+            need(
+                len(examples.names) in (0, len(examples)),
+                f"has {what} with other numbers of names than of images",
+            )
+        else:
+            need(not is_masks, f"has masks in {kind}, which is for classes")
+        attribute, content = _CONTENTS[type(examples)]
+        is_right = all(isinstance(value, content) for value in getattr(examples, attribute))
+        need(is_right, f"has {what} with {kind} that are not all {content.__name__}")
+        labels: np.ndarray = np.zeros(0)
+        with contextlib.suppress(ValueError):  # of several lengths
+            labels = np.asarray(examples.labels)
+        is_right = number == len(examples) > 0 and labels.dtype.kind in "iu" and labels.shape == shape
+        told = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
+        need(is_right, told)
+        low, high = int(labels.min()), int(labels.max())
+        told = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
+        need(0 <= low <= high < info.num_classes, told)
+        parts.append(replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32)))
+    return replace(made, info=info, train=parts[0], eval=parts[1])
+
+
+def _plain(value: object) -> object:
+    """NumPy's numbers, alone or in a tuple, as Python's."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value

@@ -158,29 +158,29 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         DataError: it is damaged, no 8-bit image classification set, or larger than half of the memory.
     """
     tfds = _import_tfds()
-    builder, image_key, label_key = open_builder(name, folder)
+    builder, *keys = open_builder(name, folder)
+    shape = tuple(builder.info.features[keys[0]].shape)
+    one_size = None not in shape
+    parts: List[Examples] = []
     try:
-        train_split, eval_split, warnings = _splits(builder, name)
-        shape = tuple(builder.info.features[image_key].shape)
-        one_size = None not in shape
-        stored = [builder.info.splits[s] for s in {train_split.split("[")[0], eval_split.split("[")[0]}]
-        pixels = int(np.prod(shape)) if one_size else 0
-        needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
+        *splits, warnings = _splits(builder, name)
+        stored = [builder.info.splits[s] for s in {split.split("[")[0] for split in splits}]
+        needed = sum(s.num_examples * int(np.prod(shape)) if one_size else s.num_bytes for s in stored)
         hint = "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR"
         check_memory(needed, f"data set {name}", hint)
-        read = _read_arrays if one_size else _read_encoded
-        train = read(builder, tfds, train_split, image_key, label_key, name)
-        evaluation = read(builder, tfds, eval_split, image_key, label_key, name)
+        for split in splits:
+            read = _read_arrays if one_size else _read_encoded
+            parts.append(read(builder, tfds, split, (keys[0], keys[1]), name))
+            if len(parts[-1]) == 0:
+                raise DataError(f"data set {name} has no images in '{split}'", "prepare the data set again")
+            if parts[-1].labels.min() < 0:
+                raise DataError(f"data set {name} has images without a class in '{split}'", _OTHER_HINT)
     except DataError:
         raise
     except Exception as error:  # damaged records, a missing shard
         raise _cannot_read(name, folder, error) from error
-    for part, examples in ((train_split, train), (eval_split, evaluation)):
-        if len(examples) == 0:
-            raise DataError(f"data set {name} has no images in '{part}'", "prepare the data set again")
-        if examples.labels.min() < 0:
-            raise DataError(f"data set {name} has images without a class in '{part}'", _OTHER_HINT)
-    class_names = builder.info.features[label_key].names
+    train, evaluation = parts
+    class_names = tuple(builder.info.features[keys[1]].names)
     if isinstance(train, ArrayExamples) and isinstance(evaluation, ArrayExamples):
         return array_source(
             train,
@@ -191,42 +191,46 @@ def open_tfds(name: str, folder: Path) -> DataSource:
             augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop"),
             warnings=warnings,
         )
-    return DataSource(
-        DatasetInfo(
-            name=name,
-            task="classification",
-            num_classes=len(class_names),
-            image_shape=(None, None, shape[-1]),
-            num_train=len(train),
-            num_eval=len(evaluation),
-            class_names=tuple(class_names),
-            location=str(folder),
-            mean=IMAGENET_MEAN if shape[-1] == 3 else (sum(IMAGENET_MEAN) / 3,),
-            std=IMAGENET_STD if shape[-1] == 3 else (sum(IMAGENET_STD) / 3,),
-            warnings=tuple(warnings),
-        ),
-        train,
-        evaluation,
+    info = DatasetInfo(
+        name=name,
+        task="classification",
+        num_classes=len(class_names),
+        image_shape=(None, None, shape[-1]),
+        num_train=len(train),
+        num_eval=len(evaluation),
+        class_names=class_names,
+        location=str(folder),
+        mean=IMAGENET_MEAN if shape[-1] == 3 else (sum(IMAGENET_MEAN) / 3,),
+        std=IMAGENET_STD if shape[-1] == 3 else (sum(IMAGENET_STD) / 3,),
+        warnings=tuple(warnings),
     )
+    return DataSource(info, train, evaluation)
 
 
 def _as_dataset(
-    builder: TfdsBuilder, tfds: ModuleType, split: str, decoders: Optional[Dict[str, object]]
+    builder: TfdsBuilder,
+    tfds: ModuleType,
+    split: str,
+    keys: Tuple[str, str],
+    decoders: Optional[Dict[str, object]] = None,
 ) -> TfDataset:
+    """Image and class of each example."""
     # One file after the other: the stored order, the same on every machine.
     config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-    return builder.as_dataset(split=split, shuffle_files=False, read_config=config, decoders=decoders)
+    options = {"shuffle_files": False, "read_config": config, "decoders": decoders}
+    return builder.as_dataset(split=split, **options).map(lambda example: tuple(example[key] for key in keys))
 
 
 def _read_arrays(
-    builder: TfdsBuilder, tfds: ModuleType, split: str, image: str, label: str, name: str
+    builder: TfdsBuilder, tfds: ModuleType, split: str, keys: Tuple[str, str], name: str
 ) -> Examples:
     info = builder.info
-    images: np.ndarray = np.empty((info.splits[split].num_examples, *info.features[image].shape), np.uint8)
+    images: np.ndarray = np.empty((info.splits[split].num_examples, *info.features[keys[0]].shape), np.uint8)
     labels: np.ndarray = np.empty(len(images), np.int32)
-    dataset = _as_dataset(builder, tfds, split, None).map(lambda e: (e[image], e[label]))
     count = 0
-    for image_batch, label_batch in dataset.batch(READ_BATCH).as_numpy_iterator():
+    for image_batch, label_batch in (
+        _as_dataset(builder, tfds, split, keys).batch(READ_BATCH).as_numpy_iterator()
+    ):
         end = count + len(label_batch)
         if end > len(images):
             raise DataError(
@@ -240,10 +244,9 @@ def _read_arrays(
 
 
 def _read_encoded(
-    builder: TfdsBuilder, tfds: ModuleType, split: str, image: str, label: str, name: str
+    builder: TfdsBuilder, tfds: ModuleType, split: str, keys: Tuple[str, str], name: str
 ) -> Examples:
-    decoders = {image: tfds.decode.SkipDecoding()}
-    dataset = _as_dataset(builder, tfds, split, decoders).map(lambda e: (e[image], e[label]))
+    dataset = _as_dataset(builder, tfds, split, keys, {keys[0]: tfds.decode.SkipDecoding()})
     pairs = list(dataset.as_numpy_iterator())
-    labels = np.array([label for _, label in pairs], np.int32)
+    labels: np.ndarray = np.array([label for _, label in pairs], np.int32)
     return EncodedExamples(tuple(data for data, _ in pairs), labels, f"{name} ({split})")

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import google_crc32c
 
-from ipucnn.datasets.limits import available_bytes
+from ipucnn.datasets.limits import FREELY_BYTES, available_bytes
 from ipucnn.errors import DataError
 from ipucnn.filesystem import asking, open_handle, open_regular, shown
 
@@ -24,7 +24,6 @@ FRAME_BYTES = 16
 """What a record takes in its file besides its content."""
 AGAIN = "copy, download or build the file again"
 _FEW_BYTES = 512
-_FREELY_BYTES = 2**24
 
 Feature = Union[bytes, int]
 Read = Callable[[int, int], bytes]
@@ -43,33 +42,27 @@ def masked_crc32c(data: bytes) -> int:
 # -- records --------------------------------------------------------------------------------------------------
 
 
-_LENGTH_DAMAGED = "the checksum of its length is wrong, so the rest of the file cannot be read"
-_CONTENT_DAMAGED = "the checksum of its content is wrong"
+_Place = Tuple[Union[str, Path], int, int]
 
 
-def _length(head: bytes, at: int, num_bytes: int) -> Tuple[int, str]:
-    """The length of the content of a record that begins with ``head`` at a byte of a file; or what is wrong with it."""
+def _damaged(place: _Place, problem: str, code: str) -> DataError:
+    return DataError(f"{place_of(*place)}: {problem}", AGAIN, code)
+
+
+def _length(head: bytes, place: _Place, num_bytes: int) -> int:
+    """The length of a record that begins with ``head``, in a file of ``num_bytes``.  Raises DataError."""
     if len(head) < HEAD_BYTES:
-        return 0, f"truncated: {len(head)} bytes where a record's length should be"
+        text = f"truncated: {len(head)} bytes where a record's length should be"
+        raise _damaged(place, text, "truncated")
     length, checksum = struct.unpack("<QI", head)
     if masked_crc32c(head[:8]) != checksum:
-        return 0, _LENGTH_DAMAGED
-    missing = at + length + FRAME_BYTES - num_bytes
+        text = "the checksum of its length is wrong, so the rest of the file cannot be read"
+        raise _damaged(place, text, "checksum")
+    missing = place[2] + length + FRAME_BYTES - num_bytes
     if missing > 0:
-        return 0, f"truncated: {missing} bytes are missing at the end of the file"
-    return length, ""
-
-
-def _damaged(place: str, problem: str) -> DataError:
-    code = "truncated" if problem.startswith("truncated") else "unreadable"
-    return DataError(
-        f"{place}: {problem}", AGAIN, "checksum" if problem in (_LENGTH_DAMAGED, _CONTENT_DAMAGED) else code
-    )
-
-
-def _is_too_large(length: int) -> bool:
-    """Whether a record takes more than half of the memory; of a small one nobody is asked how much there is."""
-    return length > _FREELY_BYTES and length > available_bytes() // 2
+        text = f"truncated: {missing} bytes are missing at the end of the file"
+        raise _damaged(place, text, "truncated")
+    return int(length)
 
 
 def place_of(path: Union[str, Path], number: int, at: int) -> str:
@@ -83,27 +76,22 @@ def read_record(path: str, number: int, at: int) -> bytes:
     Raises:
         DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
     """
-    record = b""
+    place = (path, number, at)
     handle, num_bytes = open_handle(path)
     try:
-        head = os.pread(handle, HEAD_BYTES, at)
-        length, problem = _length(head, at, num_bytes)
-        if not problem and _is_too_large(length):
-            problem = f"{length:,} bytes, more than half of the memory"
-        if not problem:
-            record = os.pread(handle, length + FRAME_BYTES, at)
-    except OSError:
         with asking(path):
-            raise
+            length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
+            if length > FREELY_BYTES and length > available_bytes() // 2:
+                raise _damaged(place, f"{length:,} bytes, more than half of the memory", "unreadable")
+            record = os.pread(handle, length + FRAME_BYTES, at)
     finally:
         os.close(handle)
-    if not problem and len(record) < length + FRAME_BYTES:
-        problem = "truncated: the file became shorter while it was read"
+    if len(record) < length + FRAME_BYTES:
+        text = "truncated: the file became shorter while it was read"
+        raise _damaged(place, text, "truncated")
     content = record[HEAD_BYTES:-4]
-    if not problem and masked_crc32c(content) != int.from_bytes(record[-4:], "little"):
-        problem = _CONTENT_DAMAGED
-    if problem:
-        raise _damaged(place_of(path, number, at), problem)
+    if masked_crc32c(content) != int.from_bytes(record[-4:], "little"):
+        raise _damaged(place, "the checksum of its content is wrong", "checksum")
     return content
 
 
@@ -147,9 +135,7 @@ def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
 
         at = number = 0
         while at < num_bytes:
-            length, problem = _length(read(at, HEAD_BYTES), at, num_bytes)
-            if problem:
-                raise _damaged(place_of(path, number, at), problem)
+            length = _length(read(at, HEAD_BYTES), (path, number, at), num_bytes)
             content = at + HEAD_BYTES
             yield number, at, length, lambda place, size, content=content: read(content + place, size)  # type: ignore[misc]
             at += length + FRAME_BYTES

@@ -1,6 +1,6 @@
-"""Verifying data sets: a walk over every sample that goes on where training would stop.
+"""Verifying data sets: every sample is checked, and checking goes on where training would stop.
 
-``verify.py`` decides which set is meant, what is published about it, and looks at all samples.  ``walks.py`` reads the
-files of each kind of set with training's own readers, and ``survey.py`` hears what is wrong with files and samples, and
-concludes.  ``findings.py`` has every code with its severity and hint.
+``verify.py`` decides which set is meant and decodes all samples.  ``lots.py`` finds the samples of each kind of set
+with training's own readers.  ``survey.py`` is told what is wrong with files and samples, and concludes; ``samples.py``
+has what is kept of samples, and ``findings.py`` every code with its severity and hint.
 """

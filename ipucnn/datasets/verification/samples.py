@@ -1,11 +1,11 @@
-"""Samples while a data set is verified: what is looked at together, and what is kept of it."""
+"""Samples while a data set is verified: how they are decoded, and what is kept of them."""
 
 import hashlib
 import math
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -57,8 +57,8 @@ def measure(images: np.ndarray) -> Measured:
     return Measured(digests, histogram, pixels.mean(axis=1), constant)
 
 
-class Look(NamedTuple):
-    """What was seen of some samples of one size.
+class Decoded(NamedTuple):
+    """Some samples of one size, as they were read.
 
     Attributes:
         measured: of their pixels as training sees them.
@@ -81,25 +81,27 @@ class Look(NamedTuple):
     frames: int = 1
 
 
-class Block(NamedTuple):
-    """Samples of one size that are looked at together: an image file, or some of an array.
+class Lot(NamedTuple):
+    """The samples of a subset, as far as they could be found.
 
     Attributes:
-        subset: "train" or "eval".
-        numbers: of the samples among the subset's.
-        name: of the file or sample.
-        load: decodes and measures them, and keeps the pixels if it is told to; raises DataError, or returns None where
-            something of them was refused before.
-        path: of the file that is one sample.
-        said: what messages call it.
+        count: how many can be decoded, or tried.
+        name: the file, or file and number, of a sample by its number.
+        decode: decodes and measures the samples of some numbers, and keeps their pixels if they are drawn; raises
+            DataError, or returns None where a reader has refused a part of it before.
+        path: the file that is one sample, by its number; None for other samples.
+        place: what readers' messages call a sample, where that is not its path.
+        num_stored: samples that there are, if some cannot even be tried.
+        at_once: samples of one size that are decoded together.
     """
 
-    subset: str
-    numbers: Sequence[int]
-    name: str
-    load: Callable[[bool], Optional[Look]]
-    path: Optional[Path] = None
-    said: str = ""
+    count: int
+    name: Callable[[int], str]
+    decode: Callable[[Sequence[int], bool], Optional[Decoded]]
+    path: Callable[[int], Optional[Path]] = lambda number: None
+    place: Callable[[int], str] = lambda number: ""
+    num_stored: Optional[int] = None
+    at_once: int = 1
 
 
 class Sample(NamedTuple):
@@ -127,10 +129,10 @@ class Sample(NamedTuple):
 
 @dataclass
 class Watcher:
-    """What wants to hear of the work while it goes on: a progress bar and a contact sheet.
+    """What is told of the work while it goes on: a progress bar and a contact sheet.
 
     Attributes:
-        on_total: called once with the number of samples that will be looked at.
+        on_total: called once with the number of samples that will be decoded.
         on_progress: called with how many of how many are done.
         wants: whether the sample at a position is to be drawn.
         on_sample: called with the position and the sample that is.
@@ -145,43 +147,39 @@ class Watcher:
 class SubsetSurvey:
     """What is gathered about one subset.
 
-    Attributes:
+    Args:
         name: "train" or "eval".
+
+    Attributes:
         num_stored: samples there are, whether or not a limit leaves some out.
-        chosen: bool [num_stored] of those a limit keeps; None for all.
-        name_of: the file, or file and number, of a sample by its number.
+        chosen: bool [lot.count] of those a limit keeps; None for all.
+        lot: its samples.
         class_counts: samples (or pixels of masks) per class.
         class_unit: "samples" or "pixels".
-        checked: samples that were looked at, unreadable ones included.
+        checked: samples that were decoded, or could not be.
+        numbers, labels, digests: of those that could be, in their order; of a mask a checksum is the label.
+        sizes: (height, width) of them.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_stored = 0
         self.chosen: Optional[np.ndarray] = None
-        self.name_of: Callable[[int], str] = lambda index: f"sample {index}"
+        self.lot = Lot(0, str, lambda numbers, is_drawn: None)
         self.class_counts: Numbers = np.zeros(0, np.int64)
         self.class_unit = "samples"
         self.checked = 0
-        self.numbers = array("q")
-        self.labels = array("q")
-        self.digests = bytearray()
+        self.numbers, self.labels, self.digests = array("q"), array("q"), bytearray()
         self.histogram: Optional[np.ndarray] = None
-        self.smallest: Optional[Tuple[int, int]] = None
-        self.largest: Optional[Tuple[int, int]] = None
+        self.sizes: Dict[Tuple[int, int], int] = {}
         self._sums: Numbers = 0.0
         self._squares: Numbers = 0.0
 
-    def is_chosen(self, number: int) -> bool:
-        """Whether a sample is to be looked at."""
-        return self.chosen is None or (number < len(self.chosen) and bool(self.chosen[number]))
-
-    def record(
-        self, numbers: Sequence[int], labels: Sequence[int], measured: Measured, size: Tuple[int, int]
-    ) -> None:
-        """Takes what is kept of some samples of one size (height, width)."""
-        self.numbers.extend(int(number) for number in numbers)
-        self.labels.extend(int(label) for label in labels)
+    def record(self, numbers: Sequence[int], labels: Sequence[int], decoded: Decoded) -> None:
+        """Takes what is kept of some samples of one size."""
+        measured = decoded.measured
+        self.numbers.extend(numbers)
+        self.labels.extend(labels)
         self.digests += measured.digests
         if self.histogram is None:
             self.histogram = np.zeros_like(measured.histogram)
@@ -189,19 +187,7 @@ class SubsetSurvey:
             self.histogram += measured.histogram
             self._sums = self._sums + measured.means.sum(axis=0)
             self._squares = self._squares + (measured.means**2).sum(axis=0)
-        if len(numbers):
-            size = (int(size[0]), int(size[1]))
-            area = size[0] * size[1]
-            if self.smallest is None or area < self.smallest[0] * self.smallest[1]:
-                self.smallest = size
-            if self.largest is None or area > self.largest[0] * self.largest[1]:
-                self.largest = size
-
-    def count_classes(self, counts: np.ndarray) -> None:
-        """Adds samples or pixels per class: int [at most as many as classes]."""
-        if len(counts) > len(self.class_counts):
-            self.class_counts = np.pad(self.class_counts, (0, len(counts) - len(self.class_counts)))
-        self.class_counts[: len(counts)] += counts
+        self.sizes.setdefault(decoded.size, decoded.size[0] * decoded.size[1])
 
     def standard_error(self) -> float:
         """Of the mean of an image's mean: the largest of all channels."""

@@ -22,7 +22,7 @@ from ipucnn.datasets.base import moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
-from ipucnn.datasets.verification.samples import Block, Look, Sample, SubsetSurvey, Watcher
+from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file, open_regular, shown
 from ipucnn.text import printable
@@ -150,6 +150,15 @@ class Verification:
         }
 
 
+@dataclass
+class _Tally:
+    """Samples of a subset with one value of a property: how many, the names of the first, and the drawn ones."""
+
+    count: int = 0
+    names: List[str] = field(default_factory=list)
+    drawn: List[int] = field(default_factory=list)
+
+
 class Survey(Problems):
     """Gathers everything about a data set.
 
@@ -158,15 +167,15 @@ class Survey(Problems):
         task: "classification" or "segmentation".
         location: where it lies.
         known: what is published about it.
-        watcher: what hears of the progress.
+        watcher: what is told of the progress.
         limits: by subset, as given with ``--limit-train`` and ``--limit-eval``.
         image_size: (height, width) of the network's input, where it was given.
         max_pixels: what an image may have at most.
 
     Attributes:
-        class_names, class_colours: set by the walk over the set's files.
+        class_names, class_colours: set by who reads the set's files.
         shape: the (height, width) of all samples, if known; likewise.
-        is_published: all files that hold samples have their published checksums; set by the reader.
+        is_published: all files that hold samples have their published checksums; likewise.
         checksums: kind -> [right, wrong].
     """
 
@@ -192,12 +201,9 @@ class Survey(Problems):
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
         self._watcher, self._limits = watcher, limits
         self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
-        self._severities: Dict[str, str] = {}
-        # By property, value and subset: how many samples, and the first of them.
-        self._tallies: Dict[str, Dict[str, Dict[str, Tuple[int, List[str]]]]] = {}
-        # Of the few samples that are drawn: by subset and number, and by subset, name and property its value.
+        self._tallies: Dict[str, Dict[str, Dict[str, _Tally]]] = {}  # by property, value and subset
+        # Of the few samples that are drawn, by subset and number.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
-        self._values: Dict[Tuple[str, str, str], str] = {}
         self._done = self._total = 0
 
     # -- what readers say -------------------------------------------------------------------------------------
@@ -212,24 +218,23 @@ class Survey(Problems):
         self.find(error.code, subset, example)
 
     @contextlib.contextmanager
-    def noting(self, subset: Optional[str], name: str, path: Path, said: str = "") -> Iterator[None]:
+    def noting(self, subset: Optional[str], name: str, path: Path, place: str = "") -> Iterator[None]:
         try:
             yield
         except DataError as error:
-            self.note_error(subset, name, error, path, said)
+            self.note_error(subset, name, error, path, place)
 
     def note_error(
-        self, subset: Optional[str], name: str, error: DataError, path: Optional[Path] = None, said: str = ""
+        self, subset: Optional[str], name: str, error: DataError, path: Optional[Path], place: str = ""
     ) -> None:
         """Turns what a reader refused into a finding; of the arguments :meth:`noting` knows."""
         if path is not None and _is_empty(path):
             self.find("empty-file", subset, name)
             return
         reason = error.message
-        names = [] if path is None else [printable(str(path)), str(path), shown(path)]
-        for prefix in (said, *(what + p for p in names for what in ("image ", "mask ", "cannot read ", ""))):
-            if prefix and reason.startswith(prefix):
-                reason = reason[len(prefix) :]
+        for mention in (place, printable(str(path)), str(path), shown(path or "")):
+            if mention and mention in reason:  # which the finding's own name is in place of
+                reason = reason.partition(mention)[2]
                 break
         reason = reason.strip(" :,")
         self.find(error.code, subset, f"{name}: {reason}" if reason else name)
@@ -258,150 +263,132 @@ class Survey(Problems):
         if not is_right:
             self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest.hexdigest()}")
 
-    def _tally(self, what: str, value: str, subset: str, example: str) -> None:
-        """Counts a property that all samples should have in common; see :meth:`_check_alike`."""
-        entry = self._tallies.setdefault(what, {}).setdefault(value, {})
-        count, examples = entry.setdefault(subset, (0, []))
-        if len(examples) < MOST_EXAMPLES:
-            examples.append(example)
-        entry[subset] = (count + 1, examples)
-        if self._watcher.wants(self._done):
-            self._values[what, subset, example] = value
+    # -- samples ----------------------------------------------------------------------------------------------
 
-    def _check_alike(self) -> None:
-        """Finds the samples whose property is not the one that most samples have."""
-        for what, values in self._tallies.items():
-            code, is_usual = ALIKE[what]
-            sums = {value: sum(count for count, _ in found.values()) for value, found in values.items()}
-            allowed = filter(is_usual, values)
-            common = max(allowed, key=lambda value: sums[value], default=None)
-            for value, by_subset in values.items():
-                if value == common:
-                    continue
-                for subset, (count, examples) in by_subset.items():
-                    instead = f"{value}, not {common}" if common is not None else value
-                    for number, example in enumerate(examples):
-                        rest = 0 if number else count - len(examples)
-                        self.find(code, subset, f"{example}: {instead}", 1 + rest)
-            for (subset, number), sample in self._drawn.items():
-                if self._values.get((what, subset, sample.name), common) != common:
-                    self._frame(subset, number, code)
-
-    def _frame(self, subset: str, number: int, code: str) -> None:
-        """Tells a sample that is drawn, if this one is, of a problem that was found after it was read."""
-        sample = self._drawn.get((subset, number))
-        if sample is not None and code not in sample.problems:
-            sample.problems.append(code)
-
-    def expect(self, sizes: Mapping[str, int]) -> None:
-        """Says how many samples each subset has, before any is handed in; limits are applied to these numbers."""
-        for number, name in enumerate((TRAIN, EVAL)):
-            size, subset = sizes.get(name, 0), self.subsets[name]
-            subset.num_stored = size
-            kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
-            if kept < size:
-                subset.chosen = np.zeros(size, bool)
-                subset.chosen[permutation(size, 0, LIMIT, number)[:kept]] = True
-            self._total += kept
+    def expect(self, lots: Mapping[str, Lot]) -> None:
+        """Takes the samples of each subset, before any is decoded; limits are applied to their numbers."""
+        for name, subset in self.subsets.items():
+            subset.class_counts = np.zeros(len(self.class_names), np.int64)
+            if name in lots:
+                lot = subset.lot = lots[name]
+                subset.num_stored = lot.count if lot.num_stored is None else lot.num_stored
+                subset.chosen = self.chosen(name, lot.count)
+                self._total += lot.count if subset.chosen is None else int(subset.chosen.sum())
         self._watcher.on_total(self._total)
 
-    def wants(self, position: int) -> bool:
-        """Whether the sample at a position, of those that are looked at, is one for the contact sheet."""
-        return self._watcher.wants(position)
+    def chosen(self, name: str, size: int) -> Optional[np.ndarray]:
+        """bool [size] of the samples of a subset that a limit keeps; None for all."""
+        kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
+        if kept == size:
+            return None
+        chosen: np.ndarray = np.zeros(size, bool)
+        chosen[permutation(size, 0, LIMIT, 0 if name == TRAIN else 1)[:kept]] = True
+        return chosen
 
-    def left_out(self) -> None:
-        """A sample cannot be looked at, for its labels are not there."""
-        self._advance(1)
+    def wanted(self) -> Iterator[Tuple[str, List[int], bool]]:
+        """Subset and numbers of samples that are to be decoded together, and whether one of them is drawn."""
+        position = 0
+        for name, subset in self.subsets.items():
+            for begin in range(0, subset.lot.count, subset.lot.at_once):
+                numbers = range(begin, min(begin + subset.lot.at_once, subset.lot.count))
+                chosen = [n for n in numbers if subset.chosen is None or subset.chosen[n]]
+                end = position + len(chosen)
+                if chosen:
+                    yield name, chosen, any(map(self._watcher.wants, range(position, end)))
+                position = end
 
-    def passed(self, subset: str, count: int = 1) -> None:
-        """So many samples were looked at that could not be read."""
-        self.subsets[subset].checked += count
-        self._advance(count)
+    def take(self, name: str, numbers: Sequence[int], decoded: Optional[Decoded]) -> None:
+        """Takes samples of one size, and checks each of them by itself.
 
-    def _advance(self, count: int) -> None:
-        self._done += count
+        Args:
+            name: of the subset.
+            numbers: of the samples.
+            decoded: them, in order; None where they cannot be.
+        """
+        subset, position = self.subsets[name], self._done
+        subset.checked += len(numbers)
+        self._done += len(numbers)
         self._watcher.on_progress(min(self._done, self._total), self._total)
-
-    def take(self, block: Block, look: Look) -> None:
-        """Takes samples of one size, and checks each of them by itself."""
-        subset, into = block.subset, self.subsets[block.subset]
-        masks, labels = look.masks, look.labels
+        if decoded is None:
+            return
+        masks, labels = decoded.masks, [int(label) for label in decoded.labels]
         if masks is not None:
-            into.class_unit = "pixels"
+            subset.class_unit = "pixels"
             labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
-        into.record(block.numbers, labels, look.measured, look.size)
-        if masks is None:
-            legal = [label for label in labels if 0 <= label < len(self.class_names)]
-            into.count_classes(np.bincount(np.array(legal, np.int64), minlength=len(self.class_names)))
-        common = self._check_together(block, look)
-        for k, number in enumerate(block.numbers):
-            problems = list(common)
-            if masks is not None:
-                problems += self._check_mask(block, number, masks[k])
-            elif not 0 <= labels[k] < len(self.class_names):
-                problems.append(self._check_label(block, number, labels[k]))
-            if look.measured.constant[k] and look.size[0] * look.size[1] > 1:
-                self.find("constant-image", subset, into.name_of(number))
-                problems.append("constant-image")
-            if self._watcher.wants(self._done + k):
-                assert look.images is not None
+        subset.record(numbers, labels, decoded)
+        for k, number in enumerate(numbers):
+            if self._watcher.wants(position + k):
+                assert decoded.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(mask)
-                name, classes = into.name_of(number), (self.class_names, self.class_colours)
-                sample = Sample(name, label, problems, look.images[k], mask, *classes)
-                self._drawn[subset, number] = sample
-                self._watcher.on_sample(self._done + k, sample)
-        into.checked += len(block.numbers)
-        self._advance(len(block.numbers))
+                classes = (self.class_names, self.class_colours)
+                sample = Sample(subset.lot.name(number), label, [], decoded.images[k], mask, *classes)
+                self._drawn[name, number] = sample
+                self._watcher.on_sample(position + k, sample)
+        self._check_together(subset, numbers, decoded)
+        for k, number in enumerate(numbers):
+            if masks is not None:
+                self._check_mask(subset, number, masks[k])
+            else:
+                self._check_label(subset, number, labels[k])
+            if decoded.measured.constant[k] and decoded.size[0] * decoded.size[1] > 1:
+                self._note(subset, "constant-image", [number])
 
-    def _check_together(self, block: Block, look: Look) -> List[str]:
-        """What is odd about the file of samples, and about their size: the codes."""
-        found = []
+    def _note(self, subset: SubsetSurvey, code: str, numbers: Sequence[int], text: str = "") -> None:
+        """A finding about samples, which are marked where they are drawn."""
+        name = subset.lot.name(numbers[0]) + (f" and {len(numbers) - 1} more" if len(numbers) > 1 else "")
+        self.find(code, subset.name, f"{name}: {text}" if text else name, len(numbers))
+        self._mark(code, subset.name, numbers)
 
-        def note(code: str, text: str) -> None:
-            self.find(code, block.subset, f"{block.name}: {text}", len(block.numbers))
-            found.append(code)
+    def _mark(self, code: str, name: str, numbers: Sequence[int]) -> None:
+        for number in numbers if self._drawn else ():
+            sample = self._drawn.get((name, number))
+            if sample is not None and code not in sample.problems:
+                sample.problems.append(code)
 
-        shown_size = f"{look.size[0]}x{look.size[1]}"
-        if self.shape is not None and tuple(look.size) != self.shape:
-            note("wrong-shape", f"{shown_size}, not {self.shape[0]}x{self.shape[1]}")
-        least = self.image_size if look.masks is None and self.image_size is not None else (0, 0)
-        if look.size[0] < least[0] or look.size[1] < least[1]:
-            note("small-image", shown_size)
-        for what, value in look.alike.items():
-            self._tally(what, value, block.subset, block.name)
-        if look.alike.get("mode", "grey") not in USUAL_MODES:
-            found.append("odd-mode")
-        if look.format:
-            ending = block.path.suffix.lower() if block.path is not None else ""
-            if ending and ending not in ENDINGS.get(look.format, (ending,)):
-                note("wrong-format", look.format)
-            if look.frames > 1:
-                note("several-frames", str(look.frames))
-        return found
-
-    def _check_label(self, block: Block, number: int, label: int) -> str:
-        """Notes a label that is no class: the code."""
-        if label < 0 and block.path is not None:
-            return "unknown-class"  # of a folder, which was told
-        name, last = self.subsets[block.subset].name_of(number), len(self.class_names) - 1
-        self.find("label-range", block.subset, f"{name}: label {label}, classes are 0 to {last}")
-        return "label-range"
-
-    def _check_mask(self, block: Block, number: int, mask: np.ndarray) -> List[str]:
-        into, num_classes, found = self.subsets[block.subset], len(self.class_names), []
-        counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
-        into.count_classes(counts[:num_classes])
-        name = into.name_of(number)
-        if counts[num_classes:].any():
-            self.find(
-                "label-range", into.name, f"{name}: class {len(counts) - 1} of {num_classes} in its mask"
+    def _check_together(self, subset: SubsetSurvey, numbers: Sequence[int], decoded: Decoded) -> None:
+        """What is odd about the file of samples, and about their size."""
+        height, width = decoded.size
+        if self.shape is not None and decoded.size != self.shape:
+            self._note(
+                subset, "wrong-shape", numbers, f"{height}x{width}, not {self.shape[0]}x{self.shape[1]}"
             )
-            found.append("label-range")
+        least = self.image_size if decoded.masks is None and self.image_size is not None else (0, 0)
+        if height < least[0] or width < least[1]:
+            self._note(subset, "small-image", numbers, f"{height}x{width}")
+        if decoded.format:
+            path = subset.lot.path(numbers[0])
+            ending = "" if path is None else path.suffix.lower()
+            if ending and ending not in ENDINGS.get(decoded.format, (ending,)):
+                self._note(subset, "wrong-format", numbers, decoded.format)
+            if decoded.frames > 1:
+                self._note(subset, "several-frames", numbers, str(decoded.frames))
+        for what, value in decoded.alike.items():
+            by_subset = self._tallies.setdefault(what, {}).setdefault(value, {})
+            tally = by_subset.setdefault(subset.name, _Tally())
+            tally.count += 1
+            if len(tally.names) < MOST_EXAMPLES:
+                tally.names.append(subset.lot.name(numbers[0]))
+            tally.drawn += [number for number in numbers if (subset.name, number) in self._drawn]
+
+    def _check_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
+        if 0 <= label < len(self.class_names):
+            subset.class_counts[label] += 1
+        elif label < 0 and subset.lot.path(number) is not None:
+            self._mark("unknown-class", subset.name, [number])  # of a folder, which has its finding
+        else:
+            text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"
+            self._note(subset, "label-range", [number], text)
+
+    def _check_mask(self, subset: SubsetSurvey, number: int, mask: np.ndarray) -> None:
+        num_classes = len(self.class_names)
+        counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
+        subset.class_counts += counts[:num_classes]
+        if counts[num_classes:].any():
+            text = f"class {len(counts) - 1} of {num_classes} in its mask"
+            self._note(subset, "label-range", [number], text)
         if (counts > 0).sum() == 1:
-            self.find("mask-constant", into.name, f"{name}: all {self._class_name(int(counts.argmax()))}")
-            found.append("mask-constant")
-        return found
+            self._note(subset, "mask-constant", [number], f"all {self._class_name(int(counts.argmax()))}")
 
     def _class_name(self, label: int) -> str:
         return self.class_names[label] if 0 <= label < len(self.class_names) else f"label {label}"
@@ -435,7 +422,7 @@ class Survey(Problems):
             self.location,
             self.class_names,
             allow_partial,
-            tuple(self._facts(subset) for subset in self.subsets.values()),
+            tuple(map(self._facts, self.subsets.values())),
             self.known,
             {kind: (right, wrong) for kind, (right, wrong) in self.checksums.items()},
             tuple(findings),
@@ -445,7 +432,7 @@ class Survey(Problems):
         self, code: str, subset: Optional[str], count: int, examples: List[str], allow_partial: bool
     ) -> Finding:
         kind = CODES[code]
-        severity = self._severities.get(code, kind.severity)
+        severity = self.known.severity if code == "statistics" else kind.severity
         hint = kind.hint + (", or pass --allow-partial" if kind.partial else "")
         nothing = not any(len(one.numbers) for one in self.subsets.values())
         if kind.partial and allow_partial and not nothing:
@@ -455,25 +442,39 @@ class Survey(Problems):
         return Finding(code, severity, subset, count, kind.message, tuple(examples), hint)
 
     def _facts(self, subset: SubsetSurvey) -> SubsetFacts:
-        mean: Tuple[float, ...] = ()
-        std: Tuple[float, ...] = ()
-        if subset.histogram is not None:
-            mean, std = moments(subset.histogram)
+        sizes, histogram = subset.sizes, subset.histogram
+        mean, std = ((), ()) if histogram is None else moments(histogram)
         counts: Numbers = subset.class_counts if len(subset.numbers) else []
         return SubsetFacts(
-            subset.name,
-            subset.num_stored,
-            self.known.counts.get(subset.name),
-            subset.checked,
-            len(subset.numbers),
-            subset.smallest,
-            subset.largest,
-            None if subset.histogram is None else len(subset.histogram),
-            subset.class_unit,
-            tuple((name, int(count)) for name, count in zip(self.class_names, counts)),
-            tuple(round(value, 3) for value in mean),
-            tuple(round(value, 3) for value in std),
+            name=subset.name,
+            samples=subset.num_stored,
+            expected=self.known.counts.get(subset.name),
+            checked=subset.checked,
+            readable=len(subset.numbers),
+            smallest=min(sizes, key=sizes.__getitem__, default=None),
+            largest=max(sizes, key=sizes.__getitem__, default=None),
+            channels=None if histogram is None else len(histogram),
+            class_unit=subset.class_unit,
+            classes=tuple((name, int(count)) for name, count in zip(self.class_names, counts)),
+            mean=tuple(round(value, 3) for value in mean),
+            std=tuple(round(value, 3) for value in std),
         )
+
+    def _check_alike(self) -> None:
+        """Finds the samples whose property is not the one that most samples have."""
+        for what, values in self._tallies.items():
+            code, is_usual = ALIKE[what]
+            sums = {
+                value: sum(tally.count for tally in subsets.values()) for value, subsets in values.items()
+            }
+            common = max(filter(is_usual, values), key=sums.__getitem__, default=None)
+            for value in [value for value in values if value != common]:
+                instead = f"{value}, not {common}" if common is not None else value
+                for name, tally in values[value].items():
+                    for text in tally.names:
+                        self.find(code, name, f"{text}: {instead}")
+                    self.find(code, name, count=tally.count - len(tally.names))
+                    self._mark(code, name, tally.drawn)
 
     def _check_counts(self, subset: SubsetSurvey) -> None:
         expected = self.known.counts.get(subset.name)
@@ -491,7 +492,7 @@ class Survey(Problems):
             )
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
-        counts: Numbers = subset.class_counts[: len(self.class_names)]
+        counts: Numbers = subset.class_counts
         # Of a part that a limit chose, a class may be absent, or rare, by chance.
         if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
@@ -508,29 +509,24 @@ class Survey(Problems):
             )
 
     def _check_classes(self) -> None:
-        train = self.subsets[TRAIN]
+        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
         # Of masks both subsets are counted; what a limit left out may be of other classes.
-        counted = self.subsets.values() if train.class_unit == "pixels" else [train]
+        has_masks = train.class_unit == "pixels"
+        counted = [train, evaluation] if has_masks else [train]
         if any(subset.chosen is not None for subset in counted):
             return
-        if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
-            self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
-        if train.class_unit == "pixels":
-            counts: Numbers = (
-                train.class_counts + self.subsets[EVAL].class_counts
-                if len(self.subsets[EVAL].class_counts) == len(train.class_counts)
-                else train.class_counts
+        counts: Numbers = sum(subset.class_counts for subset in counted)
+        if (counts > 0).sum() == 1 and (has_masks or len(train.numbers) > 1):
+            self.find(
+                "nothing-to-learn", None if has_masks else TRAIN, self._class_name(int(counts.argmax()))
             )
-            if counts.any() and (counts > 0).sum() == 1:
-                self.find("nothing-to-learn", None, self.class_names[int(counts.argmax())])
 
     def _check_same(self) -> None:
         """Samples that are pixel for pixel the same: in one subset, in both, and with different labels."""
         train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
         num_train = len(train.numbers)
-        digests: np.ndarray = np.frombuffer(bytes(train.digests + evaluation.digests), np.uint64).reshape(
-            -1, 2
-        )
+        raw = bytes(train.digests + evaluation.digests)
+        digests: np.ndarray = np.frombuffer(raw, np.uint64).reshape(-1, 2)
         if len(digests) < 2:
             return
         labels: np.ndarray = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
@@ -541,83 +537,86 @@ class Survey(Problems):
         groups = [order[start : end + 1] for start, end in zip(edges[::2], edges[1::2])]
         for group in sorted(groups, key=lambda members: int(members[0])):
             parts = {TRAIN: group[group < num_train], EVAL: group[group >= num_train]}
+            is_both = all(map(len, parts.values()))
             for name, members in parts.items():
                 if len(members) > 1:
-                    self.find("duplicate", name, self._same(members), len(members) - 1)
-                    self._frame_all(members, "duplicate")
-            if len(parts[TRAIN]) and len(parts[EVAL]):
+                    self._note_same("duplicate", name, members, members, len(members) - 1)
+            if is_both:
                 pair = [parts[EVAL][0], parts[TRAIN][0]]
-                self.find("leakage", EVAL, self._same(pair, with_subset=True), len(parts[EVAL]))
-                self._frame_all(group, "leakage")
-            if (labels[group] != labels[group[0]]).any():
-                other = group[np.flatnonzero(labels[group] != labels[group[0]])[0]]
-                is_both = len(parts[TRAIN]) > 0 and len(parts[EVAL]) > 0
+                self._note_same("leakage", EVAL, pair, group, len(parts[EVAL]), with_subset=True)
+            others = group[labels[group] != labels[group[0]]]
+            if len(others):
                 subset = None if is_both else TRAIN if len(parts[TRAIN]) else EVAL
-                shown = self._same([group[0], other], with_subset=is_both, with_label=True)
-                self.find("conflict", subset, shown, len(group))
-                self._frame_all(group, "conflict")
+                pair = [group[0], others[0]]
+                self._note_same("conflict", subset, pair, group, len(group), is_both, True)
 
-    def _frame_all(self, members: Sequence[int], code: str) -> None:
-        for member in members if self._drawn else ():
-            name, at = self._place(member)
-            self._frame(name, self.subsets[name].numbers[at], code)
+    def _note_same(
+        self,
+        code: str,
+        subset: Optional[str],
+        pair: Sequence[int],
+        group: Sequence[int],
+        count: int,
+        with_subset: bool = False,
+        with_label: bool = False,
+    ) -> None:
+        """A finding about samples with the same pixels.
 
-    def _place(self, member: int) -> Tuple[str, int]:
+        Args:
+            code, subset, count: of the finding.
+            pair: the samples that the example names, and how many more there are; numbered through both subsets.
+            group: those that it is about.
+            with_subset, with_label: whether the example says of which subset, or class, each is.
+        """
+        texts = []
+        for member in pair[:2]:
+            found_in, at = self._place(member)
+            text = found_in.lot.name(found_in.numbers[at])
+            if with_label and found_in.class_unit == "samples":
+                label = found_in.labels[at]
+                text += f" ({self.class_names[label] if 0 <= label < len(self.class_names) else label})"
+            texts.append(f"{found_in.name} {text}" if with_subset else text)
+        more = f" and {len(pair) - 2} more" if len(pair) > 2 else ""
+        self.find(code, subset, " = ".join(texts) + more, count)
+        for member in group if self._drawn else ():
+            found_in, at = self._place(member)
+            self._mark(code, found_in.name, [found_in.numbers[at]])
+
+    def _place(self, member: int) -> Tuple[SubsetSurvey, int]:
         """The subset of one of all samples that were read, those for training first, and its place there."""
         num_train = len(self.subsets[TRAIN].numbers)
-        return (TRAIN, member) if member < num_train else (EVAL, member - num_train)
-
-    def _same(self, members: Sequence[int], with_subset: bool = False, with_label: bool = False) -> str:
-        """Two samples of a group as an example names them, and how many more there are."""
-        texts = []
-        for member in members[:2]:
-            name, at = self._place(member)
-            subset = self.subsets[name]
-            text = subset.name_of(subset.numbers[at])
-            if with_label and subset.class_unit == "samples":
-                label = subset.labels[at]
-                known = 0 <= label < len(self.class_names)
-                text += f" ({self.class_names[label] if known else label})"
-            texts.append(f"{name} {text}" if with_subset else text)
-        more = f" and {len(members) - 2} more" if len(members) > 2 else ""
-        return " = ".join(texts) + more
+        return (
+            (self.subsets[TRAIN], member) if member < num_train else (self.subsets[EVAL], member - num_train)
+        )
 
     def _check_statistics(self) -> None:
-        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
         measured = [self.subsets[name] for name in self.known.measured_on]
         histograms = [subset.histogram for subset in measured if subset.histogram is not None]
         if self.known.mean and histograms and len({len(h) for h in histograms}) == 1:
             self._compare_with_known(measured, np.sum(histograms, axis=0))
-        both = [s.histogram for s in (train, evaluation) if s.histogram is not None]
-        if (
-            len(both) == 2
-            and len(both[0]) == len(both[1])
-            and min(len(train.numbers), len(evaluation.numbers)) >= 10
-        ):
-            means = [np.array(moments(histogram)[0]) for histogram in both]
-            apart = float(np.abs(means[0] - means[1]).max())
+        both = list(self.subsets.values())
+        histograms = [subset.histogram for subset in both if subset.histogram is not None]
+        is_alike = len(histograms) == 2 and len(histograms[0]) == len(histograms[1])
+        if is_alike and min(len(subset.numbers) for subset in both) >= 10:
+            means = [np.array(moments(histogram)[0]) for histogram in histograms]
+            difference = float(np.abs(means[0] - means[1]).max())
             # Photographs and slices differ a lot: a tenth of the range is more than any honest split shows.
-            if apart > 25.5 and apart > 6 * math.hypot(train.standard_error(), evaluation.standard_error()):
-                shown = " and ".join(_numbers(mean) for mean in means)
-                self.find("shift", None, f"mean of train and eval: {shown} of 255")
+            if difference > 25.5 and difference > 6 * math.hypot(*(s.standard_error() for s in both)):
+                self.find(
+                    "shift", None, f"mean of train and eval: {' and '.join(map(_numbers, means))} of 255"
+                )
 
     def _compare_with_known(self, measured: Sequence[SubsetSurvey], histogram: np.ndarray) -> None:
-        mean, std = moments(histogram)
+        known, tolerance = self.known, self.known.tolerance
         num = sum(len(subset.numbers) for subset in measured)
-        expected = sum(self.known.counts.get(subset.name, 0) for subset in measured)
-        tolerance = self.known.tolerance
-        if num != expected:
+        if num != sum(known.counts.get(subset.name, 0) for subset in measured):
             # Of a part of the set the mean differs by chance; five standard errors are beyond it.
             tolerance += 5 * max(subset.standard_error() for subset in measured)
-        wrong = [
-            f"{what} {_numbers(got)}, published {_numbers(should)} (0 to 255)"
-            for what, got, should in (("mean", mean, self.known.mean), ("deviation", std, self.known.std))
-            if should
-            and (len(got) != len(should) or any(abs(a - b) > tolerance for a, b in zip(got, should)))
-        ]
-        for text in wrong:
-            self._severities["statistics"] = self.known.severity
-            self.find("statistics", TRAIN if len(measured) == 1 else None, text)
+        for what, got, should in zip(("mean", "deviation"), moments(histogram), (known.mean, known.std)):
+            is_right = len(got) == len(should) and all(abs(a - b) <= tolerance for a, b in zip(got, should))
+            if should and not is_right:
+                text = f"{what} {_numbers(got)}, published {_numbers(should)} (0 to 255)"
+                self.find("statistics", TRAIN if len(measured) == 1 else None, text)
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -4,9 +4,12 @@ The walk over a set's files reads them as training does, with the same readers. 
 walk goes on with the next file, page or record.  Nothing is executed.
 """
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from ipucnn.datasets.base import IMAGENET_MEAN
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
@@ -22,26 +25,18 @@ from ipucnn.datasets.registry import (
     find_kinds,
     is_tfds,
     list_datasets,
+    needs_files,
     open_dataset,
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
+from ipucnn.datasets.verification import lots
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
-from ipucnn.datasets.verification.samples import Block, Watcher
+from ipucnn.datasets.verification.samples import Decoded, Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
-from ipucnn.datasets.verification.walks import (
-    in_order,
-    walk_cifar,
-    walk_idx,
-    walk_imagefolder,
-    walk_imagemasks,
-    walk_isbi2012,
-    walk_records,
-    walk_source,
-    walk_tfds,
-)
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, shown
+from ipucnn.machine import num_cores
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
@@ -98,12 +93,11 @@ def verify(
     """
     if validation_fraction is not None:
         check_divides(choice, validation_fraction)
-    is_known = choice.name in DATASETS
-    has_files = choice.name.startswith(TFDS_PREFIX) or (is_known and bool(DATASETS[choice.name].files))
+    has_files = choice.make is None and needs_files(choice.name)
     location = fetch(choice, download) if has_files else None
-    is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
     known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
-    if is_records and location is not None and len(records.class_names(location)) != records.NUM_CLASSES:
+    is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
+    if is_records and len(records.class_names(location)) != records.NUM_CLASSES:  # type: ignore[arg-type]
         known = Known()  # records of another set, in the layout of ImageNet's
     survey = Survey(
         choice.name,
@@ -115,62 +109,79 @@ def verify(
         image_size if has_files else None,
         max_pixels,
     )
-    blocks = _walk(survey, choice, location, image_size, validation_fraction)
-    for (block, _), result in in_order(lambda item: item[0].load(item[1]), _wanted(survey, blocks)):
+    survey.expect(_lots(survey, choice, location, image_size, validation_fraction))
+    for (subset, numbers, _), result in in_order(partial(_decode, survey), survey.wanted()):
+        decoded = None
         try:
-            look = result()
+            decoded = result()
         except DataError as error:
-            survey.note_error(block.subset, block.name, error, block.path, block.said)
-            look = None
-        if look is None:
-            survey.passed(block.subset, len(block.numbers))
-        else:
-            survey.take(block, look)
+            lot, number = survey.subsets[subset].lot, numbers[0]
+            survey.note_error(subset, lot.name(number), error, lot.path(number), lot.place(number))
+        survey.take(subset, numbers, decoded)
     return survey.finish(allow_partial)
 
 
-def _wanted(survey: Survey, blocks: Iterable[Block]) -> Iterator[Tuple[Block, bool]]:
-    """Each block, and whether a sample of it is drawn: its pixels are kept then."""
-    position = 0
-    for block in blocks:
-        end = position + len(block.numbers)
-        yield block, any(map(survey.wants, range(position, end)))
-        position = end
+_Wanted = Tuple[str, List[int], bool]
 
 
-def _walk(
+def _decode(survey: Survey, wanted: _Wanted) -> Optional[Decoded]:
+    subset, numbers, is_drawn = wanted
+    return survey.subsets[subset].lot.decode(numbers, is_drawn)
+
+
+def in_order(
+    decode: Callable[[_Wanted], Optional[Decoded]], items: Iterable[_Wanted]
+) -> Iterator[Tuple[_Wanted, Callable[[], Optional[Decoded]]]]:
+    """Each item with what gives its result, in their order, while the next ones are worked on by all cores.
+
+    A few more are under way than there are cores, so that what waits in memory is bounded.
+    """
+    workers = num_cores()
+    waiting: Deque[Tuple[_Wanted, Future[Optional[Decoded]]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append((item, pool.submit(decode, item)))
+                if len(waiting) >= 2 * workers:
+                    done, future = waiting.popleft()
+                    yield done, future.result
+            while waiting:
+                done, future = waiting.popleft()
+                yield done, future.result
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _lots(
     survey: Survey,
     choice: Choice,
     location: Optional[Path],
     image_size: Optional[Tuple[int, int]],
     validation_fraction: Optional[float],
-) -> Iterator[Block]:
+) -> lots.Lots:
     """The samples of a set, by its kind."""
     name = choice.name
     if location is not None:
         if is_tfds(name, location):
-            return walk_tfds(survey, name, location)
-        if DATASETS[name].image_shape is not None:
-            survey.shape = DATASETS[name].image_shape[:2]  # type: ignore[index]
+            return lots.tfds_lots(survey, name, location)
+        shape = DATASETS[name].image_shape
+        survey.shape = None if shape is None else shape[:2]
+        if name in idx.CLASS_NAMES:
+            return lots.idx_lots(survey, name, location)
+        if name in cifar.LAYOUTS:
+            return lots.cifar_lots(survey, name, location)
+        if name == "isbi2012":
+            return lots.isbi2012_lots(survey, location)
+        if name == "imagemasks":
+            return lots.imagemasks_lots(survey, location)
         if name == "imagenet" and records.has_shards(location):
-            return walk_records(survey, location)
-        if name in ("imagenet", "imagefolder"):
-            return walk_imagefolder(survey, location, validation_fraction or imagefolder.HELD_OUT_SHARE)
-        if name in _WALKS:
-            return _WALKS[name](survey, location)
-    # Without a walk of its own: opened as for training.
-    shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
-    source = open_dataset(choice, image_shape=shape, max_image_pixels=survey.max_pixels)
-    survey.location = source.info.location
-    return walk_source(survey, source)
-
-
-_WALKS: Dict[str, Callable[[Survey, Path], Iterator[Block]]] = {
-    **{name: lambda survey, folder, name=name: walk_idx(survey, name, folder) for name in idx.CLASS_NAMES},  # type: ignore[misc]
-    **{name: lambda survey, folder, name=name: walk_cifar(survey, name, folder) for name in cifar.LAYOUTS},  # type: ignore[misc]
-    "isbi2012": walk_isbi2012,
-    "imagemasks": walk_imagemasks,
-}
+            return lots.records_lots(survey, location)
+        share = validation_fraction or imagefolder.HELD_OUT_SHARE
+        return lots.imagefolder_lots(survey, location, share)
+    image_shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
+    source = open_dataset(choice, image_shape=image_shape, max_image_pixels=survey.max_pixels)
+    return lots.source_lots(survey, source)
 
 
 # -- which set ------------------------------------------------------------------------------------------------

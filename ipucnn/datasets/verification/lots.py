@@ -1,0 +1,562 @@
+"""The samples of each kind of data set, for verification.
+
+The files of a set are read with training's readers, which tell a :class:`Survey` what they refuse and go on with the
+next file, page or record.  A set that needs no more than that is opened as for training.
+"""
+
+import contextlib
+import itertools
+import os
+import struct
+import threading
+import zlib
+from bisect import bisect_right
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import (
+    ArrayExamples,
+    DataSource,
+    FileExamples,
+    ImageFiles,
+    RecordExamples,
+    read_file,
+)
+from ipucnn.datasets.images import open_image, opened
+from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.segmentation import imagemasks, isbi2012
+from ipucnn.datasets.segmentation.masks import BINARY, TABLE, MaskClasses, codes, mask_values, read_table
+from ipucnn.datasets.sources import cifar, idx, imagefolder
+from ipucnn.datasets.sources import records as imagenet
+from ipucnn.datasets.sources.download import REMOTES
+from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksums
+from ipucnn.datasets.sources.tfrecord import place_of, read_example, scan_records
+from ipucnn.datasets.verification.findings import EVAL, TRAIN
+from ipucnn.datasets.verification.samples import Decoded, Lot, measure
+from ipucnn.datasets.verification.survey import Survey
+from ipucnn.errors import DataError
+from ipucnn.filesystem import file_size, is_file, is_folder
+from ipucnn.text import printable
+
+Lots = Mapping[str, Lot]
+"""By subset: TRAIN and EVAL."""
+BATCH = 256
+"""Samples in memory that are measured at once."""
+LARGE_BYTES = 64 * 2**20
+"""Files of more are read one at a time: each may take half of the memory that is free when it is opened."""
+_large_files = threading.Lock()
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------
+
+_MODES = {
+    "1": "black and white",
+    "L": "grey",
+    "RGB": "colour",
+    "P": "a palette",
+    "CMYK": "CMYK (for print)",
+    "LA": "grey with alpha (transparency)",
+    "PA": "a palette with alpha (transparency)",
+    "RGBA": "colour with alpha (transparency)",
+    "I": "16 or 32 bits",
+    "F": "floating point",
+}
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def decode_image(
+    data: bytes, origin: str, label: int, is_drawn: bool, max_pixels: int, channels: int = 3
+) -> Decoded:
+    """Decodes an image as training does, and says what it was before.  Raises DataError."""
+    check_png(data, origin)
+    with opened(data, origin, max_pixels) as image:
+        mode, form, frames = str(image.mode), str(image.format), 1
+        if form in ("GIF", "WEBP", "TIFF", "PNG"):
+            with contextlib.suppress(Exception):  # training reads the first frame alone
+                frames = int(getattr(image, "n_frames", 1))
+        if mode == "P" and "transparency" in image.info:
+            mode = "PA"
+    array = np.asarray(open_image(data, origin, channels, max_pixels))
+    pixels = array.reshape(1, *array.shape[:2], -1)
+    mode = _MODES.get("I" if mode.startswith("I;") else mode, f"mode {mode}")
+    alike = {"mode": mode} if channels == 3 else {}
+    kept = pixels if is_drawn else None
+    return Decoded(measure(pixels), array.shape[:2], [label], kept, None, alike, form, frames)
+
+
+def check_png(data: bytes, origin: str) -> None:
+    """Compares the checksums of a PNG file's chunks, which decoding does not look at where the pixels can be made out.
+
+    Raises:
+        DataError: one is wrong, or the file has no end.
+    """
+    at = len(_PNG)
+    if data[:at] != _PNG:
+        return
+    while at + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if at + 12 + length > len(data):
+            break
+        (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
+        if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
+            text = f"{origin}: the checksum of its chunk {printable(kind.decode('latin1'))} is wrong"
+            raise DataError(text, "get the file again", "checksum")
+        if kind == b"IEND":
+            return
+        at += 12 + length
+    raise DataError(f"{origin} is truncated: it has no end", "get the file again", "truncated")
+
+
+def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: Optional[int] = None) -> Lot:
+    """Samples in memory: name, images [n, h, w, c] and labels, [n] or masks [n, h, w], of files with one size."""
+    sizes = [min(len(images), len(labels)) for _, images, labels in files]
+    starts = [0, *itertools.accumulate(sizes)]
+    images, labels = (
+        np.concatenate([file[k][:size] for file, size in zip(files, sizes)])
+        if len(files) > 1
+        else files[0][k]
+        for k in (1, 2)
+    )
+
+    def name(number: int) -> str:
+        at = bisect_right(starts, number) - 1
+        return f"{files[at][0]}{', ' if files[at][0] else ''}sample {number - starts[at]}"
+
+    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+        is_run = numbers[-1] + 1 - numbers[0] == len(numbers)
+        rows = slice(numbers[0], numbers[-1] + 1) if is_run else numbers  # a slice is no copy
+        part, size = images[rows], (int(images.shape[1]), int(images.shape[2]))
+        if labels.ndim == 3:
+            return Decoded(measure(part), size, (), part, labels[rows])
+        return Decoded(measure(part), size, labels[rows].tolist(), part)
+
+    return Lot(starts[-1], name, decode, num_stored=num_stored, at_once=BATCH if labels.ndim == 1 else 1)
+
+
+def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], channels: int = 3) -> Lot:
+    """Encoded images."""
+
+    def path(number: int) -> Optional[Path]:
+        return Path(examples.paths[number]) if isinstance(examples, FileExamples) else None
+
+    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+        (number,) = numbers
+        file = path(number)
+        is_large = file is not None and file_size(file) > LARGE_BYTES
+        with _large_files if is_large else contextlib.nullcontext():
+            data, label = examples.encoded(number), int(examples.labels[number])
+            return decode_image(data, examples.describe(number), label, is_drawn, survey.max_pixels, channels)
+
+    return Lot(
+        len(examples), name, decode, path, lambda number: "" if path(number) else examples.describe(number)
+    )
+
+
+def source_lots(survey: Survey, source: DataSource) -> Lots:
+    """Of a set that was opened as for training."""
+    survey.class_names, survey.location = source.info.class_names, source.info.location
+    return {
+        subset: array_lot([("", examples.images, examples.labels)])
+        if isinstance(examples, ArrayExamples)
+        else file_lot(survey, examples, examples.describe, source.info.image_shape[2])
+        for subset, examples in ((TRAIN, source.train), (EVAL, source.eval))
+    }
+
+
+# -- sets in memory -----------------------------------------------------------------------------------------------
+
+
+def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
+    survey.class_names = idx.CLASS_NAMES[name]
+    published = dict(REMOTES[name].files)
+    survey.is_published = True
+    lots = {}
+    for subset in (TRAIN, EVAL):
+        for kind in ("images", "labels"):
+            stem = idx.FILES[f"{subset}_{kind}"]
+            path = idx.find_file(folder, stem)
+            if path is None or path.suffix != ".gz":
+                survey.is_published = False  # nobody publishes checksums of the unpacked files
+                continue
+            with survey.noting(subset, path.name, path):
+                survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
+        found = idx.read_part(folder, subset, name, survey)
+        if "images" in found:
+            path, images = found["images"]
+            labels = found["labels"][1] if "labels" in found else np.zeros(0, np.uint8)
+            lots[subset] = array_lot([(path.name, images[..., np.newaxis], labels)], len(images))
+    return lots
+
+
+# MD5 of the files in the archives of https://www.cs.toronto.edu/~kriz/cifar.html, as torchvision checks them.
+_CIFAR_MD5: Mapping[Tuple[str, str], str] = {
+    ("cifar10", "data_batch_1"): "c99cafc152244af753f735de768cd75f",
+    ("cifar10", "data_batch_2"): "d4bba439e000b95fd0a9bffe97cbabec",
+    ("cifar10", "data_batch_3"): "54ebc095f3ab1f0389bbae665268c751",
+    ("cifar10", "data_batch_4"): "634d18415352ddfa80567beed471001a",
+    ("cifar10", "data_batch_5"): "482c414d41f54cd18b22e5b47cb7c3cb",
+    ("cifar10", "test_batch"): "40351d587109b95175f43aff81a1287e",
+    ("cifar100", "train"): "16019d7e3df5f24257cddd939b257f8d",
+    ("cifar100", "test"): "f0ef6b0ae62326f3e7ffdfab6717acfc",
+}
+
+
+def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
+    layout = cifar.find_layout(name, folder)
+    assert layout is not None  # or the set would not have been found
+    survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
+    if not is_file(folder / layout.meta):
+        survey.find("class-names", None, layout.meta)
+    with survey.noting(None, layout.meta, folder / layout.meta):
+        survey.class_names = cifar.read_class_names(name, folder, layout)
+    survey.is_published = not layout.binary
+    lots = {}
+    parts = ((TRAIN, layout.train, layout.per_train_file), (EVAL, (layout.test,), cifar.TEST_SIZE))
+    for subset, names, full in parts:
+        present = [folder / n for n in names if is_file(folder / n)]
+        check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
+        for file_name in names if present else ():  # else the subset is missing, which says more
+            if folder / file_name not in present:
+                survey.find("missing-file", subset, file_name)
+        files = []
+        for path in present:
+            with survey.noting(subset, path.name, path):
+                if not layout.binary:
+                    survey.compare(subset, path, "MD5", _CIFAR_MD5[name, path.name])
+                images, labels = cifar.read_batch(name, layout, path, None)
+                files.append((path.name, images, labels))
+                if len(images) < full and len(names) > 1:
+                    text = f"{path.name}: {len(images):,} of {full:,}"
+                    survey.find("fewer-samples", subset, text, 0)
+        if files:
+            lots[subset] = array_lot(files)
+    return lots
+
+
+# -- class folders ------------------------------------------------------------------------------------------------
+
+
+def imagefolder_lots(survey: Survey, folder: Path, validation_fraction: float) -> Lots:
+    classes: Dict[str, int] = {}
+    examples: Dict[str, FileExamples] = {}
+    if imagefolder.is_undivided(folder):
+        whole, _ = imagefolder.scan(folder, TRAIN, classes, survey, is_undivided=True)
+        examples[TRAIN], examples[EVAL] = imagefolder.divide(whole, validation_fraction)
+    else:
+        places = {TRAIN: imagefolder.find_train(folder), EVAL: imagefolder.find_eval(folder)}
+        for subset, place in places.items():
+            if place is None:
+                name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
+                survey.find("missing-subset", subset, f"there is no folder {name}")
+            else:
+                examples[subset], _ = imagefolder.scan(place, subset, classes, survey)
+    survey.class_names = tuple(map(printable, classes))
+    return {
+        subset: file_lot(survey, files, partial(_name_of_file, files.paths))
+        for subset, files in examples.items()
+    }
+
+
+def _name_of_file(paths: Sequence[str], number: int) -> str:
+    return printable("/".join(Path(paths[number]).parts[-3:]))
+
+
+# -- images with masks --------------------------------------------------------------------------------------------
+
+
+def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
+    survey.class_names = isbi2012.CLASS_NAMES
+    volumes: List[List[Optional[np.ndarray]]] = []
+    paths = [isbi2012.find_volume(folder, stem) for stem in (isbi2012.IMAGES, isbi2012.LABELS)]
+    for stem, path in zip((isbi2012.IMAGES, isbi2012.LABELS), paths):
+        if path is None:
+            survey.find("missing-file", None, f"{stem}.tif")
+        volumes.append([] if path is None else isbi2012.read_pages(path, survey.max_pixels, survey))
+    images, masks = volumes
+    if paths[0] is None:
+        return {}
+    file_name, num_pages = paths[0].name, len(images) or len(masks)
+    first_eval = num_pages - (isbi2012.num_held_out(num_pages) if num_pages else 0)
+    if images and masks and len(images) != len(masks):
+        text = f"{file_name}: {len(images)} slices, {len(masks)} labels"
+        survey.find("count-mismatch", None, text)
+
+    def lot(first: int, end: int) -> Lot:
+        def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
+            image, mask = (volume[first + numbers[0]] for volume in volumes)
+            return None if image is None or mask is None else _decode_pair(image, mask, mask != 0)
+
+        count = max(0, min(end, len(images), len(masks)) - first)
+        return Lot(
+            count, lambda number: f"{file_name}, page {first + number + 1}", decode, num_stored=end - first
+        )
+
+    return {TRAIN: lot(0, first_eval), EVAL: lot(first_eval, num_pages)}
+
+
+def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Decoded:
+    """What a sample with a mask is.
+
+    Args:
+        image: uint8 [h, w], or [h, w, 3] of colour.
+        stored: the mask's values, where they are to be 0 and one other, the same in all masks.
+        mask: its classes.
+    """
+    if image.shape[:2] != mask.shape:
+        sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
+        hint = "an image and its mask have one size"
+        raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
+    pixels = image.reshape(1, *image.shape[:2], -1)
+    size = (int(pixels.shape[1]), int(pixels.shape[2]))
+    alike = {"size": f"{size[0]}x{size[1]}", "pixels": "grey" if image.ndim == 2 else "colour"}
+    values = [str(value) for value in mask_values(stored) if value]
+    if values:
+        alike["mask"] = "mask of " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
+    return Decoded(measure(pixels), size, (), pixels, mask[np.newaxis].astype(np.uint8), alike)
+
+
+def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
+    parts = imagemasks.part_folders(folder)
+    pairs = {subset: _pairs(survey, subset, part) for subset, part in parts.items()}
+    if parts == {TRAIN: folder} and len(pairs[TRAIN]) > 1:
+        edge = len(pairs[TRAIN]) - isbi2012.num_held_out(len(pairs[TRAIN]))
+        pairs = {TRAIN: pairs[TRAIN][:edge], EVAL: pairs[TRAIN][edge:]}
+    classes: Optional[MaskClasses] = BINARY
+    table = None
+    with survey.noting(None, TABLE, folder / TABLE):
+        classes = table = read_table(folder)
+    stored = _stored_masks(survey, folder, pairs, table is not None and table.colours)
+    if classes is None:
+        classes = BINARY
+        with contextlib.suppress(DataError):  # each mask is judged by itself
+            classes = imagemasks.classes_of_masks(folder, stored.items())
+    survey.class_names = tuple(map(printable, classes.names))
+    for mask_path in list(stored)[:1]:
+        survey.class_colours = imagemasks.class_colours(classes, mask_path, survey.max_pixels)
+    return {subset: _pairs_lot(survey, folder, files, stored, classes) for subset, files in pairs.items()}
+
+
+def _pairs_lot(
+    survey: Survey,
+    folder: Path,
+    files: Sequence[Tuple[Path, Path]],
+    stored: Mapping[Path, np.ndarray],
+    classes: MaskClasses,
+) -> Lot:
+    def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
+        path, mask_path = files[numbers[0]]
+        check_png(read_file(str(path)), f"image {path}")
+        image = imagemasks.read_image(path, survey.max_pixels)
+        values = stored.get(mask_path)
+        if values is None:
+            return None
+        origin = f"mask {_below(mask_path, folder)}"
+        mask = classes.of(values, origin)
+        judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
+        return _decode_pair(image, judged, mask)
+
+    return Lot(
+        len(files), lambda number: _below(files[number][0], folder), decode, lambda number: files[number][0]
+    )
+
+
+def _stored_masks(
+    survey: Survey, folder: Path, pairs: Mapping[str, Sequence[Tuple[Path, Path]]], colours: bool
+) -> Dict[Path, np.ndarray]:
+    """The masks that can be read, each of which is decoded once."""
+    stored: Dict[Path, np.ndarray] = {}
+    total = sum(map(len, pairs.values()))
+    for subset, files in pairs.items():
+        chosen = survey.chosen(subset, len(files))
+        for number, (_, path) in enumerate(files):
+            is_chosen = chosen is None or chosen[number]
+            name = _below(path, folder)
+            with survey.noting(subset, name, path) if is_chosen else contextlib.suppress(DataError):
+                check_png(read_file(str(path)), f"mask {path}")
+                stored[path] = imagemasks.read_mask(path, survey.max_pixels, colours)
+                if len(stored) == 1:
+                    what = f"{printable(str(folder))} with {total} such masks"
+                    check_memory(total * stored[path].nbytes, what)
+    return stored
+
+
+def _pairs(survey: Survey, subset: str, part: Path) -> List[Tuple[Path, Path]]:
+    """Images with their masks in the order of names; what has no partner is noted."""
+    found: List[Dict[str, Path]] = []
+    for below in imagemasks.BELOW:
+        with survey.noting(subset, below, part / below):
+            if is_folder(part / below):
+                found.append(imagemasks.files_by_name(part / below, below == "masks"))
+            else:
+                survey.find("missing-file", subset, f"the folder {below}")
+    if len(found) < len(imagemasks.BELOW):
+        return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
+    pairs = imagemasks.find_pairs(*found)
+    for name in pairs.alone:
+        rename = next((f": rename {words}" for words in pairs.renames if words.startswith(name + " to ")), "")
+        survey.find("unpaired", subset, name + rename)
+    return list(pairs.both.values())
+
+
+def _below(path: Path, folder: Path) -> str:
+    return printable(str(path.relative_to(folder)))
+
+
+# -- TFRecord files -------------------------------------------------------------------------------------------------
+
+_RECORDS = "CRC32C of records"
+
+
+def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
+    """A prepared version of a TFDS set.
+
+    Raises:
+        MissingError: tensorflow-datasets is not installed.
+        DataError: its description is damaged, or it is no set of 8-bit images with a class each.
+    """
+    from ipucnn.datasets.sources import tfds
+
+    builder, image_key, label_key = tfds.open_builder(name, folder)
+    survey.class_names = tuple(map(printable, builder.info.features[label_key].names))
+    height, width, channels = builder.info.features[image_key].shape
+    survey.shape = None if None in (height, width) else (height, width)
+    splits = builder.info.splits
+    chosen = {
+        TRAIN: "train" if "train" in splits else None,
+        EVAL: next((s for s in tfds.EVAL_SPLITS if s in splits and splits[s].num_examples > 0), None),
+    }
+    if chosen[EVAL] is None:
+        survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
+    read = partial(_read_record, survey, (image_key, label_key), 0, None, channels)
+    lots = {}
+    for subset, split in chosen.items():
+        if split is not None:
+            paths = [Path(str(path)) for path in splits[split].filepaths]
+            shards = list(zip(paths, map(int, splits[split].shard_lengths)))
+            lots[subset] = _shards_lot(survey, subset, shards, ".tfrecord", read)
+    return lots
+
+
+def records_lots(survey: Survey, folder: Path) -> Lots:
+    """ImageNet's record files.
+
+    Raises:
+        DataError: files of several sets lie in the folder, or that of the classes is damaged.
+    """
+    found, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
+    with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
+        for name, is_right in (check_checksums(folder) or {}).items():
+            survey.check("SHA-256 of files", is_right)
+            if not is_right:
+                text = f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}"
+                survey.find("checksum", None, text)
+    keys = (imagenet.ENCODED, imagenet.LABEL)
+    read = partial(_read_record, survey, keys, 1, len(survey.class_names), 3)
+    lots = {}
+    for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
+        shards = [(path, -1) for path in found.get(name, [])]
+        for path, _ in shards:
+            if is_file(path) and file_size(path) == 0:
+                survey.find("empty-file", subset, printable(path.name))
+        lots[subset] = _shards_lot(survey, subset, shards, "", read)
+    return lots
+
+
+def _shards_lot(
+    survey: Survey,
+    subset: str,
+    files: Sequence[Tuple[Path, int]],
+    ending: str,
+    read: Callable[[str, int, int, bool], Decoded],
+) -> Lot:
+    """The records of files, each with how many it should have, or -1; ``ending`` is in the names of those that can be
+    read.  The records of others count as stored."""
+    examples, num_unread = _scan_shards(survey, subset, files, ending)
+
+    def place(number: int) -> Tuple[str, int, int]:
+        shard = examples.paths[examples.shards[number]]
+        return shard, int(examples.numbers[number]), int(examples.places[number])
+
+    def name(number: int) -> str:
+        path, record, _ = place(number)
+        return f"{printable(os.path.basename(path))}, record {record}"
+
+    return Lot(
+        len(examples),
+        name,
+        lambda numbers, is_drawn: read(*place(numbers[0]), is_drawn),
+        place=lambda number: place_of(*place(number)),
+        num_stored=len(examples) + num_unread,
+    )
+
+
+def _scan_shards(
+    survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], ending: str
+) -> Tuple[RecordExamples, int]:
+    """Where the records of a subset's files begin, as far as they can be found, and how many are in files that cannot
+    be read; what is wrong with the files is noted."""
+    places: List[np.ndarray] = [np.zeros((3, 0), np.int64)]
+    differences: List[Tuple[str, int]] = []
+    num_unread = 0
+    for shard, (path, length) in enumerate(files):
+        name = printable(path.name)
+        if not is_file(path):
+            survey.find("missing-file", subset, name)
+            continue
+        if ending not in path.name:
+            survey.find("not-checked", subset, f"{name}: no TFRecord file")
+            num_unread += length
+            continue
+        found: List[Tuple[int, int, int]] = []
+        try:
+            for number, at, _, _ in scan_records(path):
+                found.append((shard, number, at))
+        except DataError as error:
+            if error.code == "checksum":
+                survey.check(_RECORDS, False)
+            survey.note_error(subset, name, error, path)
+        places.append(np.array(found, np.int64).reshape(-1, 3).T)
+        if length not in (-1, len(found)):
+            differences.append((f"{name}: {len(found):,} of {length:,}", len(found) - length))
+    columns = np.concatenate(places, axis=1)
+    num_stored = columns.shape[1] + num_unread
+    expected = survey.known.counts.get(subset, num_stored)
+    for text, difference in differences:
+        # What differs from the published number is counted where all subsets are compared with it.
+        is_counted = (num_stored - expected) * difference > 0
+        code = "fewer-samples" if difference < 0 else "more-samples"
+        survey.find(code, subset, text, 0 if is_counted else abs(difference))
+    labels: np.ndarray = np.zeros(columns.shape[1], np.int32)
+    return RecordExamples(tuple(str(path) for path, _ in files), *columns, labels), num_unread
+
+
+def _read_record(
+    survey: Survey,
+    keys: Tuple[str, str],
+    first_label: int,
+    num_classes: Optional[int],
+    channels: int,
+    path: str,
+    record: int,
+    at: int,
+    is_drawn: bool,
+) -> Decoded:
+    """The image of a record, under the first of two keys, of the class under the second, which counts from
+    ``first_label``; of ``num_classes`` others are refused."""
+    try:
+        features = read_example(path, record, at, {keys[0]: bytes, keys[1]: int})
+    except DataError as error:
+        if error.code != "truncated":  # of which there is no checksum to compare
+            survey.check(_RECORDS, error.code != "checksum")
+        raise
+    survey.check(_RECORDS, True)
+    data, label = (features[key] for key in keys)
+    assert isinstance(data, bytes) and isinstance(label, int)
+    if num_classes is not None and not 0 <= label - first_label < num_classes:
+        text = f"label {label}, labels are {first_label} to {first_label + num_classes - 1}"
+        raise DataError(text, "correct the labels, or remove the samples", "label-range")
+    origin = place_of(path, record, at)
+    return decode_image(data, origin, label - first_label, is_drawn, survey.max_pixels, channels)

@@ -1,0 +1,351 @@
+"""Hostile files of data sets: each is refused with exit code 3, in little memory, and nothing in it runs."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_verify_dataset import texture, write_cifar, write_folders, write_idx
+
+from ipucnn.datasets.images import open_image
+from ipucnn.datasets.sources import cifar, idx, records
+from ipucnn.datasets.sources.cifar import safe_unpickle
+from ipucnn.datasets.sources.record_builder import build
+from ipucnn.datasets.sources.tfrecord import frame, masked_crc32c
+from ipucnn.errors import DataError
+
+MARKER = Path("/tmp") / f"ipucnn-hostile-{os.getpid()}"
+
+
+def encoded(form):
+    buffer = io.BytesIO()
+    Image.fromarray(texture(1, 12, 12, 3)).save(buffer, form)
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------- images
+
+
+def png_of_gigapixels():
+    data = bytearray(encoded("PNG"))
+    data[16:24] = struct.pack(">II", 60000, 60000)
+    data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+    return bytes(data)
+
+
+def jpeg_of_gigapixels():
+    data = encoded("JPEG")
+    at = data.index(b"\xff\xc0")
+    return data[: at + 5] + b"\xff\xff\xff\xff" + data[at + 9 :]
+
+
+def gif_of_gigapixels(before=b""):
+    """A GIF of 10x10 pixels, whose first frame is larger and is to be replaced by the background after it."""
+    return (
+        b"GIF89a" + struct.pack("<2H3B", 10, 10, 0x80, 0, 0) + bytes(6) + b"!\xf9\x04\x08\0\0\0\0" + before
+        + b"," + struct.pack("<4HB", 0, 0, 30_000, 30_000, 0) + b"\x02\x02L\x01\0;"
+    )  # fmt: skip
+
+
+def webp_of_gigapixels():
+    canvas = b"VP8X" + struct.pack("<I", 10) + bytes(4) + struct.pack("<I", 16382)[:3] * 2
+    data = encoded("WEBP")[12:]
+    return b"RIFF" + struct.pack("<I", 4 + len(canvas + data)) + b"WEBP" + canvas + data
+
+
+def tiff_of_shared_bytes():
+    entries = b"".join(struct.pack("<HHII", 40000 + n, 1, 2**20, 8) for n in range(1000))
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", 1000) + entries + bytes(4) + bytes(2**20)
+
+
+def exif_of_shared_bytes():
+    data, size = encoded("JPEG"), 60000
+    exif = b"Exif\0\0II*\0" + struct.pack("<I", 8) + struct.pack("<H", 4000)
+    exif += b"".join(struct.pack("<HHII", n, 1, 50000, 8) for n in range(4000))
+    exif += bytes(size - len(exif))
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", size + 2) + exif + data[2:]
+
+
+def tiff_with_tables(num_bytes, at, count, entries=None):
+    """A TIFF of 8x8 grey pixels whose table claims ``count`` entries, as many of which follow as there is room for."""
+    usual = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
+    usual += [(277, 3, 1, 1), (278, 3, 1, 8), (279, 4, 1, 64)]
+    data = bytearray(num_bytes)
+    data[:8] = b"II*\0" + struct.pack("<I", at)
+    struct.pack_into("<H", data, at, count)
+    for number, place in enumerate(range(at + 2, num_bytes - 11, 12)):
+        if number < count:
+            entry = usual[number] if number < len(usual) else entries(number)
+            struct.pack_into("<2H2I", data, place, *entry)
+    return bytes(data)
+
+
+def tiff_that_ends_within_its_table(at, count):
+    """Pillow reads as many entries as there are, each of which claims the whole file."""
+    return tiff_with_tables(120_000, at, count, lambda number: (1000 + number, 1, 119_000, 8))
+
+
+def tiff_of_tables_over_one_another():
+    """Tables of 2000 entries each, every one 12 bytes after the one before: 4 million entries."""
+    count = 2000
+    data = bytearray(8 + 24 * count + 12)
+    data[:8] = b"II*\0" + struct.pack("<I", 8)
+    for at in range(8, 8 + 12 * count, 12):
+        struct.pack_into("<H", data, at, count)
+        struct.pack_into("<I", data, at + 2 + 12 * count, at + 12)
+    return bytes(data)
+
+
+def tiff_of_large_tiles(kind):
+    """On its second page, and in a kind of number that libtiff takes and Pillow may not know."""
+    first = bytearray(tiff_with_tables(1000, 80, 9))
+    second = len(first)
+    struct.pack_into("<I", first, 80 + 2 + 9 * 12, second)
+    value = 60_000 if kind == 4 else second + 30
+    table = struct.pack("<H2H2I2H2II", 2, 322, kind, 1, value, 323, kind, 1, value, 0)
+    return bytes(first) + table + struct.pack("<Q", 60_000)
+
+
+def jpeg_of_exif_segments():
+    return b"\xff\xd8" + (b"\xff\xe1" + struct.pack(">H", 9) + b"Exif\0\0x") * 2000
+
+
+POSTSCRIPT = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    b"(%pipe%touch " + str(MARKER).encode() + b")(w) file\n"
+)
+LIMIT = r"(more|far more) than --max-image-pixels"
+IMAGES = {
+    "png": (png_of_gigapixels, LIMIT),
+    "jpeg": (jpeg_of_gigapixels, LIMIT),
+    "gif": (gif_of_gigapixels, f"{LIMIT}|cannot be decoded"),
+    "gif after a comment": (lambda: gif_of_gigapixels(b"!\xfe\0"), f"{LIMIT}|cannot be decoded"),
+    "gif after text": (lambda: gif_of_gigapixels(b"!\x01\0\x02xx\0"), f"{LIMIT}|cannot be decoded"),
+    "gif after a loop": (
+        lambda: gif_of_gigapixels(b"!\xff\x0bNETSCAPE2.0\0\x02xx\0"),
+        f"{LIMIT}|cannot be decoded",
+    ),
+    "gif after rubbish": (lambda: gif_of_gigapixels(b"xyz"), f"{LIMIT}|cannot be decoded"),
+    "webp": (webp_of_gigapixels, f"{LIMIT}|cannot be decoded"),
+    "tiff of shared bytes": (tiff_of_shared_bytes, "claims"),
+    "exif of shared bytes": (exif_of_shared_bytes, "claims"),
+    "tiff with a long table": (lambda: tiff_that_ends_within_its_table(8, 65535), "claims"),
+    "tiff with a table at its end": (lambda: tiff_that_ends_within_its_table(100_000, 9900), "claims"),
+    "tiff of tables over one another": (tiff_of_tables_over_one_another, "over one another"),
+    "tiff of large tiles": (lambda: tiff_of_large_tiles(4), "a tile of .* has 60000x60000 pixels"),
+    "tiff of large tiles in SLONG8": (
+        lambda: tiff_of_large_tiles(17),
+        "a tile of .* has 60000x60000 pixels",
+    ),
+    "jpeg of exif segments": (jpeg_of_exif_segments, "EXIF segments"),
+    "postscript": (lambda: POSTSCRIPT, "not an image in a known format"),
+}
+
+
+# ---------------------------------------------------------------- pickles
+
+
+class Exploit:
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+CODE = f"open({str(MARKER)!r}, 'w').close()"
+EXPLOITS = {
+    "system": Exploit(os.system, f"touch {MARKER}"),
+    "open": Exploit(open, str(MARKER), "w"),
+    "eval": Exploit(eval, CODE),
+    "exec": Exploit(exec, CODE),
+    "makedirs": Exploit(os.makedirs, str(MARKER)),
+    "nested": np.array([Exploit(eval, CODE)], dtype=object),
+}
+STREAMS = {
+    "a bare name": b"cnumpy\ndtype\nq\x00.",
+    "a class": b"cnumpy\nndarray\n.",
+    "load": b"cnumpy\nload\n(S'x'\ntR.",
+    "reconstruct": b"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\n(I0\ntS'b'\ntR.",
+    "INST": b"(S'true'\nios\nsystem\n.",
+    "OBJ": b"(cos\nsystem\nS'true'\no.",
+    "EXT1": b"\x80\x02\x82\x01.",
+    "PERSID": b"Px\n.",
+    "a bytearray of 2**60 bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**60) + b"ab.",
+    "bytes of 2**60": b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"ab.",
+    "a memo": b"\x80\x02r" + struct.pack("<I", 2**31) + b".",
+    "a deep structure": b"\x80\x02N" + b"r" + struct.pack("<I", 2**31 - 1) + b"\x85" * 60 + b".",
+    "a dot": b".",
+    "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
+    # Objects, whose memory addresses a file could choose.
+    "objects": b"\x80\x02}U\x04datacnumpy\ndtype\nU\x02O8\x85Rs.",
+    "objects of any size": b"\x80\x02}U\x04datacnumpy\ndtype\nU\x01O\x85Rs.",
+    # What is set of a name is gone with the file.
+    "an attribute": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}U\x01xK\x01sb.",
+    "a code": b"\x80\x02cnumpy\ndtype\nN}U\x04codeU\x01Os\x86b.",
+}
+PICKLES = {name: (lambda data=data: data, "is no CIFAR pickle") for name, data in STREAMS.items()}
+for protocol in (0, 2, 5):
+    for name, exploit in EXPLOITS.items():
+        content = {"data": exploit, "labels": [0]}
+        PICKLES[f"{name}, protocol {protocol}"] = (
+            lambda content=content, protocol=protocol: pickle.dumps(content, protocol),
+            "could run code|holds",
+        )
+
+
+# ---------------------------------------------------------------- idx files and records
+
+
+def idx_header(*shape):
+    return struct.pack(">IIII", 0x0803, *shape)
+
+
+def record_of_any_length():
+    head = struct.pack("<Q", 2**62)
+    return head + struct.pack("<I", masked_crc32c(head)) + b"abc"
+
+
+IDX = {
+    "no data": (lambda: idx_header(0, 28, 2**32 - 1), "no data"),
+    "nothing": (lambda: idx_header(1, 0, 0), "no data"),
+    "more than any memory": (lambda: gzip.compress(idx_header(*[2**32 - 1] * 3)), "of memory"),
+    "more than its header says": (lambda: gzip.compress(idx_header(1, 2, 2) + bytes(2**26)), "trailing"),
+}
+RECORDS = {
+    "a length that no memory holds": (record_of_any_length, "truncated", "truncated"),
+    "no example": (lambda: frame(b"\x0a\xff\xff\xff"), "is no labelled image", "unreadable"),
+    "a number without end": (lambda: frame(b"\xff" * 40), "is no labelled image", "unreadable"),
+}
+
+FILES = {
+    "images": ("train/bee/0.png", IMAGES),
+    "pickles": ("data_batch_2", PICKLES),
+    "idx": ("train-images-idx3-ubyte", IDX),
+    "records": ("train-00000-of-00001", RECORDS),
+}
+READ = {
+    "images": lambda path: open_image(path.read_bytes(), f"image {path}", 3),
+    "pickles": lambda path: cifar.open_cifar("cifar10", path.parent),
+    "idx": lambda path: idx.read_idx(path, 3),
+    "records": lambda path: records.open_records(path.parent),
+}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    base = tmp_path_factory.mktemp("clean")
+    for kind in FILES:
+        (base / kind).mkdir()
+    write_folders(base / "images")
+    write_cifar(base / "pickles", binary=False)
+    write_idx(base / "idx")
+    build(base / "images", base / "records", 1, 1, 1)
+    return base
+
+
+@pytest.mark.parametrize("kind, what", [(kind, what) for kind, (_, table) in FILES.items() for what in table])
+def test_a_hostile_file_is_refused(clean, run, kind, what):
+    name, table = FILES[kind]
+    make, words, *code = table[what]
+    path = clean / kind / name
+    before = path.read_bytes()
+    path.write_bytes(make())
+    try:
+        tracemalloc.start()
+        with pytest.raises(DataError, match=words) as caught:
+            READ[kind](path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25 and caught.value.hint
+        tracemalloc.stop()
+        exit_code, out, _ = run("verify-dataset", clean / kind, "--json")
+        codes = {f["code"] for f in json.loads(out)["findings"] if f["severity"] == "error"}
+        assert exit_code == caught.value.exit_code == 3 and (*code, "unreadable")[0] in codes
+    finally:
+        tracemalloc.stop()
+        path.write_bytes(before)
+    assert not MARKER.exists()
+
+
+@pytest.mark.parametrize("kind", EXPLOITS)
+def test_the_exploits_are_live(kind):
+    """The ordinary unpickler does what the file says."""
+    pickle.loads(pickle.dumps(EXPLOITS[kind], 2))
+    assert MARKER.exists()
+    MARKER.rmdir() if MARKER.is_dir() else MARKER.unlink()
+
+
+def test_names_of_classes_in_a_hostile_pickle(clean, tmp_path):
+    write_cifar(tmp_path, binary=False)
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": EXPLOITS["eval"]}, 2))
+    with pytest.raises(DataError, match=r"batches.meta .* could run code") as caught:
+        cifar.open_cifar("cifar10", tmp_path)
+    assert not MARKER.exists() and "nothing in it was run" in caught.value.hint
+
+
+# ---------------------------------------------------------------- pickles that are none of these
+
+
+def test_a_python_2_pickle():
+    """Protocol 2 of Python 2: strings, not bytes, hold the pixels."""
+    raw = bytes(range(256))
+    stream = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
+        b"q\x05U\x01bq\x06\x87q\x07Rq\x08(K\x01K\x02K\x80\x86q\tcnumpy\ndtype\nq\nU\x02u1q\x0bK\x00K\x01\x87q\x0c"
+        b"Rq\r(K\x03U\x01|q\x0eNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x0fb\x89T"
+        + struct.pack("<i", 256)
+        + raw
+        + b"q\x10tq\x11bu."
+    )
+    content = safe_unpickle(stream, "batch")
+    np.testing.assert_array_equal(content["data"], np.arange(256, dtype=np.uint8).reshape(2, 128))
+
+
+@given(data=st.binary(max_size=60))
+@settings(max_examples=200)
+def test_any_bytes_as_a_pickle_give_plain_data_or_an_error(data):
+    try:
+        safe_unpickle(data, "file")
+    except DataError as error:
+        assert error.message.startswith("file ")
+
+
+@given(position=st.integers(0, 4000), value=st.integers(0, 255))
+@settings(max_examples=60)
+def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, position, value):
+    content = {"data": texture(1, 1, 3072).reshape(1, 3072), "labels": [3]}
+    raw = bytearray(pickle.dumps(content, protocol=2))
+    raw[position % len(raw)] = value
+    path = tmp_path_factory.mktemp("cifar") / "batch"
+    path.write_bytes(bytes(raw))
+    try:
+        assert cifar.read_pickle(path, "labels", 10)[0].shape[1:] == (32, 32, 3)
+    except DataError as error:
+        assert str(path) in error.message
+
+
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary(max_size=20),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=8,
+    ),
+    protocol=st.integers(0, pickle.HIGHEST_PROTOCOL),
+)
+@settings(max_examples=60)
+def test_plain_data_is_read_as_pickle_reads_it(value, protocol):
+    assert safe_unpickle(pickle.dumps({"value": value}, protocol=protocol), "file") == {"value": value}
