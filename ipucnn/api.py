@@ -389,11 +389,10 @@ def plan(
     """
     from ipucnn.planning.plan import check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
-    from ipucnn.runs.setup import input_shape_for, network_options
     from ipucnn.sessions.host.environment import import_tensorflow
 
     resolved = _request("plan-splits", model, options).resolve()
-    request = make_request(resolved, network_options, input_shape_for, stages=stages, system=system)
+    request = make_request(resolved, stages=stages, system=system)
     made = make_plan(request, [], lambda note: None, import_tensorflow)
     check_not_fitting(made, request)
     return made

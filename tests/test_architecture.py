@@ -3,8 +3,12 @@
 import ast
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Dict, List, Set, Tuple
+
+import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 
@@ -102,6 +106,31 @@ def test_no_circles():
             break
         left = {name: imported for name, imported in left.items() if name not in ground}
     assert not left, f"circles among {sorted(left)}"
+
+
+@pytest.mark.parametrize(
+    "command, most",
+    [
+        ("plan-splits resnet50 --stages 4", 78),
+        (
+            "benchmark unet --host-generated-data --image-size 188 --base-filters 2 --max-time 1 --run-dir .",
+            130,
+        ),
+    ],
+)
+def test_a_command_imports_few_modules(command, most, tmp_path):
+    """Registries name what reads a data set or builds a network, and import it when it is asked for."""
+    counting = (
+        "import sys; from ipucnn.__main__ import main; sys.argv[0] = 'ipucnn'\n"
+        "try: main()\n"
+        "finally: print(*(name for name in sys.modules if name.split('.')[0] == 'ipucnn'), file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", counting, *command.split()], cwd=str(tmp_path), capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    modules = ran.stderr.splitlines()[-1].split()
+    assert len(modules) <= most, modules
 
 
 # What is handed on unread as keyword arguments, what annotations themselves are, and a field that is text or a list.

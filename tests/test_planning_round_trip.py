@@ -26,7 +26,6 @@ from ipucnn.planning.request import make_request
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings, differences, plan_settings
 from ipucnn.planning.splits import plan_differences
-from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS
 from ipucnn.training.program import make_program
@@ -149,9 +148,7 @@ def trained(plan, preset):
 def check_round_trip(planner, question, preset):
     below, flags, stages, recomputation, number = question
     asked = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
-    request = make_request(
-        asked, network_options, input_shape_for, stages=stages, recomputation=recomputation
-    )
+    request = make_request(asked, stages=stages, recomputation=recomputation)
     choices = [one for group in request.all_choices() for one in group]
     own = choices[number % len(choices)]
     cuts = len(planner.starts) - 1
@@ -199,7 +196,7 @@ def tight():
 def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_size, room, preset):
     flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
     asked = resolve("plan-splits", flags, model="resnet50", reads_data=False)
-    request = make_request(asked, network_options, input_shape_for, stages=4, recomputation="on")
+    request = make_request(asked, stages=4, recomputation="on")
     (group,) = request.all_choices()
     # With less memory nothing fits, with more there are splits that fit with the largest proportion everywhere.
     least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
@@ -237,7 +234,7 @@ def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, ste
     if shares:
         flags["available_memory_proportion"] = [str(share) for share in shares]
     asked = resolve("plan-splits", flags, model=MODEL, reads_data=False)
-    request = make_request(asked, network_options, input_shape_for, stages=stages, inference=True)
+    request = make_request(asked, stages=stages, inference=True)
     (own, *_) = [one for group in request.all_choices() for one in group]
     candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), own, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
@@ -342,7 +339,7 @@ def _planned(name, flags, inference):
     from ipucnn.planning.plan import make_plan
 
     asked = resolve("plan-splits", flags, model=name, reads_data=False)
-    request = make_request(asked, network_options, input_shape_for, inference=inference)
+    request = make_request(asked, inference=inference)
     return make_plan(request, (), lambda line: None, lambda: None)
 
 

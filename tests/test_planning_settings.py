@@ -39,7 +39,6 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.planning.splits import choose_splits
-from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
 from ipucnn.training.program import make_program
@@ -128,8 +127,6 @@ def test_every_command_asks_about_the_same_program(graph, own):
     again = {key: value for key, value in own.items() if key != "recomputation"}
     request = make_request(
         resolve("plan-splits", again, model=MODEL, reads_data=False),
-        network_options,
-        input_shape_for,
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if own.get("recomputation") else "off",
     )
@@ -160,8 +157,6 @@ def test_what_an_optimizer_refuses_the_planner_does_not_count():
     with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
         make_request(
             resolve("plan-splits", own, model=MODEL, reads_data=False),
-            network_options,
-            input_shape_for,
             stages=2,
         )
 

@@ -106,7 +106,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
         check_rules(Facts(config, resolved.origins, make_layout(config)))
-    check_named_splits(resolved, run_setup.network_options)
+    check_named_splits(resolved)
     steps = _typed_steps(resolved)
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)

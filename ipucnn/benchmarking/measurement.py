@@ -19,10 +19,10 @@ from ipucnn.filesystem import is_file, is_folder, shown
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Measurement
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
+from ipucnn.planning.network import network_options
 from ipucnn.planning.settings import plan_settings
 from ipucnn.planning.splits import check_cuts
 from ipucnn.runs.folder import REPORT, RunFolder
-from ipucnn.runs.setup import network_options
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import read_meta
 from ipucnn.training.program import Program

@@ -35,7 +35,6 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.settings import DATA, DATA_KINDS, END_TO_END
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
-from ipucnn.planning.search.variations import prediction_would_fit, would_fit
 from ipucnn.planning.splits import settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import threads_of_training
@@ -183,10 +182,17 @@ def _predictions(benchmark: Benchmark, model: KerasModel) -> Tuple[List[Predicti
 
 
 def _memory_advice(benchmark: Benchmark, model: KerasModel) -> MemoryAdvice:
-    name, config = benchmark.resolved.record.name, benchmark.config
-    if benchmark.settings.training:
-        return would_fit(model, name, benchmark.program, config)
-    return prediction_would_fit(model, name, config, "benchmark")
+    """What to suggest where the program does not fit; the planner looks for it once it was refused."""
+
+    def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+        from ipucnn.planning.search.variations import prediction_would_fit, would_fit
+
+        name, config = benchmark.resolved.record.name, benchmark.config
+        if benchmark.settings.training:
+            return would_fit(model, name, benchmark.program, config)(overuse, without)
+        return prediction_would_fit(model, name, config, "benchmark")(overuse, without)
+
+    return advise
 
 
 def _compilation(compiled: CompilationReport) -> Compilation:

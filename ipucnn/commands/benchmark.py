@@ -183,10 +183,11 @@ def _refuse_exported(model: Optional[str]) -> None:
     """Refuses a file in place of a network, which this command took once."""
     from ipucnn.errors import ConfigurationError
     from ipucnn.models.registry import list_models
-    from ipucnn.runs.exported import is_exported
 
     if model is None or model in (record.name for record in list_models()):
         return
+    from ipucnn.runs.exported import is_exported
+
     if is_exported(Path(model)):
         raise ConfigurationError(
             f"{shown_value(model)} is an exported network: `ipucnn benchmark FILE` was removed",

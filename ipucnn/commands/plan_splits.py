@@ -154,8 +154,6 @@ def plan_splits(
     from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note, waiting
-    from ipucnn.runs.setup import input_shape_for, network_options
-    from ipucnn.sessions.host.environment import import_tensorflow
 
     outputs = {
         option: expand(name)
@@ -175,8 +173,6 @@ def plan_splits(
         note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
     request = make_request(
         resolved,
-        network_options,
-        input_shape_for,
         stages=stages,
         row=row,
         system=system,
@@ -204,11 +200,17 @@ def plan_splits(
     check_not_fitting(plan, request)
 
 
+def import_tensorflow() -> None:
+    """Imports TensorFlow, and before that the session's way to do so: most plans need neither."""
+    from ipucnn.sessions.host.environment import import_tensorflow as import_now
+
+    import_now()
+
+
 def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
     """Writes the layers, whatever comes of the plan: another planner, or a changed one, starts from them."""
     from ipucnn.planning.plan import with_graph
     from ipucnn.reports.console import note
-    from ipucnn.sessions.host.environment import import_tensorflow
 
     if path.suffix.lower() != NETWORK_FILES[1]:
         raise ConfigurationError(
@@ -268,7 +270,6 @@ def _calibrate(
     from ipucnn.planning.pipeline_plan import read_plan
     from ipucnn.reports.console import note
     from ipucnn.reports.plan import print_calibration
-    from ipucnn.sessions.host.environment import import_tensorflow
 
     wanted = None if system is None else get_system(system)
     paths = [expand(name) for name in names]
@@ -303,7 +304,6 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
     from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import waiting
     from ipucnn.reports.plan import optimisations_json, print_optimisations
-    from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting("predicting") as bar:
         answer = make_optimisations(request, resolved.config, bar.line, import_tensorflow)

@@ -12,6 +12,8 @@ from ipucnn.errors import DataError
 from ipucnn.machine import available_bytes
 from ipucnn.text import size_text
 
+HELD_OUT_SHARE = 0.2
+"""The share of each class that is held out of a folder without train/ and val/, unless an option says otherwise."""
 MAX_IMAGE_PIXELS = 100_000_000
 """Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
 LARGEST_IMAGE_PIXELS = 2**31 - 1

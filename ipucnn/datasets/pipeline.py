@@ -10,23 +10,24 @@ import re
 import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor
-from ipucnn.datasets import images as image_files
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
-from ipucnn.datasets.mixing import Mixing
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
 from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen, tile_places
 from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
+
+if TYPE_CHECKING:
+    from ipucnn.datasets.mixing import Mixing
 
 InputShape = Tuple[int, int, int]
 LARGE_BATCH_BYTES = 64 * 2**20
@@ -84,7 +85,7 @@ class Stream:
     weigh_padding: bool = False
     until: str = "batch"
     shard: Tuple[int, int] = (1, 0)
-    mixing: Optional[Mixing] = None
+    mixing: "Optional[Mixing]" = None
 
     def rounds(self, num_examples: int) -> int:
         """How many permutations of the examples an epoch goes through."""
@@ -413,6 +414,8 @@ def _decode_in_python(
 ) -> Tensor:
     """uint8 [n, h, w, stored channels] of n encoded images, zeros where an index is ``NOTHING``; ``random`` is (seed,
     epochs, rounds) or None."""
+    from ipucnn.datasets import images as image_files
+
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
 
     def decode(positions: Tensor, epochs: Tensor, turns: Tensor) -> Tensor:

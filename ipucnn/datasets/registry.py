@@ -4,22 +4,17 @@ A data set is one row of :data:`DATASETS`: what is known of it, how its files ar
 read.  :func:`find_kinds` says what a folder is, to every command.
 """
 
+import importlib
 import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, FileExamples, RecordExamples, limit_source
-from ipucnn.datasets.damaged import without_damaged
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.segmentation import imagemasks, isbi2012
-from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
-from ipucnn.datasets.sources.download import REMOTES
-from ipucnn.datasets.sources.download import download as download_files
+from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, read_bytes, real, shown
 from ipucnn.python_files import (
@@ -30,6 +25,30 @@ from ipucnn.python_files import (
     label_of,
 )
 from ipucnn.text import printable, shown_value
+
+if TYPE_CHECKING:
+    from ipucnn.datasets import base, damaged
+    from ipucnn.datasets.base import DataSource
+    from ipucnn.datasets.segmentation import imagemasks, isbi2012
+    from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
+    from ipucnn.datasets.sources import download as downloads
+else:
+
+    class _Module:
+        """A module of this package that is imported when something of it is first asked for."""
+
+        def __init__(self, name: str) -> None:
+            self._name = f"ipucnn.datasets.{name}"
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(importlib.import_module(self._name), name)
+
+    base, damaged = _Module("base"), _Module("damaged")
+    imagemasks, isbi2012 = _Module("segmentation.imagemasks"), _Module("segmentation.isbi2012")
+    cifar, idx = _Module("sources.cifar"), _Module("sources.idx")
+    downloads, embedded = _Module("sources.download"), _Module("sources.embedded")
+    imagefolder, in_memory = _Module("sources.imagefolder"), _Module("sources.in_memory")
+    records = _Module("sources.records")
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
@@ -64,7 +83,7 @@ class Opening(NamedTuple):
     num_classes: Optional[int] = None
     max_image_pixels: int = MAX_IMAGE_PIXELS
     least_train: int = 0
-    validation_fraction: float = imagefolder.HELD_OUT_SHARE
+    validation_fraction: float = HELD_OUT_SHARE
     allow_partial: bool = False
 
 
@@ -86,7 +105,7 @@ class DatasetRecord:
 
     task: str
     summary: str
-    open: Callable[[Opening], DataSource]
+    open: "Callable[[Opening], DataSource]"
     has_files: Optional[Callable[[Path], bool]] = None
     files: str = ""
     folders: Tuple[str, ...] = ()
@@ -95,14 +114,14 @@ class DatasetRecord:
     num_examples: Optional[Tuple[int, int]] = None
 
 
-def _open_membranes(asked: Opening) -> DataSource:
+def _open_membranes(asked: Opening) -> "DataSource":
     from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
 
     height, width = asked.image_shape[:2] if asked.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
     return open_membranes(height, width, asked.seed)
 
 
-def _open_random(asked: Opening) -> DataSource:
+def _open_random(asked: Opening) -> "DataSource":
     classes = asked.num_classes or (2 if asked.task == "segmentation" else 10)
     shape, num_train = (
         asked.image_shape or embedded.DEFAULT_SHAPE,
@@ -111,13 +130,13 @@ def _open_random(asked: Opening) -> DataSource:
     return embedded.open_random(*shape, classes, asked.task, asked.seed, num_train)
 
 
-def _open_imagenet(asked: Opening) -> DataSource:
+def _open_imagenet(asked: Opening) -> "DataSource":
     if records.has_shards(asked.location):
         return records.open_records(asked.location)
     return imagefolder.open_imagefolder(asked.location, asked.name)
 
 
-def _open_tfds(asked: Opening) -> DataSource:
+def _open_tfds(asked: Opening) -> "DataSource":
     from ipucnn.datasets.sources.tfds import open_tfds
 
     return open_tfds(asked.name, asked.location)
@@ -128,26 +147,26 @@ def _idx_record(summary: str, folders: Tuple[str, ...]) -> DatasetRecord:
         "classification",
         summary,
         lambda asked: idx.open_idx(asked.name, asked.location),
-        idx.has_files,
+        lambda folder: idx.has_files(folder),
         "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
         folders,
         (28, 28, 1),
         10,
-        (idx.FULL_SIZE["train"], idx.FULL_SIZE["eval"]),
+        (60_000, 10_000),
     )
 
 
-def _cifar_record(name: str, folders: Tuple[str, str]) -> DatasetRecord:
+def _cifar_record(name: str, num_classes: int, folders: Tuple[str, str]) -> DatasetRecord:
     return DatasetRecord(
         "classification",
-        f"32x32 colour, {cifar.NUM_CLASSES[name]} classes",
+        f"32x32 colour, {num_classes} classes",
         lambda asked: cifar.open_cifar(asked.name, asked.location),
         lambda folder: cifar.find_layout(name, folder) is not None,
         " or ".join(folders),
         (*folders, name, *(f"{name}/{folder}" for folder in folders)),
         (32, 32, 3),
-        cifar.NUM_CLASSES[name],
-        (50_000, cifar.TEST_SIZE),
+        num_classes,
+        (50_000, 10_000),
     )
 
 
@@ -166,7 +185,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
         lambda asked: isbi2012.open_isbi2012(asked.location, asked.max_image_pixels),
-        isbi2012.has_files,
+        lambda folder: isbi2012.has_files(folder),
         "train-volume.tif and train-labels.tif",
         ("isbi2012", "ISBI2012", "isbi-2012"),
     ),
@@ -174,8 +193,8 @@ DATASETS: Dict[str, DatasetRecord] = {
     "fashion_mnist": _idx_record(
         "28x28 clothes", ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw")
     ),
-    "cifar10": _cifar_record("cifar10", ("cifar-10-batches-py", "cifar-10-batches-bin")),
-    "cifar100": _cifar_record("cifar100", ("cifar-100-python", "cifar-100-binary")),
+    "cifar10": _cifar_record("cifar10", 10, ("cifar-10-batches-py", "cifar-10-batches-bin")),
+    "cifar100": _cifar_record("cifar100", 100, ("cifar-100-python", "cifar-100-binary")),
     "imagenet": DatasetRecord(
         "classification",
         "ImageNet as TFRecord files or as an image folder",
@@ -197,7 +216,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         "segmentation",
         "a folder of image and mask pairs",
         lambda asked: imagemasks.open_imagemasks(asked.location, asked.max_image_pixels, asked.allow_partial),
-        imagemasks.has_files,
+        lambda folder: imagemasks.has_files(folder),
         "[train|val/]{images,masks}/NAME.png",
     ),
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
@@ -438,13 +457,13 @@ def choose_dataset(
         return _choose_default(path, home, task, download)
     if name.lower().startswith(TFDS_PREFIX):
         return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
-    if name.startswith(in_memory.PREFIX):
-        return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
     known = canonical(name)
     if is_python_name(name):
         function = find_function(name, "load")
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
+        if name.startswith(in_memory.PREFIX):
+            return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
         folder = expand(name)
         kind = kind_of(folder)
         if kind is Kind.FOLDER:
@@ -472,7 +491,7 @@ def choose_dataset(
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
         return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
-    if download and known in REMOTES:
+    if download and known in downloads.REMOTES:
         return Choice(known, None, f"data set {known}, to be downloaded to {path}", chosen_task, path)
     check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
@@ -510,10 +529,10 @@ def open_dataset(
     num_classes: Optional[int] = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     least_train: int = 0,
-    validation_fraction: float = imagefolder.HELD_OUT_SHARE,
+    validation_fraction: float = HELD_OUT_SHARE,
     allow_partial: bool = False,
     skip_damaged: bool = False,
-) -> DataSource:
+) -> "DataSource":
     """Reads what :func:`choose_dataset` chose.
 
     Args:
@@ -557,12 +576,12 @@ def open_dataset(
             )
         )
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
-    if skip_damaged and isinstance(source.train, FileExamples):
-        source = without_damaged(source)
-    return limit_source(source, limit_train, limit_eval, seed)
+    if skip_damaged and isinstance(source.train, base.FileExamples):
+        source = damaged.without_damaged(source)
+    return base.limit_source(source, limit_train, limit_eval, seed)
 
 
-def _open_published(name: str) -> DataSource:
+def _open_published(name: str) -> "DataSource":
     """A set that is not here, with blank images: for what depends on no pixel."""
     record = DATASETS[name]
     assert record.num_examples is not None and record.num_classes is not None
@@ -571,7 +590,7 @@ def _open_published(name: str) -> DataSource:
     source = replace(source, info=replace(source.info, name=name))
     if record.image_shape is not None:
         return source
-    parts = [RecordExamples((), *[np.zeros(count, np.int64)] * 4) for count in record.num_examples]
+    parts = [base.RecordExamples((), *[np.zeros(count, np.int64)] * 4) for count in record.num_examples]
     info = replace(source.info, image_shape=(None, None, 3))
     return replace(source, info=info, train=parts[0], eval=parts[1])
 
@@ -591,7 +610,7 @@ def fetch(choice: Choice, download: bool) -> Path:
             from ipucnn.datasets.sources.tfds import prepare
 
             return prepare(name[len(TFDS_PREFIX) :], choice.download_to)
-        return download_files(name, choice.download_to)
+        return downloads.download(name, choice.download_to)
     raise DataError(f"data set {name} is not here", _how_to_get(name))
 
 
@@ -609,7 +628,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     location = find_location(home, path)
     if location is not None:
         return Choice(home, location, f"data set {home} from {location} ({other})", task)
-    if download and home in REMOTES:
+    if download and home in downloads.REMOTES:
         return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
     get = _how_to_get(home)
     why = f"{home}, this model's default data set, is not in {path} ({get})"
@@ -703,7 +722,7 @@ def _how_to_get(name: str) -> str:
         folder = name[len(TFDS_PREFIX) :]
         return f"put the prepared TFDS folder {folder}/ there, or pass --dataset {name} --download"
     text = f"put {DATASETS[name].files} there, or point --dataset-path at the folder that has it"
-    return text + (f", or pass --dataset {name} --download" if name in REMOTES else "")
+    return text + (f", or pass --dataset {name} --download" if name in downloads.REMOTES else "")
 
 
 def _origin(name: str) -> str:

@@ -1,7 +1,7 @@
 """From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
@@ -12,6 +12,7 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.extract import read_layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.configurations import (
@@ -32,7 +33,6 @@ from ipucnn.planning.settings import (
     smallest,
     uniform,
 )
-from ipucnn.planning.splits import NetworkOptions
 from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     Batching,
@@ -45,8 +45,6 @@ from ipucnn.training.program import make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
-
-InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,6 @@ class PlanRequest:
 
 def make_request(
     resolved: Resolved,
-    network_options: NetworkOptions,
-    input_shape_for: InputShapeFor,
     *,
     stages: Optional[int] = None,
     row: Optional[int] = None,
@@ -155,8 +151,6 @@ def make_request(
     """What ``plan-splits`` is asked.
 
     Args:
-        network_options: gives the options that a configuration's network is built with.
-        input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
         row: of the answer of a search, from 1 on, to plan; None for the first, which is the fastest.
         profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
@@ -184,7 +178,7 @@ def make_request(
     if graph is not None:
         options = BuildOptions(graph.input_shape, graph.num_classes)
     else:
-        shape, num_classes, assumed_input = _input(resolved, classes, input_shape_for)
+        shape, num_classes, assumed_input = _input(resolved, classes)
         assumed += [assumed_input] if assumed_input is not None else []
         options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
@@ -344,9 +338,7 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
     return read_layer_graph(record.file)
 
 
-def _input(
-    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor
-) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
+def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
     """Shape of the network's input, number of classes, and a sentence about the input where nobody asked for one.
 
     No data is looked at.

@@ -11,15 +11,13 @@ from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.models.build import BuildOptions, layers_to_freeze
-from ipucnn.models.registry import ModelRecord, is_network_file
+from ipucnn.models.build import layers_to_freeze
+from ipucnn.models.registry import is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
+from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.text import counted, shown_value
 from ipucnn.training.program import Program
-
-# The options that a configuration's network is built with, for an input shape and a number of classes.
-NetworkOptions = Callable[[ModelRecord, RunConfig, Tuple[int, int, int], int], BuildOptions]
 
 
 def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str = "MODEL") -> None:
@@ -205,14 +203,11 @@ def settle_splits(
     return program.with_splits(splits, origin)
 
 
-def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> None:
+def check_named_splits(resolved: Resolved) -> None:
     """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
 
     A network's layers are the same at every input size; with other layers than the shipped graph's (another norm)
     nothing is known yet, and :func:`settle_splits` checks them on the built network.
-
-    Args:
-        network_options: gives the options that a configuration's network is built with.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
@@ -227,11 +222,8 @@ def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> N
         check_splits(config.pipeline_splits, [layer.name for layer in graph.layers], record.name)
 
 
-def check_frozen(resolved: Resolved, network_options: NetworkOptions) -> Tuple[str, ...]:
+def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
     """Checks ``--freeze`` as far as that needs no TensorFlow.
-
-    Args:
-        network_options: gives the options that a configuration's network is built with.
 
     Returns:
         The layers that it names, where the network's layer graph is known; else none.

@@ -124,8 +124,8 @@ def make_context(resolved: Resolved) -> RunContext:
     rules.check_rules(rules.Facts(config, resolved.origins, layout, record.task, has_imagenet))
     _check_files(config, start.checkpoint is None, instances.is_writer)
     if config.pipeline_splits:
-        check_named_splits(resolved, run_setup.network_options)
-    frozen = () if config.freeze is None else check_frozen(resolved, run_setup.network_options)
+        check_named_splits(resolved)
+    frozen = () if config.freeze is None else check_frozen(resolved)
     if config.seed is None:
         config = replace(config, seed=random.SystemRandom().randrange(2**31))
         resolved = replace(resolved, config=config)

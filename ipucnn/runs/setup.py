@@ -5,18 +5,17 @@ damaged data set is reported at once.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
-from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, size_text
@@ -25,10 +24,6 @@ from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
     from ipucnn.models.build import BuildOptions
-
-
-InputShape = Tuple[int, int, int]
-"""(height, width, channels)."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +94,6 @@ def input_range(config: RunConfig, record: ModelRecord) -> str:
             f"--normalise {config.normalise}: {record.name} sees tiles, not whole images", "drop it"
         )
     return config.normalise
-
-
-def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
-    """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
-
-    Data sets of many sizes take the network's own size, as its home data set does.  Of a network of one's own the
-    data decide what it leaves open, the channels too.
-    """
-    height, width = image_shape[0], image_shape[1]
-    if record.own is not None:
-        shape = zip(record.own.input_shape, image_shape, record.input_shape)
-        height, width, channels = (own or given or usual for own, given, usual in shape)
-        return int(height), int(width), int(channels)
-    if height is None or width is None:
-        return record.input_shape
-    return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
 def _largest_tile(record: ModelRecord, side: int) -> int:
@@ -218,7 +197,9 @@ def prepare(
             raise ConfigurationError(
                 f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
             )
-        if not config.skip_damaged:
+        if not config.skip_damaged and isinstance(source.train, FileExamples):
+            from ipucnn.datasets.damaged import refuse_damaged
+
             refuse_damaged(source)
         if folded:
             source = _fold(source, config, seed)
@@ -256,36 +237,6 @@ def build_options(setup: Setup) -> "BuildOptions":
     """
     classes = setup.source.info.num_classes
     return network_options(setup.record, setup.config, setup.input_shape, classes, setup.seed)
-
-
-def network_options(
-    record: ModelRecord, config: RunConfig, input_shape: InputShape, num_classes: int, seed: int = 0
-) -> "BuildOptions":
-    """The ``BuildOptions`` of a configuration, for whatever input and classes.
-
-    Raises:
-        ConfigurationError: an option the network can't have.
-    """
-    from ipucnn.models.build import BuildOptions, check_options
-    from ipucnn.planning.graphs.extract import check_weights_fit
-
-    norm: Dict[str, Any] = dict(config.norm_layer)
-    options = BuildOptions(
-        input_shape=input_shape,
-        num_classes=num_classes,
-        norm=norm_of(norm),
-        norm_momentum=float(norm.get("momentum", config.bn_momentum)),
-        norm_epsilon=norm.get("epsilon", CUSTOM_EPSILON if moves_once(norm) else None),
-        norm_moves_once=moves_once(norm),
-        norm_groups=norm.get("num_groups"),
-        norm_channels_per_group=norm.get("channels_per_group"),
-        dropout=config.dropout,
-        base_filters=config.base_filters,
-        seed=seed,
-    )
-    check_options(record, options)
-    check_weights_fit(record, options)
-    return options
 
 
 def learning_rates(config: RunConfig, program: Program) -> Callable[[np.ndarray], np.ndarray]:

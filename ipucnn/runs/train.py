@@ -17,6 +17,7 @@ from ipucnn.filesystem import expand, free_bytes
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
+from ipucnn.planning.network import network_options
 from ipucnn.planning.search.variations import would_fit
 from ipucnn.planning.splits import settle_splits
 from ipucnn.runs import checkpoints
@@ -151,7 +152,7 @@ class TrainingRun:
         record, program = context.record, context.program
         check_requirements(record)
         # Neither the input's size nor the number of classes changes which layers there are.
-        options = run_setup.network_options(record, context.config, record.input_shape, record.num_classes)
+        options = network_options(record, context.config, record.input_shape, record.num_classes)
         is_planned = program.num_stages > 1 and not program.pipeline_splits
         if known_graph(record, options) is None or is_planned:
             self._session()

@@ -38,13 +38,14 @@ from ipucnn.models.registry import (
     list_models,
     saved_network,
 )
+from ipucnn.planning.network import InputShape
 from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.rules import check_group
-from ipucnn.runs.setup import InputShape, Setup
+from ipucnn.runs.setup import Setup
 from ipucnn.sessions.host.cluster import Cluster, join
 from ipucnn.sessions.host.workers import (
     BEGIN_AGAIN,

@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.limits import HELD_OUT_SHARE
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, asking, is_folder, kind_of
@@ -20,7 +21,6 @@ EVAL_NAMES = ("val", "valid", "validation", "test")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_NAMED = 10
 LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
-HELD_OUT_SHARE = 0.2
 FEW_IMAGES = 20
 UNBALANCED = 5
 """Users are told of fewer training images of a class, and of classes with so many times as many as others."""

@@ -1,0 +1,55 @@
+"""What a configuration says of its network, for the planner and for runs: the input, and how it is built."""
+
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
+from ipucnn.models.build import BuildOptions, check_options
+from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.graphs.extract import check_weights_fit
+
+InputShape = Tuple[int, int, int]
+"""(height, width, channels)."""
+
+
+def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
+    """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
+
+    Data sets of many sizes take the network's own size, as its home data set does.  Of a network of one's own the
+    data decide what it leaves open, the channels too.
+    """
+    height, width = image_shape[0], image_shape[1]
+    if record.own is not None:
+        shape = zip(record.own.input_shape, image_shape, record.input_shape)
+        height, width, channels = (own or given or usual for own, given, usual in shape)
+        return int(height), int(width), int(channels)
+    if height is None or width is None:
+        return record.input_shape
+    return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
+
+
+def network_options(
+    record: ModelRecord, config: RunConfig, input_shape: InputShape, num_classes: int, seed: int = 0
+) -> BuildOptions:
+    """The ``BuildOptions`` of a configuration, for whatever input and classes.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+    """
+    norm: Dict[str, Any] = dict(config.norm_layer)
+    options = BuildOptions(
+        input_shape=input_shape,
+        num_classes=num_classes,
+        norm=norm_of(norm),
+        norm_momentum=float(norm.get("momentum", config.bn_momentum)),
+        norm_epsilon=norm.get("epsilon", CUSTOM_EPSILON if moves_once(norm) else None),
+        norm_moves_once=moves_once(norm),
+        norm_groups=norm.get("num_groups"),
+        norm_channels_per_group=norm.get("channels_per_group"),
+        dropout=config.dropout,
+        base_filters=config.base_filters,
+        seed=seed,
+    )
+    check_options(record, options)
+    check_weights_fit(record, options)
+    return options
