@@ -111,7 +111,7 @@ def test_no_circles():
 @pytest.mark.parametrize(
     "command, most",
     [
-        ("plan-splits resnet50 --stages 4", 78),
+        ("plan-splits resnet50 --stages 4", 79),
         (
             "benchmark unet --host-generated-data --image-size 188 --base-filters 2 --max-time 1 --run-dir .",
             130,

@@ -1,10 +1,10 @@
 """Which device a command runs on here, and why: rules over what was found, without looking at anything."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.diagnosis.ipus import Ipus
-from ipucnn.diagnosis.look import Gpu, Poprun, Probe
+from ipucnn.diagnosis.look import Gpu, Group, Probe
 from ipucnn.errors import MissingError, UserError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
@@ -12,6 +12,8 @@ from ipucnn.text import counted
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"  # names the partition of an IPU-POD
+_TOGETHER = ("train", "evaluate", "infer", "benchmark")
+"""The commands that several instances of poprun share."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Finding:
 
     Attributes:
         level: PROBLEM (in the way of what was asked for), WARNING or NOTE.
-        topic: "python", "tensorflow", "sdk", "ipu", "poprun", "cluster" or "gpu".
+        topic: "tensorflow", "sdk", "ipu", "poprun", "cluster" or "gpu".
         message, hint: as of an error.
     """
 
@@ -33,6 +35,26 @@ class Finding:
 def problem(topic: str, error: UserError) -> Finding:
     """An error that a command would end with."""
     return Finding(PROBLEM, topic, error.message, error.hint)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides which device is used.
+
+    Attributes:
+        software: Python, packages and the Poplar SDK.
+        ipus: as gc-info lists them.
+        gpus: as the driver lists them; ``gpu_problem`` says why there are none.
+        probe: of TensorFlow, None without --deep.
+        poprun: what it told this process.
+    """
+
+    software: Surroundings
+    ipus: Ipus = field(default_factory=lambda: Ipus(False))
+    gpus: Tuple[Gpu, ...] = ()
+    gpu_problem: Optional[str] = None
+    probe: Optional[Probe] = None
+    poprun: Group = field(default_factory=Group)
 
 
 @dataclass(frozen=True)
@@ -56,45 +78,37 @@ class Choice:
     cpu_usable: bool = True
 
 
-def choose(
-    asked: str,
-    found: Surroundings,
-    ipus: Ipus,
-    gpus: Sequence[Gpu],
-    gpu_problem: Optional[str],
-    probe: Optional[Probe],
-    poprun: Poprun = Poprun(),
-) -> Tuple[Choice, List[Finding]]:
+def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     """The device for ``--device asked``, and what there is to say about it.
 
     Auto takes IPUs where TensorFlow is the Poplar SDK's, else a GPU, else the CPU; nothing is taken in place of what
     is there but does not work.
     """
-    findings = list(_of_tensorflow(found, probe))
-    broken_sdk = surroundings.problems(found)
-    of_poprun = [] if poprun.problem is None else [problem("poprun", poprun.problem)]
-    if asked == "ipu" or (asked == "auto" and found.has_ipu_package):
+    software, ipus = machine.software, machine.ipus
+    broken_sdk = surroundings.problems(software)
+    is_ipu = asked == "ipu" or (asked == "auto" and software.has_ipu_package)
+    findings = list(_of_tensorflow(machine))
+    of_poprun = [] if machine.poprun.problem is None else [problem("poprun", machine.poprun.problem)]
+    is_host_broken = bool(findings or of_poprun)
+    if is_ipu:
         messages = [finding.message for finding in findings]
         findings += [problem("sdk", each) for each in broken_sdk if each.message not in messages]
-        findings += [Finding(WARNING, "sdk", d.message, d.hint) for d in surroundings.doubts(found)]
-        if found.has_ipu_package or ipus.tool_found:
-            findings += _of_ipus(found, ipus)
-        findings += of_poprun
-        worst = next((f for f in findings if f.level == PROBLEM), None)
-        reason = _why_ipu(found, ipus) if worst is None else worst.message
-        works = found.versions.get("tensorflow") is not None and (probe is None or probe.error is None)
-        return Choice(asked, "ipu", worst is None, reason, cpu_usable=works and not of_poprun), findings
-    if ipus.num_ipus and broken_sdk:
+        findings += [Finding(WARNING, "sdk", d.message, d.hint) for d in surroundings.doubts(software)]
+        findings += _of_ipus(machine)
+    elif ipus.num_ipus and broken_sdk:
         message = f"there is hardware ({counted(ipus.num_ipus, 'IPU')}), but {broken_sdk[0].message}"
         findings.append(Finding(WARNING, "sdk", message, broken_sdk[0].hint))
     findings += of_poprun
     worst = next((f for f in findings if f.level == PROBLEM), None)
+    if is_ipu:
+        reason = _why_ipu(machine) if worst is None else worst.message
+        return Choice(asked, "ipu", worst is None, reason, cpu_usable=not is_host_broken), findings
     if worst is not None:
         device = asked if asked != "auto" else None
         return Choice(asked, device, False, worst.message, cpu_usable=False), findings
     choice = Choice(asked, "cpu", True, "asked for")
     if asked != "cpu":
-        choice, of_gpu = _choose_gpu(asked, gpus, gpu_problem, probe)
+        choice, of_gpu = _choose_gpu(asked, machine)
         findings += of_gpu
     if choice.usable:
         device = str(choice.device).upper()
@@ -106,22 +120,26 @@ def choose(
     return choice, findings
 
 
-def _of_tensorflow(found: Surroundings, probe: Optional[Probe]) -> Iterator[Finding]:
-    if found.versions.get("tensorflow") is None:
+def _of_tensorflow(machine: Machine) -> Iterator[Finding]:
+    versions, probe = machine.software.versions, machine.probe
+    if versions.get("tensorflow") is None:
         hint = "python -m pip install ipucnn; on an IPU system the Poplar SDK's wheel (docs/ipu.md)"
         yield Finding(PROBLEM, "tensorflow", "TensorFlow is not installed here", hint)
         return
     for package in ("keras", "numpy"):
-        if found.versions.get(package) is None:
+        if versions.get(package) is None:
             message = f"{package} is not installed here"
             yield Finding(PROBLEM, "tensorflow", message, f"python -m pip install {package}")
     if probe is not None and probe.error is not None:
         yield problem("tensorflow", probe.error)
 
 
-def _of_ipus(found: Surroundings, ipus: Ipus) -> Iterator[Finding]:
+def _of_ipus(machine: Machine) -> Iterator[Finding]:
     """What is wrong with the IPUs, the first thing that is."""
-    if "use_ipu_model" in surroundings.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
+    software, ipus = machine.software, machine.ipus
+    if not (software.has_ipu_package or ipus.tool_found):
+        return
+    if "use_ipu_model" in surroundings.parse_flags(software.variables.get("TF_POPLAR_FLAGS", "")):
         message = "TF_POPLAR_FLAGS asks for the software model of an IPU, which is slow"
         yield Finding(WARNING, "ipu", message)
     elif not ipus.tool_found:
@@ -130,24 +148,13 @@ def _of_ipus(found: Surroundings, ipus: Ipus) -> Iterator[Finding]:
         yield Finding(WARNING, "ipu", message, hint)
     elif not ipus.num_ipus:
         hint = "on an IPU-POD: export IPUOF_VIPU_API_HOST=HOST IPUOF_VIPU_API_PARTITION_ID=PARTITION"
-        if found.variables.get(_PARTITION) or found.variables.get("IPUOF_CONFIG_PATH"):
+        if software.variables.get(_PARTITION) or software.variables.get("IPUOF_CONFIG_PATH"):
             hint = "is the partition that IPUOF_... names active? vipu list partition"
         yield Finding(PROBLEM, "ipu", ipus.problem or "no IPU is visible", hint)
-    elif ipus.num_busy == ipus.num_ipus:
-        users = ", ".join(sorted({process.user for process in ipus.processes or () if process.user}))
-        message = f"no IPU of {ipus.num_ipus} is free" + (f": in use by {users}" if users else "")
-        hint = "a run waits for them with --on-demand, the default; gc-monitor shows who uses them"
-        yield Finding(WARNING, "ipu", message, hint)
-    elif ipus.remote_buffers is False:
-        message = (
-            "these IPUs have no remote buffers: nothing of a program can be kept outside of their own memory"
-        )
-        hint = "add --no-optimizer-state-offloading; plan-splits with it says what still fits"
-        yield Finding(WARNING, "ipu", message, hint)
 
 
-def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
-    sdk = surroundings.sdk_version(found)
+def _why_ipu(machine: Machine) -> str:
+    sdk, ipus = surroundings.sdk_version(machine.software), machine.ipus
     reason = f"TensorFlow is that of {f'Poplar SDK {sdk}' if sdk else 'the Poplar SDK'}"
     if not ipus.num_ipus:
         return reason
@@ -155,11 +162,10 @@ def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
     return f"{reason}, and {counted(ipus.num_ipus, 'IPU')}{boards} are visible"
 
 
-def _choose_gpu(
-    asked: str, gpus: Sequence[Gpu], gpu_problem: Optional[str], probe: Optional[Probe]
-) -> Tuple[Choice, List[Finding]]:
+def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     """A GPU if there is one, for "gpu" and "auto"."""
-    count, reason, findings = len(gpus), gpu_problem, []
+    gpus, probe = machine.gpus, machine.probe
+    count, reason, findings = len(gpus), machine.gpu_problem, []
     if probe is not None:
         count = int(probe.answer.get("gpus", 0))
         if gpus and not count:
@@ -167,10 +173,6 @@ def _choose_gpu(
             hint = "python -m pip install 'tensorflow[and-cuda]'"
             findings.append(Finding(WARNING, "gpu", f"{reason}: {gpus[0].name}", hint))
     if count:
-        if len({gpu.name for gpu in gpus}) > 1:
-            message = "the GPUs are of different kinds: which of them computes what decides the last digits"
-            hint = "export CUDA_VISIBLE_DEVICES=0 for one of them, or train with --devices 1"
-            findings.append(Finding(WARNING, "gpu", message, hint))
         names = ", ".join(gpu.name for gpu in gpus) or counted(count, "GPU")
         them = "it" if count == 1 else "them"
         sure = f"TensorFlow sees {them}" if probe else f"if TensorFlow can use {them}, which --deep tells"
@@ -182,28 +184,24 @@ def _choose_gpu(
     return Choice(asked, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here"), findings
 
 
-def command_devices(choice: Choice, poprun: Poprun) -> Iterator[Choice]:
+def command_devices(choice: Choice, poprun: Group) -> Iterator[Choice]:
     """What each command would run on."""
     from ipucnn.command_table import COMMANDS
-    from ipucnn.config.options import find_spec
+    from ipucnn.config.options import BY_NAME
 
-    spec = find_spec("device")
-    assert spec is not None
     for name in COMMANDS:
-        if name in spec.commands and name != "doctor":
+        if name == "doctor":
+            continue
+        if name in BY_NAME["device"].commands:
             yield _under_poprun(replace(choice, command=name), poprun)
         elif name == "plan-splits":
             reason = "plans on the host; the networks' layers are shipped, others TensorFlow reads once"
             yield Choice("", "cpu", True, reason, name)
-        elif name != "doctor":
+        else:
             yield Choice("", "cpu", True, "works on the host", name)
 
 
-_TOGETHER = ("train", "evaluate", "infer", "benchmark")
-"""The commands that several instances of poprun share."""
-
-
-def _under_poprun(choice: Choice, poprun: Poprun) -> Choice:
+def _under_poprun(choice: Choice, poprun: Group) -> Choice:
     """IPUs work together in several processes, a host computes in one."""
     count = poprun.instances.count
     if not choice.usable or not poprun.instances.is_distributed:
@@ -219,9 +217,10 @@ def _under_poprun(choice: Choice, poprun: Poprun) -> Choice:
     return choice
 
 
-def next_steps(choice: Choice, findings: Sequence[Finding], ipus: Ipus, deep: bool) -> List[str]:
+def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) -> List[str]:
     """What to type, most useful first."""
     steps = [f.hint for f in findings if f.level == PROBLEM and f.hint is not None]
+    num_ipus = machine.ipus.num_ipus
     if not choice.usable:
         if choice.asked != "cpu" and choice.cpu_usable:
             steps.append("until then: --device cpu computes on the host with the IPU's semantics")
@@ -233,11 +232,9 @@ def next_steps(choice: Choice, findings: Sequence[Finding], ipus: Ipus, deep: bo
         steps.append(
             "ipucnn train lenet: a first run on IPUs; docs/contributing/hardware-checklist.md has what to look at"
         )
-        if ipus.num_ipus > 1:
-            steps.append(
-                f"ipucnn plan-splits resnet50 --ipus {ipus.num_ipus}: how to spend them on a network"
-            )
-    if not deep:
+        if num_ipus > 1:
+            steps.append(f"ipucnn plan-splits resnet50 --ipus {num_ipus}: how to spend them on a network")
+    if machine.probe is None:
         steps.append("ipucnn doctor --deep: imports TensorFlow, too, in a process of its own")
     return list(dict.fromkeys(steps))
 

@@ -4,14 +4,22 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.diagnosis import look
-from ipucnn.diagnosis.decision import PROBLEM, Choice, Finding, choose, command_devices, next_steps, problem
-from ipucnn.diagnosis.ipus import Ipus, find_ipus
+from ipucnn.diagnosis.decision import (
+    PROBLEM,
+    Choice,
+    Finding,
+    Machine,
+    choose,
+    command_devices,
+    next_steps,
+    problem,
+)
+from ipucnn.diagnosis.ipus import find_ipus
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
-from ipucnn.sessions.poplar.surroundings import Surroundings
 
 SCHEMA_VERSION = 1
 
@@ -25,58 +33,51 @@ class Diagnosis:
     """What ``ipucnn doctor`` says.
 
     Attributes:
+        machine: what decides which device is used.
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
-        surroundings: Python, packages and the Poplar SDK.
-        poprun: what it told this process.
         cluster: the workers that this process is one of.
-        gpu_problem: why there are no GPUs.
         datasets: where each data set lies, None for those that are not there.
-        probe: of TensorFlow, None without --deep.
         findings: problems first.
         next_steps: what to type, most useful first.
     """
 
+    machine: Machine
     choice: Choice
     commands: Tuple[Choice, ...]
-    surroundings: Surroundings
-    ipus: Ipus
-    poprun: look.Poprun
-    cluster: look.HostCluster
-    gpus: Tuple[look.Gpu, ...]
-    gpu_problem: Optional[str]
+    cluster: look.Group
     host: look.Host
     disk: look.Disk
     dataset_path: str
     datasets: Dict[str, Optional[str]]
-    probe: Optional[look.Probe]
     findings: Tuple[Finding, ...]
     next_steps: Tuple[str, ...]
 
     @property
     def sdk(self) -> Dict[str, Any]:
         """The Poplar SDK: version, whether it is enabled and from where."""
-        found, library = self.surroundings, crop_library()
+        software, library = self.machine.software, crop_library()
+        path = software.variables.get("POPLAR_SDK_ENABLED") or None
         return {
-            "version": surroundings.sdk_version(found),
-            "enabled": bool(found.variables.get("POPLAR_SDK_ENABLED")),
-            "path": found.variables.get("POPLAR_SDK_ENABLED") or None,
-            "tensorflow": found.has_ipu_package,
-            "modules": {name: name in found.modules for name in surroundings.SDK_MODULES},
+            "version": surroundings.sdk_version(software),
+            "enabled": path is not None,
+            "path": path,
+            "tensorflow": software.has_ipu_package,
+            "modules": {name: name in software.modules for name in surroundings.SDK_MODULES},
             "custom_ops": None if library is None else str(library),
         }
 
     @property
     def variables(self) -> Dict[str, str]:
         """Environment variables that count on IPUs and GPUs."""
-        every = self.surroundings.variables
+        every = self.machine.software.variables
         return {name: every[name] for name in sorted(every) if name.startswith(_PREFIXES) or name in _NAMES}
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON; keys are always there."""
         from ipucnn import __version__
 
-        probe = self.probe
+        machine, probe = self.machine, self.machine.probe
 
         def of_choice(choice: Choice, *names: str) -> Dict[str, Any]:
             return {name: getattr(choice, name) for name in (*names, "device", "usable", "reason")}
@@ -88,13 +89,13 @@ class Diagnosis:
             "commands": [of_choice(choice, "command") for choice in self.commands],
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "packages": dict(self.surroundings.versions),
+            "packages": dict(machine.software.versions),
             "sdk": self.sdk,
-            "ipus": self.ipus.to_dict(),
-            "poprun": self.poprun.to_dict(),
-            "cluster": self.cluster.to_dict(),
-            "gpus": [asdict(gpu) for gpu in self.gpus],
-            "gpu_problem": self.gpu_problem,
+            "ipus": machine.ipus.to_dict(),
+            "poprun": machine.poprun.poprun_facts(),
+            "cluster": self.cluster.cluster_facts(),
+            "gpus": [asdict(gpu) for gpu in machine.gpus],
+            "gpu_problem": machine.gpu_problem,
             "host": asdict(self.host),
             "disk": asdict(self.disk),
             "dataset_path": self.dataset_path,
@@ -114,28 +115,25 @@ def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), deep: bool 
         dataset_path: where data sets are looked for.
         deep: import TensorFlow in another process.
     """
-    found, ipus = surroundings.look_around(), find_ipus()
+    software = surroundings.look_around()
     gpus, gpu_problem = look.find_gpus()
-    can_probe = deep and found.versions.get("tensorflow") is not None
+    can_probe = deep and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None
-    poprun, cluster = look.find_poprun(found.variables), look.find_cluster(os.environ)
-    choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
-    of_cluster: List[Finding] = [] if cluster.problem is None else [problem("cluster", cluster.problem)]
-    findings = sorted([*findings, *of_cluster], key=lambda finding: finding.level != PROBLEM)
+    poprun, cluster = look.find_poprun(software.variables), look.find_cluster(os.environ)
+    machine = Machine(software, find_ipus(), tuple(gpus), gpu_problem, probe, poprun)
+    choice, findings = choose(asked, machine)
+    if cluster.problem is not None:
+        findings.append(problem("cluster", cluster.problem))
+    findings.sort(key=lambda finding: finding.level != PROBLEM)
     return Diagnosis(
+        machine=machine,
         choice=choice,
         commands=tuple(command_devices(choice, poprun)),
-        surroundings=found,
-        ipus=ipus,
-        poprun=poprun,
         cluster=cluster,
-        gpus=tuple(gpus),
-        gpu_problem=gpu_problem,
         host=look.look_at_host(),
         disk=look.look_at_disk(Path("runs")),
         dataset_path=str(dataset_path),
         datasets=look.find_datasets(dataset_path),
-        probe=probe,
         findings=tuple(findings),
-        next_steps=tuple(next_steps(choice, findings, ipus, deep)),
+        next_steps=tuple(next_steps(choice, findings, machine)),
     )

@@ -152,95 +152,76 @@ def find_datasets(path: Path) -> Dict[str, Optional[str]]:
 
 
 @dataclass(frozen=True)
-class Poprun:
-    """What ``poprun`` told this process: the POPDIST_* variables, interpreted.
+class Group:
+    """The processes that this one works with, as environment variables have them.
 
     Attributes:
-        instances: of the run, and which of them this is; one without ``poprun``, or where ``problem`` is.
+        instances: of ``poprun``, and which of them this is; one without it, or where ``problem`` is.
+        workers: that ``TF_CONFIG`` or Slurm name for the host session; None for one, or where ``problem`` is.
         problem: why the variables make no sense, None if they do.
     """
 
     instances: Instances = field(default_factory=Instances)
-    problem: Optional[UserError] = None
-
-    @property
-    def line(self) -> str:
-        """In words; empty without ``poprun``."""
-        if self.problem is not None:
-            return self.problem.message
-        found = self.instances
-        if not found.is_distributed:
-            return ""
-        writes = "writes" if found.is_writer else "leaves to the first"
-        return (
-            f"instance {found.index + 1} of {found.count}, {found.local_replicas} of "
-            f"{counted(found.total_replicas or 0, 'replica')}, {counted(found.ipus_per_replica or 0, 'IPU')} each; "
-            f"{writes} checkpoints and logs"
-        )
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON; keys are always there."""
-        found = self.instances
-        return {
-            "is_distributed": found.is_distributed,
-            "num_instances": found.count,
-            "instance": found.index,
-            "total_replicas": found.total_replicas,
-            "local_replicas": None if found.total_replicas is None else found.local_replicas,
-            "ipus_per_replica": found.ipus_per_replica,
-            "problem": None if self.problem is None else self.problem.message,
-        }
-
-
-def find_poprun(variables: Mapping[str, str]) -> Poprun:
-    """What the environment variables of a process say; never raises."""
-    try:
-        return Poprun(find_instances(variables))
-    except UserError as error:
-        return Poprun(problem=error)
-
-
-@dataclass(frozen=True)
-class HostCluster:
-    """The workers that ``TF_CONFIG`` or Slurm name for the host session.
-
-    Attributes:
-        workers: of the run, and which of them this is; None for one worker, or where ``problem`` is.
-        problem: why the variables make no sense, None if they do.
-    """
-
     workers: Optional[Workers] = None
     problem: Optional[UserError] = None
 
     @property
     def line(self) -> str:
-        """In words; empty for one worker."""
+        """In words; empty where this process is alone."""
+        instances, workers = self.instances, self.workers
         if self.problem is not None:
             return self.problem.message
-        found = self.workers
-        if found is None:
+        if workers is not None:
+            shown = ", ".join(workers.addresses[:4]) + (", ..." if workers.count > 4 else "")
+            return f"worker {workers.index} of {workers.count} ({workers.source}): {shown}"
+        if not instances.is_distributed:
             return ""
-        shown = ", ".join(found.addresses[:4]) + (", ..." if found.count > 4 else "")
-        return f"worker {found.index} of {found.count} ({found.source}): {shown}"
+        writes = "writes" if instances.is_writer else "leaves to the first"
+        return (
+            f"instance {instances.index + 1} of {instances.count}, {instances.local_replicas} of "
+            f"{counted(instances.total_replicas or 0, 'replica')}, {counted(instances.ipus_per_replica or 0, 'IPU')} "
+            f"each; {writes} checkpoints and logs"
+        )
 
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON; keys are always there."""
-        found = self.workers
+    def poprun_facts(self) -> Dict[str, Any]:
+        """What ``poprun`` told this process, as plain values; keys are always there."""
+        instances = self.instances
         return {
-            "workers": found.count if found else 1,
-            "rank": found.index if found else 0,
-            "addresses": list(found.addresses) if found else [],
-            "source": found.source if found else None,
-            "problem": None if self.problem is None else self.problem.message,
+            "is_distributed": instances.is_distributed,
+            "num_instances": instances.count,
+            "instance": instances.index,
+            "total_replicas": instances.total_replicas,
+            "local_replicas": None if instances.total_replicas is None else instances.local_replicas,
+            "ipus_per_replica": instances.ipus_per_replica,
+            "problem": self.problem and self.problem.message,
+        }
+
+    def cluster_facts(self) -> Dict[str, Any]:
+        """The host session's workers, as plain values; keys are always there."""
+        workers = self.workers or Workers()
+        return {
+            "workers": workers.count,
+            "rank": workers.index,
+            "addresses": list(workers.addresses),
+            "source": workers.source or None,
+            "problem": self.problem and self.problem.message,
         }
 
 
-def find_cluster(variables: Mapping[str, str]) -> HostCluster:
+def find_poprun(variables: Mapping[str, str]) -> Group:
+    """What ``poprun`` told a process, by its environment variables; never raises."""
+    try:
+        return Group(find_instances(variables))
+    except UserError as error:
+        return Group(problem=error)
+
+
+def find_cluster(variables: Mapping[str, str]) -> Group:
     """What the environment variables of a process say of other workers; never raises."""
     try:
-        return HostCluster(find_workers(RunConfig(), variables))
+        return Group(workers=find_workers(RunConfig(), variables))
     except UserError as error:
-        return HostCluster(problem=error)
+        return Group(problem=error)
 
 
 PROBE_TIMEOUT_S = 180.0

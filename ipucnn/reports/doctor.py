@@ -24,14 +24,14 @@ def _python(found: Diagnosis) -> Iterator[Tuple[str, str]]:
 
     from ipucnn import __version__
 
-    versions = found.surroundings.versions
+    versions = found.machine.software.versions
     tensorflow, keras, numpy = (
         versions.get(name) or "not installed" for name in ("tensorflow", "keras", "numpy")
     )
     yield "ipucnn", f"{__version__}, Python {platform.python_version()}"
     yield "TensorFlow", f"{tensorflow}, Keras {keras}, NumPy {numpy}"
-    if found.probe is not None:
-        error = found.probe.error
+    if found.machine.probe is not None:
+        error = found.machine.probe.error
         yield "", "import: works" if error is None else f"import: {error.message}"
 
 
@@ -47,7 +47,7 @@ def _sdk(found: Diagnosis) -> Iterator[Tuple[str, str]]:
 
 
 def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    ipus = found.ipus
+    ipus = found.machine.ipus
     if not ipus.num_ipus:
         yield "IPUs", f"none: {ipus.problem}"
     else:
@@ -55,27 +55,15 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
         versions = (("driver", ipus.driver), ("firmware", ipus.firmware))
         yield "IPUs", ", ".join([" ".join(parts), *(f"{name} {value}" for name, value in versions if value)])
         yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
-        if ipus.processes is None:
-            yield "in use", "gc-monitor does not say"
-        else:
-            users = "; ".join(f"{p.command} ({p.user}, {len(p.ipus)})" for p in ipus.processes)
-            yield "in use", f"{ipus.num_busy} of {ipus.num_ipus}" + (f": {users}" if users else "")
-            free = ipus.free_devices or ()
-            if ipus.num_busy:
-                yield "free devices", ", ".join(map(str, free)) or "none"
-    if ipus.partition:
-        yield "partition", ipus.partition
-    if found.poprun.line:
-        yield "poprun", found.poprun.line
-    if found.cluster.line:
-        yield "cluster", found.cluster.line
-    shown = "POPLAR_SDK_ENABLED"
-    yield from ((name, value) for name, value in found.variables.items() if name != shown)
+    lines = {"partition": ipus.partition, "poprun": found.machine.poprun.line, "cluster": found.cluster.line}
+    yield from ((name, line) for name, line in lines.items() if line)
+    yield from ((name, value) for name, value in found.variables.items() if name != "POPLAR_SDK_ENABLED")
 
 
 def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    gpus = [f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in found.gpus]
-    yield "GPUs", "; ".join(gpus) or f"none: {found.gpu_problem}"
+    machine = found.machine
+    gpus = [f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in machine.gpus]
+    yield "GPUs", "; ".join(gpus) or f"none: {machine.gpu_problem}"
     host = found.host
     cores = counted(host.num_cores, "core")
     if host.num_cores != host.num_cores_present:
