@@ -9,7 +9,7 @@ from typing import List, Optional, Sequence, Tuple
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
 from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizers import settings_of_run
@@ -52,16 +52,24 @@ def fit(resolved: Resolved) -> PlainDict:
     from ipucnn.sessions.factory import create_session
 
     session = create_session(config.device, config=config)
+    import tensorflow as tf
+
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.models.counts import count_macs, count_parameters
     from ipucnn.training.losses import make_loss
 
     model = run_setup.build(setup)
     loss = run_setup.loss_name(config, resolved.record.task)
-    with data_errors():
-        seconds, training_accuracy = _train(model, setup, program, loss)
-        session.prepare_evaluation(model, make_loss(loss, config.label_smoothing))
-        metrics = session.evaluate(run_setup.evaluation_batches(setup, 64, session))
+    try:
+        with data_errors():
+            seconds, training_accuracy = _train(model, setup, program, loss)
+            session.prepare_evaluation(model, make_loss(loss, config.label_smoothing))
+            metrics = session.evaluate(run_setup.evaluation_batches(setup, 64, session))
+    except (MemoryError, tf.errors.ResourceExhaustedError, InfeasibleError):
+        # The session's own hint names options that Keras' loop does not have.
+        raise InfeasibleError(
+            "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
+        ) from None
     return {
         "program": program.to_dict(),
         "measured": {

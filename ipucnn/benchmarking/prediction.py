@@ -14,7 +14,7 @@ from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
-from ipucnn.training.batching import next_power_of_two, overlap_length
+from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -134,23 +134,15 @@ def _settings(wanted: Wanted, precision: str, num_stages: int, notes: List[str])
         own = replace(own, gradient_accumulation_count=wanted.steps or INFERENCE_STEPS)
     if num_stages == own.num_stages:
         return own
-    count = own.gradient_accumulation_count
-    if wanted.training:
-        base = overlap_length(own.schedule, num_stages)
-        legal = -(-count // base) * base
-        if legal != count:
-            notes.append(
-                f"{num_stages} stages need a gradient accumulation count of {legal} instead of {count}"
-            )
-            count = legal
-    return own.restaged(
-        num_stages,
-        gradient_accumulation_count=count,
-        # Pipelines have no distributed batch norm.
-        dbn_replica_group_size=1,
-        # Segments on one IPU would not make the network any smaller.
-        device_mapping=tuple(range(num_stages)) if own.schedule == "Sequential" else None,
-    )
+    # Segments on one IPU would not make the network any smaller, and pipelines have no distributed batch norm.
+    staged = replace(own.with_stages(num_stages, apart=True), dbn_replica_group_size=1)
+    count = staged.gradient_accumulation_count
+    if count != own.gradient_accumulation_count:
+        notes.append(
+            f"{num_stages} stages need a gradient accumulation count of {count} instead of "
+            f"{own.gradient_accumulation_count}"
+        )
+    return staged
 
 
 def _best(

@@ -17,10 +17,12 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ipucnn import documents
 from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.benchmarking.settings import make_settings
+from ipucnn.config import spec
 from ipucnn.config.options import find_spec, specs_for
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
@@ -36,9 +38,17 @@ SEED = 1
 _TOP = ("title", "about", "epoch-images", "options", "rows")
 MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
-# Options of ``benchmark`` that runs do not have, and the key of the words that say its mode.
-_MEASURING = ("mode", "compare-with", "executions", "min-time", "max-time", "system")
-_MODES = dict.fromkeys(("training", "inference", "train", "infer"), "mode")
+# Options of ``benchmark`` that runs do not have: what ``make_settings`` calls them, and what reads their value.
+_MEASURING: Dict[str, Tuple[str, Callable[[str], PlainValue]]] = {
+    "mode": ("mode", str),
+    "compare-with": ("compare_with", str),
+    "executions": ("executions", spec.EXECUTIONS.flag("--executions")),
+    "min-time": ("min_time_s", spec.SECONDS.flag("--min-time")),
+    "max-time": ("max_time_s", spec.SECONDS.flag("--max-time")),
+    "system": ("system", str),
+}
+# What is typed in place of ``--mode``, and whether weight updates are measured.
+_MODES = {"training": True, "train": True, "inference": False, "infer": False}
 _ANY = ("config", "config-path")
 _OF_SUITE = ("run-dir", "overwrite", "resume", "json", "plan", "model-name", "suite", "versus", "baseline")
 
@@ -75,9 +85,9 @@ def parse_options(words: Sequence[str], where: str) -> Options:
 
 def _key(name: str) -> str:
     if name in _MODES:
-        return _MODES[name]
-    spec = find_spec(name) or (find_spec(name[3:]) if name.startswith("no-") else None)
-    return spec.key if spec is not None else name
+        return "mode"
+    known = find_spec(name) or (find_spec(name[3:]) if name.startswith("no-") else None)
+    return known.key if known is not None else name
 
 
 def merged(below: Options, above: Options) -> Options:
@@ -117,8 +127,8 @@ class PlannedRow:
     @property
     def trains(self) -> bool:
         """Whether weight updates are timed."""
-        words = self.options.get("mode", ["--inference"])
-        return self.command != "benchmark" or words[-1].lstrip("-") in ("training", "train")
+        mode = self.options.get("mode", ["--inference"])[-1].lstrip("-")
+        return self.command != "benchmark" or _MODES.get(mode, True)
 
     def resolve(self) -> Resolved:
         """Its configuration.
@@ -128,7 +138,9 @@ class PlannedRow:
         """
         command = "train" if self.command == "fit" else self.command
         flags: PlainDict = {}
+        others: Dict[str, str] = {}
         for key, (flag, *values) in self.options.items():
+            option = find_spec(key)
             if not _takes(self.command, key):
                 known = [each.key for each in specs_for(command)]
                 known += _MEASURING if command == "benchmark" else ()
@@ -136,16 +148,20 @@ class PlannedRow:
                     f"{self.where}: `ipucnn {command}` has no option {shown_value(flag)}",
                     did_you_mean(key, known) or f"`ipucnn {command} --help-all` shows all options",
                 )
-            spec = find_spec(key)
-            if spec is not None:
+            if option is not None:
                 value = values if len(values) > 1 else values[0] if values else not flag.startswith("--no-")
-                flags[spec.name] = value
-        for key in _ANY:
-            if key in self.options and len(self.options[key]) != 2:
-                raise ConfigurationError(f"{self.where}: --{key} takes one value", f"--{key} NAME")
-        config, path = (self.options.get(key, [None, None])[1] for key in _ANY)
+                flags[option.name] = value
+            elif flag[2:] not in _MODES:
+                if len(values) != 1:
+                    raise ConfigurationError(f"{self.where}: {flag} takes one value", f"{flag} VALUE")
+                others[key] = values[0]
+        request = RunRequest(
+            command, flags, self.model, others.pop("config", None), others.pop("config-path", None)
+        )
         try:
-            return RunRequest(command, flags, self.model, config, path).resolve()
+            settings = {_MEASURING[key][0]: _MEASURING[key][1](text) for key, text in others.items()}
+            make_settings(**settings)  # type: ignore[arg-type]
+            return request.resolve()
         except UserError as error:
             error.message = f"{self.where} ({self.id}): {error.message}"
             raise
@@ -155,8 +171,8 @@ def _takes(command: str, key: str) -> bool:
     """Whether a command of a suite has an option."""
     if key in _ANY or (key in _MEASURING and command == "benchmark"):
         return True
-    spec = find_spec(key)
-    return spec is not None and ("train" if command == "fit" else command) in spec.commands
+    option = find_spec(key)
+    return option is not None and ("train" if command == "fit" else command) in option.commands
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import shlex
 import sys
 import time
@@ -17,7 +18,7 @@ from ipucnn import documents
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import checked_folder
-from ipucnn.benchmarking.suite import PlannedRow, Suite, parse_options
+from ipucnn.benchmarking.suite import PlannedRow, Suite
 from ipucnn.diagnosis.programs import Ran, run_program
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
@@ -31,7 +32,7 @@ FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
 # What the names of default folders end with; those of single benchmarks end in -benchmark.
 _SUFFIX = "suite"
 # Where data lie changes no figure.
-_NOT_WORK = ("dataset-path", "download")
+_IGNORED = re.compile(r" --(dataset-path ('[^']*'|\S)+|(no-)?download)")
 _PRINTED_CHARACTERS = 4096
 
 
@@ -140,17 +141,9 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
 
     Raises:
         ConfigurationError: they are of other command lines, or of another machine.
-        DataError: a row of the folder has no command line.
     """
     former = read_suite(folder, "--run-dir")
-    asked = list(map(_work, result.rows))
-    try:
-        saved = list(map(_work, former.rows))
-    except (ValueError, ConfigurationError) as error:
-        raise DataError(
-            f"{folder}: the command line of a row is damaged: {shown_value(str(error))}",
-            "use another --run-dir",
-        ) from error
+    asked, saved = ([_IGNORED.sub("", row.command) for row in each.rows] for each in (result, former))
     for one, other in itertools.zip_longest(asked, saved):
         if one != other:
             raise ConfigurationError(
@@ -167,14 +160,6 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
             )
     rows = [done.get(row.id, row) for row in result.rows]
     return structs.replace(result, started=former.started, rows=rows)
-
-
-def _work(row: Row) -> str:
-    """A row's command line without what changes no figure."""
-    command, model, *words = shlex.split(row.command)
-    options = parse_options(words, "--run-dir")
-    kept = [" ".join(own) for key, own in options.items() if key not in _NOT_WORK]
-    return " ".join([command, model, *kept])
 
 
 def claimed_folder(suite: Suite) -> Path:
