@@ -185,58 +185,45 @@ def test_nan_voids_the_result(capsys):
         read_report(Path("runs/mnist_cnn-benchmark"))
 
 
-def test_not_finite_logits_void_inference(monkeypatch):
-    real = running.run_setup.build
-
-    def build(setup):
-        model = real(setup)
-        model.set_weights([w * np.nan for w in model.get_weights()])
-        return model
-
-    monkeypatch.setattr(running.run_setup, "build", build)
-    report = running.run(prepare(resolved(), measured())).report
-    assert report.measured is None and "NaN" in report.void and report.images_per_s is None
-    valid(report.to_dict())
+OUT_OF_MEMORY = (
+    "Graph execution error:\n\nDetected at node 'net/conv' defined at:\n"
+    "{{function_node __wrapped__Conv2D_device_/job:localhost/CPU:0}} OOM when allocating tensor with "
+    "shape[9,28,28,6] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu "
+    "[[{{node net/conv}}]] [Op:Conv2D]\nHint: something"
+)
 
 
-def test_a_device_error_voids_the_result(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "text", "void", "exit_code", "hint"),
+    [
+        ("InternalError", "the device is gone\nsecond line", "InternalError: the device is gone", 1, None),
+        (
+            "ResourceExhaustedError",
+            OUT_OF_MEMORY,
+            "out of memory: OOM when allocating tensor with shape[9,28,28,6] and type float",
+            4,
+            "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1",
+        ),
+        ("ValueError", "shapes do not match\nsecond line", "ValueError: shapes do not match", 1, None),
+    ],
+)
+def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void, exit_code, hint):
     import tensorflow as tf
 
     from ipucnn.sessions.host.session import HostSession
 
     def broken(self, dataset):
-        raise tf.errors.InternalError(None, None, "the device is gone\nsecond line")
+        raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    report, exit_code = running.run(prepare(resolved(), measured()))
-    assert report.void == "InternalError: the device is gone" and exit_code == 1
-    valid(report.to_dict())
+    outcome = running.run(prepare(resolved(), measured()))
+    assert (outcome.report.void, outcome.exit_code, outcome.report.hint) == (void, exit_code, hint)
+    if exit_code == 1:
+        assert "def broken" not in outcome.report.traceback and error in outcome.report.traceback
+    valid(outcome.report.to_dict())
 
 
-def test_running_out_of_memory_is_told(monkeypatch):
-    import tensorflow as tf
-
-    from ipucnn.sessions.host.session import HostSession
-
-    text = (
-        "Graph execution error:\n\nDetected at node 'net/conv' defined at:\n"
-        "{{function_node __wrapped__Conv2D_device_/job:localhost/CPU:0}} OOM when allocating tensor with "
-        "shape[9,28,28,6] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu "
-        "[[{{node net/conv}}]] [Op:Conv2D]\nHint: something"
-    )
-
-    def full(self, dataset):
-        raise tf.errors.ResourceExhaustedError(None, None, text)
-
-    monkeypatch.setattr(HostSession, "predict", full)
-    report, exit_code = running.run(prepare(resolved(), measured()))
-    assert report.void == "out of memory: OOM when allocating tensor with shape[9,28,28,6] and type float"
-    assert exit_code == 4 and "--micro-batch-size" in report.hint
-    valid(report.to_dict())
-
-
-@pytest.mark.parametrize("dry", [False, True])
-def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, dry):
+def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch):
     from ipucnn.datasets.sources import embedded as random_data
 
     def drawn(*args, **values):
@@ -245,17 +232,8 @@ def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, d
     monkeypatch.setattr(random_data, "open_random", drawn)
     with pytest.raises(InfeasibleError, match=r"60000x60000x3 take .* GiB") as found:
         work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
-        prepare(work, measured(), dry=dry)
+        prepare(work, measured())
     assert "--image-size" in found.value.hint
-
-
-def test_validation_draws_no_pixels():
-    """Of an image that fits in memory, and would take a while to draw."""
-    work = prepare(resolved("resnet50-keras", image_size="4096"), measured(), dry=True)
-    images = work.setup.source.train.images
-    assert work.setup.input_shape == images.shape[1:] == (4096, 4096, 3)
-    assert not any(images.strides)  # all of them are one value in memory
-    assert prepare(resolved(), measured(), dry=True).setup.input_shape == (28, 28, 1)
 
 
 @pytest.mark.parametrize(
@@ -287,16 +265,18 @@ def test_what_keras_does_not_do_is_told():
         assert words in "; ".join(of(name, is_keras_3, **more)[2])
 
 
-def test_an_execution_without_results_does_not_count():
-    """Neither no logits at all, nor fewer than there are images."""
+def test_an_execution_without_results_does_not_count(monkeypatch):
+    """Neither no logits at all, nor fewer than there are images, nor any that are not finite."""
     from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
+        logit = 0.0
+
         def any_instance(self, flag):
             return flag
 
         def predict(self, batches):
-            return [np.zeros((4, 10)) for _ in list(batches)[:2]]
+            return [np.full((4, 10), self.logit) for _ in list(batches)[:2]]
 
     side = SessionInference(Lazy(), itertools.repeat(0), micro_batch_size=2, fused=2)
     side.execute(4)
@@ -305,6 +285,10 @@ def test_an_execution_without_results_does_not_count():
         side.execute(units)
         with pytest.raises(ValueError, match=f"of {2 * units} images computed"):
             side.check()
+    monkeypatch.setattr(Lazy, "logit", np.nan)
+    side.execute(4)
+    with pytest.raises(contenders.VoidError, match="NaN"):
+        side.check()
 
 
 def baseline_of(work, **changes):
@@ -480,13 +464,15 @@ def test_damaged_baselines_are_refused(tmp_path, text, reason):
         read_report(path)
 
 
-@pytest.mark.parametrize("text, share", [("5%", 0.05), ("0.2", 0.2), (" 10 % ", 0.1), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("5%", 0.05), ("0.2", 0.2), (" 10 % ", 0.1), ("0", 0.0)]
+    + [(text, None) for text in ("5", "100%", "-1%", "x", "%", "nan")],
+)
 def test_shares(text, share):
-    assert make_settings(baseline="b", max_regression=text).max_regression == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["5", "100%", "-1%", "x", "%", "nan"])
-def test_what_is_no_share(text):
+    if share is not None:
+        assert make_settings(baseline="b", max_regression=text).max_regression == pytest.approx(share)
+        return
     with pytest.raises(ConfigurationError, match="max-regression"):
         make_settings(baseline="b", max_regression=text)
 
@@ -543,19 +529,6 @@ def test_ctrl_c_keeps_what_was_measured(capsys, monkeypatch):
     assert report["interrupted"] and report["measured"]
     assert 1 <= len(report["executions"]) <= 7
     assert "interrupted" in out and "images/s" in out
-
-
-def test_an_unexpected_error_voids_the_result(monkeypatch):
-    from ipucnn.sessions.host.session import HostSession
-
-    def broken(self, dataset):
-        raise ValueError("shapes do not match\nsecond line")
-
-    monkeypatch.setattr(HostSession, "predict", broken)
-    report, exit_code = running.run(prepare(resolved(), measured()))
-    assert report.void == "ValueError: shapes do not match" and exit_code == 1
-    assert "def broken" not in report.traceback and "ValueError" in report.traceback
-    valid(report.to_dict())
 
 
 @pytest.fixture(scope="module")

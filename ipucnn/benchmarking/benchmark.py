@@ -16,7 +16,6 @@ from ipucnn.benchmarking.report import read_report
 from ipucnn.benchmarking.settings import (
     REAL,
     BenchmarkSettings,
-    check_data,
     check_settings,
     data_kind,
 )
@@ -48,6 +47,7 @@ class Benchmark:
         setup: data and network.
         seed: of weights, data and bootstrap.
         program: of one execution; splits of the planner, and what the session chooses, are not in it yet.
+        steps: micro-batches of an execution where they are prescribed.
         fused: micro-batches computed as one where that is prescribed.
         optimizer, learning_rate, loss_name: of training; the rate stays the same.
         baseline: an earlier report to compare with.
@@ -59,6 +59,7 @@ class Benchmark:
     setup: run_setup.Setup
     seed: int
     program: Program
+    steps: Optional[int]
     fused: Optional[int]
     optimizer: OptimizerSettings
     learning_rate: float
@@ -75,39 +76,36 @@ class Benchmark:
         """Where the images come from, a key of ``DATA_KINDS``."""
         return data_kind(self.config)
 
-    @property
-    def steps(self) -> Optional[int]:
-        """Micro-batches of an execution where they are prescribed."""
-        return _typed_steps(self.resolved)
 
-
-def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) -> Benchmark:
+def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     """Checks all that can be checked without TensorFlow, and opens the data.
-
-    Args:
-        resolved: the configuration.
-        settings: what to measure.
-        dry: only validate, without pixels of generated images.
 
     Raises:
         UserError: whatever is wrong with the configuration, the baseline or the data.
     """
     from ipucnn.sessions.factory import check_device
 
-    instances = _checked_instances(resolved.config, settings)
+    instances = find_instances()
+    require_one(
+        "`ipucnn benchmark`",
+        resolved.config,
+        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
+    )
+    check_group(instances, resolved.config)
+    check_settings(settings, data_kind(resolved.config), instances.count)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
         resolved = replace(resolved, config=config)
-    config, kind = resolved.config, data_kind(resolved.config)
-    check_data(settings, kind)
+    config = resolved.config
     check_device(config.device)
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
         check_rules(Facts(config, resolved.origins, make_layout(config)))
     check_named_splits(resolved)
-    steps = _typed_steps(resolved)
+    # A preset's own length is for another device; here executions are as long as time allows.
+    steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     _check_on_ipus(program, config, settings, instances)
@@ -115,7 +113,8 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     baseline = read_report(settings.baseline) if settings.baseline is not None else None
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
-    source = random_source(resolved, seed, program.micro_batch_size, blank=dry) if kind != REAL else None
+    is_real = data_kind(config) == REAL
+    source = None if is_real else random_source(resolved, seed, program.micro_batch_size)
     setup = run_setup.prepare(resolved, seed, source=source)
     benchmark = Benchmark(
         resolved=resolved,
@@ -124,6 +123,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
         setup=setup,
         seed=seed,
         program=program,
+        steps=steps,
         fused=config.fused_micro_batches,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -132,25 +132,6 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings, dry: bool = False) 
     )
     run_setup.build_options(setup)
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
-
-
-def _checked_instances(config: RunConfig, settings: BenchmarkSettings) -> Instances:
-    """The instances of ``poprun``, where they can measure what is asked for."""
-    instances = find_instances()
-    require_one(
-        "`ipucnn benchmark`",
-        config,
-        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
-    )
-    check_group(instances, config)
-    check_settings(settings, instances.count)
-    return instances
-
-
-def _typed_steps(resolved: Resolved) -> Optional[int]:
-    """A preset's own length is for another device; here executions are as long as time allows."""
-    steps: Optional[int] = resolved.typed.get("steps_per_execution")
-    return steps
 
 
 def program_of(config: RunConfig, seed: int, instances: Instances, updates: int) -> Program:

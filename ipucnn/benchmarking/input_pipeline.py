@@ -48,61 +48,39 @@ _WHAT_FILES = {
 _RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
 MakePart = Callable[[str], "TfDataset"]
 """name of a part -> infinite tf.data.Dataset up to it."""
-Shape = Tuple[int, int, int]
 
 
-def generated_images(resolved: Resolved) -> Tuple[Shape, int]:
-    """Shape and classes of images that are generated for a network.
-
-    Raises:
-        ConfigurationError: an image size that the network cannot take.
-    """
-    from ipucnn.models.registry import validate_input_shape
-
-    config, record = resolved.config, resolved.record
-    shape: Shape = record.input_shape
-    if config.image_size is not None:
-        shape = (*config.image_size, record.input_shape[2])
-        validate_input_shape(record, shape)
-    return shape, record.num_classes or (2 if record.task == "segmentation" else 10)
-
-
-def random_source(resolved: Resolved, seed: int, micro_batch_size: int, *, blank: bool = False) -> DataSource:
+def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataSource:
     """Few random images for a network: as many as are drawn quickly.
 
     Args:
         resolved: the configuration.
         seed: of the pixels.
         micro_batch_size: samples, which must fit into memory beside the images.
-        blank: without pixels, for validation alone.
 
     Raises:
         ConfigurationError: an image size that the network cannot take.
-        InfeasibleError: the images cannot fit into this machine's memory.
+        InfeasibleError: the images, a byte per value, and a micro-batch of floats do not fit into memory.
     """
-    from ipucnn.datasets.sources.embedded import open_blank, open_random
-
-    shape, classes = generated_images(resolved)
-    pixels = shape[0] * shape[1] * shape[2]
-    number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
-    _check_memory(shape, number, micro_batch_size)
-    if blank:
-        return open_blank(*shape, classes, resolved.record.task)
-    return open_random(*shape, classes, resolved.record.task, seed, num_train=number, num_eval=1)
-
-
-def _check_memory(shape: Shape, number: int, batch: int) -> None:
-    """Refuses images that cannot fit: the random ones, a byte per value, and one micro-batch of floats."""
+    from ipucnn.datasets.sources.embedded import open_random
     from ipucnn.machine import host_memory_bytes
+    from ipucnn.models.registry import validate_input_shape
 
-    values = shape[0] * shape[1] * shape[2]
-    needed, memory = values * (number + 1 + 4 * batch), host_memory_bytes()
+    config, record = resolved.config, resolved.record
+    shape: Tuple[int, int, int] = record.input_shape
+    if config.image_size is not None:
+        shape = (*config.image_size, record.input_shape[2])
+        validate_input_shape(record, shape)
+    num_values = shape[0] * shape[1] * shape[2]
+    number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // num_values))
+    needed, memory = num_values * (number + 1 + 4 * micro_batch_size), host_memory_bytes()
     if memory and needed > memory:
         raise InfeasibleError(
-            f"{number} random images and a micro-batch of {batch} of {shape[0]}x{shape[1]}x{shape[2]} take "
+            f"{number} random images and a micro-batch of {micro_batch_size} of {'x'.join(map(str, shape))} take "
             f"{size_text(needed)}, and this machine has {size_text(memory)}",
-            "use a smaller --image-size" + (" or --micro-batch-size" if batch > 1 else ""),
+            "use a smaller --image-size" + (" or --micro-batch-size" if micro_batch_size > 1 else ""),
         )
+    return open_random(*shape, record.num_classes, record.task, seed, num_train=number, num_eval=1)
 
 
 def images_only(dataset: TfDataset) -> TfDataset:
@@ -115,12 +93,6 @@ def images_only(dataset: TfDataset) -> TfDataset:
 def part_names(augment: bool) -> List[str]:
     """The parts of a pipeline with or without augmentation, in order."""
     return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]
-
-
-def describe_part(name: str, source: DataSource, batch_size: int) -> str:
-    """What happens in a part, in words."""
-    texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
-    return texts[name].format(batch=batch_size)
 
 
 class Drain:
@@ -165,7 +137,11 @@ class PipelinePart(Contender):
     def __init__(self, name: str, make: MakePart, buffered: int) -> None:
         self.name, self._buffered, self._drain = name, buffered, Drain()
         dataset = make(name)
-        self.granule = samples_of_element(dataset, name)
+        spec = dataset.element_spec
+        images = spec[0] if isinstance(spec, tuple) else spec
+        # Single files until the last part, batches otherwise.
+        is_batch = name == "batch" or images.shape.rank == 4
+        self.granule = int(images.shape[0]) if is_batch else 1
         self._iterator = iter(dataset)
         self._element_s = 0.0
 
@@ -182,14 +158,6 @@ class PipelinePart(Contender):
     def check(self) -> None:
         """Waits until the buffers are full again; errors in the data were raised by taking them."""
         time.sleep(self._buffered * self._element_s)
-
-
-def samples_of_element(dataset: TfDataset, part: str) -> int:
-    """Samples of one element: single files until the last part, batches otherwise."""
-    spec = dataset.element_spec
-    images = spec[0] if isinstance(spec, tuple) else spec
-    whole = part == "batch" or images.shape.rank == 4
-    return int(images.shape[0]) if whole else 1
 
 
 def pipeline_figures(
@@ -212,6 +180,7 @@ def pipeline_figures(
         batch_size, num_parallel: of the pipeline.
         seed: of the bootstrap.
     """
+    texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
     parts: List[PipelinePartFigures] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
         samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
@@ -224,7 +193,7 @@ def pipeline_figures(
         parts.append(
             PipelinePartFigures(
                 name=name,
-                what=describe_part(name, source, batch_size),
+                what=texts[name].format(batch=batch_size),
                 images_per_s=throughput(samples, seconds, seed),
                 own_s_per_image=own,
                 executions=list(rows),

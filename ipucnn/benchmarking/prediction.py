@@ -11,6 +11,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.cost.products import throughput_band
+from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
@@ -160,36 +161,26 @@ def _best(
         if found is None:
             notes.append(f"no splits into {p.num_stages} stages fit")
         return found, system
-    # The IPU is the same in a system of any size, and so is what fits on it.
     ipu_system = wanted.system_for()
     planner = Planner(graph, ipu_system)
     open_to = None if wanted.training else False
     proportions = given_proportions(wanted.config, p.num_stages)
-    uncertain: Optional[Candidate] = None
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:
             if stages > len(planner.starts):
                 break
             trial: List[str] = []
             settings = _settings(wanted, precision, stages, trial)
-            uncertain = planner.best_of(candidates(settings, open_to, proportions), limit)
-            if uncertain is not None:
+            candidate = planner.best_of(candidates(settings, open_to, proportions), limit)
+            if candidate is not None:
                 notes += trial
                 if stages > 1:
                     notes.append(f"does not fit on one IPU: {stages} stages, split by the planner")
-                if uncertain.verdict != "fits":
-                    notes.append(f"memory: {uncertain.verdict}")
+                if candidate.verdict != "fits":
+                    notes.append(f"memory: {candidate.verdict}")
+                # What fits on an IPU fits on it in a system of any size; what connects them differs.
                 system = _system(wanted, p.num_replicas * stages, notes)
-                return _on(system, uncertain, planner), system
+                predicted = predict(graph, candidate.splits, candidate.settings, system)
+                return replace(candidate, prediction=predicted), system
     notes.append(f"does not fit on {_STAGES[-1]} IPUs per replica")
     return None, ipu_system
-
-
-def _on(system: System, candidate: Candidate, planner: Planner) -> Candidate:
-    """The candidate's prediction on another system of the same IPUs."""
-    if system is planner.system:
-        return candidate
-    from ipucnn.planning.cost.schedule import predict
-
-    prediction = predict(planner.graph, candidate.splits, candidate.settings, system)
-    return replace(candidate, prediction=prediction)

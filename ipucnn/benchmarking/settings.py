@@ -178,34 +178,25 @@ def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, 
     return name, SESSION
 
 
-def check_data(settings: BenchmarkSettings, kind: str) -> None:
-    """Refuses to measure an input pipeline that is not there.
+def check_settings(settings: BenchmarkSettings, kind: str, num_instances: int) -> None:
+    """Refuses to measure an input pipeline that is not there, and what several instances of ``poprun`` cannot measure
+    together: what each does by itself on its host.
 
     Raises:
-        ConfigurationError: the data are a constant batch.
+        ConfigurationError: naming the option.
     """
     if settings.scope != SESSION and kind == DEVICE_GENERATED:
         raise ConfigurationError(
             f"--mode {settings.scope} measures the input pipeline, and --device-generated-data has none",
             "use --host-generated-data, or a data set",
         )
-
-
-def check_settings(settings: BenchmarkSettings, num_instances: int) -> None:
-    """Refuses what several instances of ``poprun`` cannot measure together: what each does by itself on its host.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
-    if num_instances == 1:
-        return
     alone = {
         f"--mode {settings.scope}": settings.scope != SESSION,
         f"--compare-with {settings.compare_with}": settings.compare_with is not None,
         f"--baseline {settings.baseline}": settings.baseline is not None,
     }
     for option, given in alone.items():
-        if given:
+        if given and num_instances > 1:
             raise ConfigurationError(
                 f"{option} is for one process, and poprun started {num_instances} instances",
                 "drop it, or start the benchmark without poprun",
