@@ -162,11 +162,16 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
     return structs.replace(result, started=former.started, rows=rows)
 
 
-def claimed_folder(suite: Suite) -> Path:
-    """A default folder that no other process has."""
-    claim = claim_default(suite.name, _SUFFIX)
-    claim.unlock()
-    return claim.path
+def begin(suite: Suite, folder: Path, *, resume: bool, is_default: bool) -> Tuple[Path, SuiteResult]:
+    """A suite's folder, which no other process has where it is a default one, and the result so far."""
+    result = pending(suite)
+    if resume:
+        return folder, with_kept_rows(result, folder)
+    if is_default:
+        claim = claim_default(suite.name, _SUFFIX)
+        claim.unlock()
+        folder = claim.path
+    return folder, result
 
 
 def run_rows(

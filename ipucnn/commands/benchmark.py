@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 import typer
 
@@ -145,38 +145,26 @@ def benchmark(
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is None and not request.is_wildcard:
-        _check_no_suite({"--resume": resume, "--versus": versus})
+        others = {"--resume": resume, "--versus": versus}
+        hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"
+        _refuse(others, "is for suites, and this is one benchmark", hint)
         _benchmark_one(request, measuring, verbose, json_output)
         return
-    _check_suite(measuring)
+    others = {"--system-profile": system_profile, "--baseline": baseline, "--max-regression": max_regression}
+    _refuse(others, "is for one benchmark, not for suites", "drop it, or name one network")
     typed = _typed_words(request, measuring)
     benchmark_suite(
         request, suite, typed, resume=resume, versus=versus, verbose=verbose, json_output=json_output
     )
 
 
-def _check_suite(measuring: PlainDict) -> None:
-    """Refuses what a suite does not take."""
-    from ipucnn.errors import ConfigurationError
-
-    for name in ("system_profile", "baseline", "max_regression"):
-        if name in measuring:
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')} is for one benchmark, not for suites",
-                "drop it, or name one network",
-            )
-
-
-def _check_no_suite(flags: PlainDict) -> None:
-    """Refuses the flags of suites without one."""
+def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
+    """Refuses flags that are given."""
     from ipucnn.errors import ConfigurationError
 
     for flag, value in flags.items():
         if value:
-            raise ConfigurationError(
-                f"{flag} is for suites, and this is one benchmark",
-                "add --suite NAME, or give a wildcard as MODEL; or drop it",
-            )
+            raise ConfigurationError(f"{flag} {why}", hint)
 
 
 def _refuse_exported(model: Optional[str]) -> None:
@@ -366,11 +354,7 @@ def _run_rows(
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import SuiteProgress
 
-    result = suite_run.pending(plan)
-    if resume:
-        result = suite_run.with_kept_rows(result, folder)
-    elif is_default:
-        folder = suite_run.claimed_folder(plan)
+    folder, result = suite_run.begin(plan, folder, resume=resume, is_default=is_default)
     num_kept = sum(row.status == "done" for row in result.rows)
     if num_kept:
         note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
