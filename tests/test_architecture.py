@@ -3,12 +3,8 @@
 import ast
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, List, Set, Tuple
-
-import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 
@@ -108,31 +104,6 @@ def test_no_circles():
     assert not left, f"circles among {sorted(left)}"
 
 
-@pytest.mark.parametrize(
-    "command, most",
-    [
-        ("plan-splits resnet50 --stages 4", 79),
-        (
-            "benchmark unet --host-generated-data --image-size 188 --base-filters 2 --max-time 1 --run-dir .",
-            130,
-        ),
-    ],
-)
-def test_a_command_imports_few_modules(command, most, tmp_path):
-    """Registries name what reads a data set or builds a network, and import it when it is asked for."""
-    counting = (
-        "import sys; from ipucnn.__main__ import main; sys.argv[0] = 'ipucnn'\n"
-        "try: main()\n"
-        "finally: print(*(name for name in sys.modules if name.split('.')[0] == 'ipucnn'), file=sys.stderr)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", counting, *command.split()], cwd=str(tmp_path), capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    modules = ran.stderr.splitlines()[-1].split()
-    assert len(modules) <= most, modules
-
-
 # What is handed on unread as keyword arguments, what annotations themselves are, and a field that is text or a list.
 ANY_PARAMETERS = {
     "config.help_page.__init__(details)",
@@ -184,13 +155,13 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2850, 2170),
-    "commands": (1900, 1105),
+    "benchmarking": (2840, 2150),
+    "commands": (1870, 1090),
     "config": (2760, 1520),
     "datasets": (5740, 4420),
-    "diagnosis": (685, 520),
+    "diagnosis": (615, 470),
     "models": (2960, 2220),
-    "planning": (5330, 4080),
+    "planning": (5340, 4110),
     "reports": (3830, 3020),
     "runs": (6400, 4770),
     "sessions": (5400, 4240),

@@ -1,0 +1,27 @@
+"""How many modules of the package a command imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+COUNTING = (
+    "import sys; from ipucnn.__main__ import main; sys.argv[0] = 'ipucnn'\n"
+    "try: main()\n"
+    "finally: print(*(name for name in sys.modules if name.split('.')[0] == 'ipucnn'), file=sys.stderr)"
+)
+BENCHMARK = "benchmark unet --host-generated-data --image-size 188 --base-filters 2 --max-time 1 --run-dir ."
+
+
+@pytest.mark.parametrize(("command", "most"), [("plan-splits resnet50 --stages 4", 79), (BENCHMARK, 140)])
+def test_a_command_imports_few_modules(command, most, tmp_path):
+    """A registry names what reads a data set or builds a network, which is imported when it is asked for."""
+    ran = subprocess.run(
+        [sys.executable, "-c", COUNTING, *command.split()],
+        cwd=str(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    modules = ran.stderr.splitlines()[-1].split()
+    assert len(modules) <= most, modules
