@@ -214,41 +214,41 @@ def test_a_date_for_a_text_option_is_the_text_it_was_written_as():
 # -- the same through the options and commands that read such text ---------------------------------------------
 
 
+FLAGS = [
+    "--optimizer-params",
+    "--lr-schedule-params",
+    "--lr-warmup-params",
+    "--norm-layer",
+    "--convolution-options",
+]
+TEXTS = [
+    "[" * 100_000,
+    '{"a": ' * 100_000,
+    "{a: " + "[" * 100_000,
+    '{"a": ' + "9" * 5000 + "}",
+    "{a: " + "9" * 5000 + "}",
+    "{momentum: 1e400}",
+    "{momentum: .nan}",
+    '{"momentum": NaN}',
+    '{"momentum": Infinity}',
+    "{momentum: -.inf}",
+    "{momentum: 1e39}",
+    '{"a": 1, "a": 2}',
+    '{"a": "\\ud800"}',
+    "{a: !!int foo}",
+    "{a: &a [*a]}",
+    "{[1]: 2}",
+    "{" + ",".join(f"k{n}: 1" for n in range(2000)) + "}",
+    "{boundaries: [" + ",".join(map(str, range(2000))) + "]}",
+    "x" * 10_000_000,
+    "{a: \udcff}",
+    json.dumps({"a": "y" * 900_000}),
+]
+
+
 @pytest.mark.parametrize(
-    "flag",
-    [
-        "--optimizer-params",
-        "--lr-schedule-params",
-        "--lr-warmup-params",
-        "--norm-layer",
-        "--convolution-options",
-    ],
-)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        '{"a": ' * 100_000,
-        "{a: " + "[" * 100_000,
-        '{"a": ' + "9" * 5000 + "}",
-        "{a: " + "9" * 5000 + "}",
-        "{momentum: 1e400}",
-        "{momentum: .nan}",
-        '{"momentum": NaN}',
-        '{"momentum": Infinity}',
-        "{momentum: -.inf}",
-        "{momentum: 1e39}",
-        '{"a": 1, "a": 2}',
-        '{"a": "\\ud800"}',
-        "{a: !!int foo}",
-        "{a: &a [*a]}",
-        "{[1]: 2}",
-        "{" + ",".join(f"k{n}: 1" for n in range(2000)) + "}",
-        "{boundaries: [" + ",".join(map(str, range(2000))) + "]}",
-        "x" * 10_000_000,
-        "{a: \udcff}",
-        json.dumps({"a": "y" * 900_000}),
-    ],
+    ("flag", "text"),
+    [*((flag, TEXTS[0]) for flag in FLAGS), *((FLAGS[0], text) for text in TEXTS[1:])],
     ids=lambda text: text[:12] + f"-{len(text)}",
 )
 def test_hostile_dictionaries_in_flags(run, flag, text):

@@ -111,8 +111,8 @@ FOR_OTHERS = (
     *("unreadable", "blind", "sealed", "new in sealed"),
 )
 """The paths at which it matters who asks."""
-IMPOSSIBLE = ("long name", "long name below", "long path", "long absolute path", "NUL", "no byte")
-"""Names that no file can have."""
+TOO_LONG = ("long name", "long name below")
+"""Names that only the file system refuses; texts that no file can have as its name are no values of options."""
 COMMANDS = {
     "train": ("train", "lenet", *STOP),
     "train ~": ("train", "lenet", *STOP, "--run-dir", "~/run"),
@@ -313,7 +313,7 @@ def one(kind, args, changes, deleted, folder):
         raise RuntimeError(f"TensorFlow was imported: {args} {changes}\n{text}")
     if "Traceback" in text or code not in (0, 2, 3, 4, 6):
         return f"exit code {code}\n{text}"
-    if kind in IMPOSSIBLE and code == 2 and args[0] != "doctor":
+    if kind in TOO_LONG and code == 2 and args[0] != "doctor":
         return f"exit code 2, and the file system refuses it\n{text}"
     if code == 0:
         silent = args[0] in FREE_TO_ANSWER or "--print-config" in args

@@ -52,8 +52,8 @@ class _Setup(Setup, kw_only=True):
     dataset: str
     class_names: List[str]
     image_shape: Tuple[Optional[Natural], Optional[Natural], Natural]
-    mean: List[Finite]
-    std: List[Above0]
+    mean: Tuple[Finite, ...]
+    std: Tuple[Above0, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()

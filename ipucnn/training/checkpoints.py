@@ -206,11 +206,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         header = _header_of(members, file, name)
         for member, num_bytes in members:
             if member in arrays:
-                raise DataError(f"{name} has {shown_value(member)} twice", _HINT)
+                raise DataError(f"{name} has '{shown_value(member)}' twice", _HINT)
             if not member.startswith(("weights/", "slots/")):
-                raise DataError(f"{name} has {shown_value(member)}, which no checkpoint has", _HINT)
+                raise DataError(f"{name} has '{shown_value(member)}', which no checkpoint has", _HINT)
             types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
-            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {shown_value(member)}")
+            arrays[member] = _array(file, num_bytes, types, f"{name}: the array '{shown_value(member)}'")
     if digest_of(arrays, header) != header["sha256"]:
         raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
     problem = misfit(header, Facts)
@@ -219,7 +219,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for member, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
-                f"{name}: the array {shown_value(member)} is not finite",
+                f"{name}: the array '{shown_value(member)}' is not finite",
                 "its training diverged; use another",
             )
     return Checkpoint(
@@ -318,7 +318,7 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
         raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
     if header["format"] != FORMAT:
         hint = _AGAIN if header["format"] == "ipucnn-checkpoint-1" else _HINT
-        raise DataError(f"{name} has the format {shown_value(header['format'])}, not '{FORMAT}'", hint)
+        raise DataError(f"{name} has the format '{shown_value(header['format'])}', not '{FORMAT}'", hint)
     return header
 
 
@@ -338,13 +338,13 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
         if kind is None or types == _META_TYPES:
             raise _DamagedError
         raise DataError(
-            f"{what} is of the type {shown_value(kind.group(1))}, not {' or '.join(types)}", _HINT
+            f"{what} is of the type '{shown_value(kind.group(1))}', not {' or '.join(types)}", _HINT
         )
     kind_text, fortran, shape_text = match.groups()
     if kind_text not in types and types == _META_TYPES:
         raise _DamagedError
     if kind_text not in types:
-        raise DataError(f"{what} is of the type {shown_value(kind_text)}, not {' or '.join(types)}", _HINT)
+        raise DataError(f"{what} is of the type '{shown_value(kind_text)}', not {' or '.join(types)}", _HINT)
     shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
     if fortran == "True" or len(shape) > 8:
         raise DataError(f"{what} is not stored row by row, in at most 8 dimensions", _HINT)
