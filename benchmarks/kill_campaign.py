@@ -344,9 +344,8 @@ def compare_run(reference: Path, folder: Path) -> List[str]:
     """Likewise of a single run."""
     if not (folder / "checkpoints").is_dir():
         return ["checkpoints"]
-    from ipucnn.runs.folder import PREDICTIONS, RunFolder
-
-    finished = RunFolder(folder).missing_files(has_pictures=(reference / PREDICTIONS).exists())
+    ends_with = ("predictions.png", "report.json", "report.html")
+    finished = [name for name in ends_with if (reference / name).exists() > (folder / name).exists()]
     if options_of(reference) != options_of(folder):
         finished.append("config.yml")
     names = ["metrics.jsonl", "program.json"]

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from light_training import train_lightly
 
 from ipucnn import cli
-from ipucnn.errors import DataError
 from ipucnn.filesystem import locked
 from ipucnn.reports import units
 from ipucnn.reports.runs import _told_apart, print_runs
 from ipucnn.runs import compare
-from ipucnn.runs.compare import first_difference, read_run, runs_of, sort_runs, summary
+from ipucnn.runs.compare import read_run, runs_of, sort_runs, summary
 
 LINE = "train mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
 
@@ -166,6 +163,7 @@ def test_a_folder_that_does_not_exist_leads_to_those_that_do(run, tmp_path):
         (["runs", __file__], 3, "test_compare.py is a file, not a folder with runs in it"),
         (["diff", "absent", "absent"], 3, "run folder absent does not exist"),
         (["diff", ".", "."], 3, "is not a run folder"),
+        (["diff", __file__, "."], 3, "test_compare.py is a file"),
         (["plot", "absent"], 3, "run folder absent does not exist"),
         (["plot", "absent", "--output", "curves.txt"], 2, "--output curves.txt"),
     ],
@@ -377,32 +375,6 @@ def test_a_history_that_was_changed_in_one_number_is_found(folder, tmp_path, run
     assert list(found["figures"]) == ["loss"]
 
 
-def naive_difference(first, second):
-    for row in first:
-        for other in second:
-            same = row["event"] == other["event"] and row["weight_updates"] == other["weight_updates"]
-            if same and row != other:
-                return row["weight_updates"]
-    return None
-
-
-ROWS = st.lists(st.integers(0, 1), max_size=6).map(
-    lambda losses: [
-        {"event": "execution", "weight_updates": 2 * i + 2, "loss": x} for i, x in enumerate(losses)
-    ]
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(first=ROWS, second=ROWS)
-def test_the_first_difference_is_that_of_a_loop(first, second):
-    found, compared = first_difference(first, second)
-    wanted = naive_difference(first, second)
-    assert (found and found["weight_updates"]) == wanted and compared == min(len(first), len(second))
-    if found:
-        assert found["after"] == wanted - 2
-
-
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_curves_of_several_runs_are_drawn(folder, run, ending):
     code, out, err = run("plot", folder / "first", folder / "faster", "--output", f"both.{ending}")
@@ -458,9 +430,3 @@ def test_hostile_names_are_escaped(folder, tmp_path):
     path.write_text(json.dumps(processes))
     text = run_page(read_run(tmp_path / "r"))
     assert "<script" not in text and "&lt;script&gt;" in text and "\x00" not in text
-
-
-def test_no_folder_is_no_run(tmp_path):
-    with pytest.raises(DataError, match="is a file"):
-        (tmp_path / "x").write_text("")
-        read_run(tmp_path / "x")

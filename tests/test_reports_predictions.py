@@ -1,7 +1,5 @@
 """The picture of a segmentation run: what is in it, and that a run writes it."""
 
-import shutil
-
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
@@ -96,7 +94,7 @@ def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
 
 
 def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is_continued(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch
 ):
     from ipucnn.reports import runs, sheets
     from ipucnn.runs.folder import RunFolder
@@ -120,18 +118,3 @@ def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is
         assert [file for file in needed if (folder / file).exists()] == needed[:number]
     assert cli.run(options) == 0
     assert all((folder / file).exists() for file in needed)
-    # What an older version left: all but the pictures, which the page shows, too.
-    drawn, page = (folder / "predictions.png").read_bytes(), (folder / "report.html").read_bytes()
-    report = (folder / "report.json").read_bytes()
-    (folder / "predictions.png").unlink()
-    (folder / "report.html").write_text("without pictures")
-    assert cli.run(options) == 0
-    assert (folder / "predictions.png").read_bytes() == drawn and (
-        folder / "report.html"
-    ).read_bytes() == page
-    assert (folder / "report.json").read_bytes() == report
-    (folder / "predictions.png").unlink()
-    shutil.rmtree(folder / "checkpoints")
-    capsys.readouterr()
-    assert cli.run(options) == 0
-    assert "predictions.png is missing" in capsys.readouterr().err

@@ -67,7 +67,6 @@ CASES = [
     ),
     ("plot_schedule", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
     ("clean_dir", "true", {"checkpoints": "false"}, "without checkpoints", {}),
-    ("compile_only", "true", {"dry_run": "true"}, "with --dry-run", {}),
     ("mixup", "0.2", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("cutmix", "1", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
@@ -88,6 +87,15 @@ CASES = [
 CLASHES = [
     ("weights", "imagenet", {}, "there are no ImageNet weights for cifar_resnet8", True),
     ("select_ipu", "1", {"compile_only": "true", "device": "ipu"}, "no effect with --compile-only", True),
+    ("compile_only", "true", {"dry_run": "true", "device": "ipu"}, "has no effect with --dry-run", True),
+    (
+        "compile_only",
+        "true",
+        {"device": "cpu"},
+        "has no effect with --device cpu, which is no IPU here",
+        True,
+    ),
+    ("loss", "bce_dice", {}, "needs a segmentation network", True),
     ("pad_dataset", "true", {"loss": "bce_dice"}, "with the bce_dice loss", True),
     ("mixup", "0.2", {}, "predicts one for each pixel", True),
     ("random_erasing", "0.2", {}, "predicts one for each pixel", True),

@@ -1,17 +1,19 @@
 """A run that was cut anywhere, however, continues to the bytes of a run that was left alone."""
 
 import errno
+import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from light_training import train_lightly
+from PIL import Image
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
@@ -22,7 +24,7 @@ from ipucnn.reports.train import report_rows
 from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.session import ExecutionFinished, Progress
-from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,6 +58,7 @@ PIPELINE = {
 PIPELINE.pop("dropout")
 PRECISE = {**RUN, "precise_batch_norm": "32"}
 PRECISE.pop("dropout")
+RESUME = ("train", "--resume", "--run-dir", "r")
 
 
 @pytest.fixture
@@ -83,21 +86,18 @@ def training(folder, model="mnist_cnn", options=RUN, **more):
 
 def train(folder, model="mnist_cnn", options=RUN, **more):
     run = training(folder, model, options, **more)
-    events = list(run.events())
-    return run, events
+    return run, list(run.events())
 
 
 def cut(run, after, number=None):
     """Ends a run after some events: as SIGKILL would (nothing more is done), or by a signal to this process."""
-    seen = 0
     events = run.events()
     try:
-        for _ in events:
-            seen += 1
+        for seen, _ in enumerate(events, 1):
+            if seen == after and number is None:
+                events.close()
+                return True
             if seen == after:
-                if number is None:
-                    events.close()
-                    return True
                 os.kill(os.getpid(), number)
     except Interrupted as error:
         assert error.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
@@ -111,11 +111,20 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def assert_same(folder, expected):
+def assert_same(folder, expected, names=None):
     found = files(folder)
-    assert sorted(found) == sorted(expected)
-    for name in expected:
+    if names is None:
+        assert sorted(found) == sorted(expected)
+    for name in expected if names is None else names:
         assert found[name] == expected[name], f"{name} differs"
+
+
+def refused(capsys, words, code, *texts):
+    """A command ends with an exit code, and says what is wrong and what to do."""
+    capsys.readouterr()
+    assert cli.run(list(map(str, words))) == code
+    err = capsys.readouterr().err
+    assert all(text in err for text in texts) and "hint: " in err and "Traceback" not in err, err
 
 
 @pytest.fixture(scope="module")
@@ -152,28 +161,68 @@ def cut_after_nine(folders):
 @pytest.fixture
 def cut_run(cut_after_nine, tmp_path):
     """A run folder r, of a run that was ended after nine events."""
-    return shutil.copytree(str(cut_after_nine), str(tmp_path / "r"))
+    return Path(shutil.copytree(str(cut_after_nine), str(tmp_path / "r")))
+
+
+# --- the same bytes
+
+
+def move(folder, rng):
+    return Path(shutil.move(str(folder), str(folder.parent / f"moved-{rng.random()}")))
+
+
+def leave_temporaries(folder, rng):
+    (folder / ".config.yml.4711.tmp").write_text("model-na")
+    if (folder / "checkpoints").exists():
+        (folder / "checkpoints" / ".last.npz.99999.tmp").write_bytes(b"half a checkpoint")
+
+
+def damage_side_files(folder, rng):
+    for name in ("environment.json", "report.json", "program.json", "timings.jsonl"):
+        (folder / name).write_text(rng.choice(["[1]", '{"a": 1}', "", "\x00"]))
+
+
+def damage_history(folder, rng):
+    path = folder / "metrics.jsonl"
+    if path.exists():
+        path.write_bytes(path.read_bytes()[: rng.randrange(200)])
+
+
+def damage_newest_checkpoint(folder, rng):
+    numbered = sorted((folder / "checkpoints").glob("checkpoint-*.npz"))
+    if len(numbered) > 1:
+        data = bytearray(numbered[-1].read_bytes())
+        data[rng.randrange(len(data) // 4, 3 * len(data) // 4)] ^= 1
+        for path in (numbered[-1], folder / "checkpoints" / "last.npz"):
+            path.unlink()
+            path.write_bytes(bytes(data))
+
+
+MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_newest_checkpoint)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_damaged_and_moved_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, seed):
+    """A walk: each process gets a little further, ends by a kill or signal, and something happens to its folder."""
+    rng, folder = random.Random(seed), tmp_path / "r"
+    for after in range(1, len(uninterrupted["light"][1])):
+        if not cut(training(folder, resume=True), after, rng.choice([None, signal.SIGINT, signal.SIGTERM])):
+            break
+        if folder.exists():
+            folder = rng.choice(MISHAPS)(folder, rng) or folder
+    train(folder, resume=True)
+    assert_same(folder, uninterrupted["light"][0])
+    assert f"run-dir: {folder}" in (folder / "config.yml").read_text()
+    assert not list(folder.rglob(".*.tmp"))
 
 
 # Really trained it is cut twice, by `test_the_middle_of_an_execution_and_of_a_validation`.
 @pytest.mark.slow
-@pytest.mark.parametrize("start, step, number", [(1, 1, None), (2, 1, signal.SIGINT), (3, 1, signal.SIGTERM)])
-def test_cut_again_and_again_it_ends_in_the_same_bytes(
-    real_training, uninterrupted, tmp_path, start, step, number
-):
-    cut_again_and_again(tmp_path, *uninterrupted["plain"], start, step, number)
-
-
 @pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
-def test_cut_after_every_event(uninterrupted, tmp_path, start, number):
-    cut_again_and_again(tmp_path, *uninterrupted["light"], start, 1, number)
-
-
-def cut_again_and_again(tmp_path, expected, events, start, step, number):
-    assert cut(training(tmp_path / "r"), start, number)
-    for after in range(2, len(events), step):
-        # Each process gets a little further than the one before.
-        if not cut(training(tmp_path / "r", resume=True), after, number):
+def test_cut_again_and_again_it_ends_in_the_same_bytes(real_training, uninterrupted, tmp_path, start, number):
+    expected, events = uninterrupted["plain"]
+    for after in range(start, len(events)):
+        if not cut(training(tmp_path / "r", resume=after > start), after, number):
             break
     train(tmp_path / "r", resume=True)
     assert_same(tmp_path / "r", expected)
@@ -185,18 +234,16 @@ def cut_again_and_again(tmp_path, expected, events, start, step, number):
 def test_pipelined_statistics_are_those_of_the_uninterrupted_run(
     real_training, uninterrupted, tmp_path, after, number
 ):
-    expected, _ = uninterrupted["pipeline"]
     assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
     train(tmp_path / "r", "toy_model_bn", PIPELINE, resume=True)
-    assert_same(tmp_path / "r", expected)
+    assert_same(tmp_path / "r", uninterrupted["pipeline"][0])
 
 
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )
 def test_running_statistics_go_on_where_measured_ones_are_saved(real_training, tmp_path, after, number):
-    _, events = train(tmp_path / "whole", "toy_model_bn", PRECISE)
-    assert len(events) > after
+    train(tmp_path / "whole", "toy_model_bn", PRECISE)
     assert cut(training(tmp_path / "r", "toy_model_bn", PRECISE), after, number)
     train(tmp_path / "r", "toy_model_bn", PRECISE, resume=True)
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
@@ -205,7 +252,6 @@ def test_running_statistics_go_on_where_measured_ones_are_saved(real_training, t
 def test_the_middle_of_an_execution_and_of_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
     from ipucnn.sessions.host import session as host
 
-    expected, _ = uninterrupted["plain"]
     monkeypatch.setattr(host, "SLICE_S", 0.0)  # slices of one weight update
     assert cut(training(tmp_path / "r"), 4, signal.SIGTERM)
     meta = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta
@@ -225,7 +271,7 @@ def test_the_middle_of_an_execution_and_of_a_validation(real_training, uninterru
     position = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["position"]
     assert position["events_done"] == 1  # the execution's own; the validation was not counted as done
     train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", expected)
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
 def small_batches(setup, batch_size, shard=(1, 0)):
@@ -240,17 +286,6 @@ def small_batches(setup, batch_size, shard=(1, 0)):
     )
 
 
-def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
-    def build(setup):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal should have ended the run")
-
-    monkeypatch.setattr("ipucnn.runs.setup.build", build)
-    with pytest.raises(Interrupted) as caught:
-        train(tmp_path / "r")
-    assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
-
-
 def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
     real_training, uninterrupted, tmp_path, monkeypatch
 ):
@@ -259,73 +294,6 @@ def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
     monkeypatch.setattr(host, "SLICE_S", 0.0)
     train(tmp_path / "r", pipeline_num_parallel="1")
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
-
-
-def test_a_moved_run_folder_continues(uninterrupted, cut_run, tmp_path):
-    shutil.move(str(tmp_path / "r"), str(tmp_path / "elsewhere"))
-    train(tmp_path / "elsewhere", resume=True)
-    assert_same(tmp_path / "elsewhere", uninterrupted["light"][0])
-    assert f"run-dir: {tmp_path / 'elsewhere'}" in (tmp_path / "elsewhere" / "config.yml").read_text()
-
-
-def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterrupted, tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), len(uninterrupted["light"][1]) - 3)
-    checkpoints = tmp_path / "r" / "checkpoints"
-    newest = max(checkpoints.glob("checkpoint-*.npz"))
-    assert newest.samefile(checkpoints / "last.npz") and len(list(checkpoints.glob("checkpoint-*"))) >= 2
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(bytes(data))
-    (checkpoints / ".last.npz.99999.tmp").write_bytes(b"half a checkpoint")
-    (checkpoints / ".mine.tmp").write_bytes(b"not ours")
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 0
-    err = capsys.readouterr().err
-    assert "damaged" in err and "the one before it is used" in err and "continuing after weight update" in err
-    assert not (checkpoints / ".last.npz.99999.tmp").exists()
-    (checkpoints / ".mine.tmp").unlink()
-    assert_same(tmp_path / "r", uninterrupted["light"][0])
-
-
-def test_nothing_readable_is_an_error_and_changes_nothing(cut_run, tmp_path, capsys):
-    for path in (tmp_path / "r" / "checkpoints").iterdir():
-        path.write_bytes(b"PK damaged")
-    before = files(tmp_path / "r")
-    assert cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r"]) == 3
-    err = capsys.readouterr().err
-    assert "damaged" in err and "--overwrite" in err and "Traceback" not in err
-    assert files(tmp_path / "r") == before
-
-
-def test_a_checkpoint_of_another_run_is_not_continued(cut_run, tmp_path, capsys):
-    train(tmp_path / "other", seed="6", num_epochs="1")
-    for path in (tmp_path / "r" / "checkpoints").iterdir():
-        path.unlink()
-    shutil.copy(
-        str(tmp_path / "other" / "checkpoints" / "last.npz"), str(tmp_path / "r" / "checkpoints" / "last.npz")
-    )
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 2
-    err = capsys.readouterr().err
-    assert "another run" in err and "seed 6 there, 5 here" in err and "--weights" in err
-
-
-CONTRADICTIONS = [
-    (["--micro-batch-size", "8"], "--micro-batch-size 8: the run in r has 4"),
-    (["--lr-schedule", "const"], "the run in r has cosine"),
-    (["--overwrite"], "both given"),
-    (["--no-training"], "nothing to continue"),
-    (["--num-epochs", "1"], "--num-epochs 1"),
-]
-
-
-def test_options_that_contradict_the_run_are_refused(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 14)
-    assert load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"] > 10
-    before = files(tmp_path / "r")
-    for args, message in CONTRADICTIONS:
-        code = cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r", *args])
-        err = capsys.readouterr().err
-        assert code == 2 and message in err and "hint: " in err, err
-        assert files(tmp_path / "r") == before
 
 
 def test_the_same_command_line_continues_the_latest_run(real_training, uninterrupted, tmp_path, capsys):
@@ -342,61 +310,40 @@ def test_the_same_command_line_continues_the_latest_run(real_training, uninterru
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
-def test_print_config_shows_the_run_that_is_continued(cut_run, tmp_path, capsys):
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--print-config", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert "mnist_cnn" in json.dumps(printed) and "cosine" in json.dumps(printed)
-
-
 def test_more_epochs_for_a_finished_run(tmp_path):
     options = {**RUN, "lr_schedule": "const"}
     train(tmp_path / "short", options=options)
     train(tmp_path / "long", options=options, num_epochs="3")
     train(tmp_path / "short", options=options, num_epochs="3", resume=True)
-    found, expected = files(tmp_path / "short"), files(tmp_path / "long")
-    for name in ("metrics.jsonl", "program.json", "checkpoints/last.npz"):
-        assert found[name] == expected[name]
+    names = ("metrics.jsonl", "program.json", "checkpoints/last.npz")
+    assert_same(tmp_path / "short", files(tmp_path / "long"), names)
 
 
 def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
-    train(tmp_path / "new", checkpoint_input_dir="r/checkpoints")
-    expected = uninterrupted["light"][0]
-    found = files(tmp_path / "new")
-    for name in ("metrics.jsonl", "checkpoints/last.npz", "checkpoints/best.npz"):
-        assert found[name] == expected[name], name
-    code = cli.run(
-        ["train", "mnist_cnn", "--checkpoint-input-dir", "r/checkpoints", "--run-dir", "x", "--seed", "9"]
-    )
-    assert code == 2 and "another run" in capsys.readouterr().err and not (tmp_path / "x").exists()
-    assert cli.run(["train", "mnist_cnn", "--checkpoint-input-dir", "nowhere", "--run-dir", "x"]) == 3
-    assert "does not exist" in capsys.readouterr().err and not (tmp_path / "x").exists()
-
-
-def test_without_training_every_checkpoint_of_a_folder_is_validated(tmp_path):
-    train(tmp_path / "r", ckpts_per_epoch="1")
-    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    wanted = [row for row in rows if row["event"] == "validation"]
-    train(tmp_path / "v", training=False, checkpoint_input_dir="r/checkpoints")
-    rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
-    assert rows == wanted and len(rows) == 2
-    assert not any((tmp_path / "v" / "checkpoints").iterdir())
+    elsewhere = ("train", "mnist_cnn", "--run-dir", "x", "--checkpoint-input-dir")
+    refused(capsys, [*elsewhere, "r/checkpoints", "--seed", 9], 2, "another run")
+    refused(capsys, [*elsewhere, "nowhere"], 3, "does not exist")
+    assert not (tmp_path / "x").exists()
+    # It goes on from its own checkpoints, once it has some.
+    assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
+    reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
+    shutil.rmtree(str(cut_run))
+    train(tmp_path / "new", resume=True)
+    assert_same(tmp_path / "new", uninterrupted["light"][0], ("metrics.jsonl", "checkpoints/last.npz"))
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert report["measured"]["first_weight_update"] == reached > 5
 
 
 def test_checkpoint_output_dir_is_where_they_go_and_come_from(uninterrupted, tmp_path, capsys):
     assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
     assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-output-dir", "ck"]) == 0
+    shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
+    metrics = (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    refused(capsys, RESUME, 3, "is not there")
+    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == metrics
+    assert cli.run([*RESUME, "--checkpoint-output-dir", "moved"]) == 0
     expected = {k: v for k, v in uninterrupted["light"][0].items() if k.startswith("checkpoints")}
-    assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "ck").iterdir()} == expected
-
-
-def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_path):
-    assert cut(training(tmp_path / "r", clean_dir=True), 9)
-    (tmp_path / "r" / "checkpoints" / "checkpoint-of-mine.txt").write_text("x")
-    train(tmp_path / "r", resume=True, clean_dir=True)
-    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["checkpoint-of-mine.txt"]
-    train(tmp_path / "s", clean_dir=True)
-    assert not (tmp_path / "s" / "checkpoints").exists()
+    assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "moved").iterdir()} == expected
 
 
 def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch):
@@ -415,22 +362,7 @@ def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch
     assert_same(tmp_path / "b", files(tmp_path / "a"))
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
-    words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
-             "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
-             "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
-             "--lr-schedule-params", '{"initial_learning_rate": 1e-5, "epochs_to_decay": 0.05, "decay_rate": 1e9}',
-             "--run-dir", "r"]  # fmt: skip
-    assert cli.run(words) == 2
-    err = capsys.readouterr().err
-    assert ("no longer finite" in err or "the loss became" in err) and "hint: lower the learning rate" in err
-    assert "Traceback" not in err
-    last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
-    assert last.meta["weight_updates"] > 0
-    assert all(np.all(np.isfinite(v)) for v in {**last.weights, **last.slots}.values())
-
-
-def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch):
     from ipucnn.training import checkpoints
 
     real, calls = np.lib.format.write_array, []
@@ -441,7 +373,6 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys)
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle, array, **options)
 
-    words = ["train", "--resume", "--run-dir", "r"]
     with monkeypatch.context() as patch, pytest.raises(Exception, match="No space left"):
         patch.setattr(checkpoints.np.lib.format, "write_array", write_array)
         train(tmp_path / "r")
@@ -450,219 +381,66 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys)
     assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
     for name in names:
         load_checkpoint(tmp_path / "r" / "checkpoints" / name)
-    assert cli.run(words) == 0
+    assert cli.run(list(RESUME)) == 0
     assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
-    import resource
-
-    words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--num-epochs", "1",
-             "--run-dir", "r"]  # fmt: skip
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40000, before[1]))
-        code = cli.run(words)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
-    err = capsys.readouterr().err
-    assert code == 3, err
-    assert "cannot be written: File too large" in err and "hint: free some space" in err
-    assert "Traceback" not in err
-    assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
+# --- what is refused
 
 
-def test_two_processes_cannot_write_one_run(cut_run, tmp_path, capsys):
-    fcntl = pytest.importorskip("fcntl")
-    handle = os.open(str(tmp_path / "r"), os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        assert cli.run(["train", "--resume", "--run-dir", "r"]) == 2
-        assert "in use by another process" in capsys.readouterr().err
-    finally:
-        os.close(handle)
+def no_checkpoint_is_readable(folder):
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(b"PK damaged")
 
 
-def test_the_run_folder_says_where_its_result_comes_from(cut_run, tmp_path):
-    train(tmp_path / "r", resume=True)
-    processes = json.loads((tmp_path / "r" / "environment.json").read_text())
-    assert [p["first_weight_update"] for p in processes] == [0, 5]
-    for process in processes:
-        assert {
-            "ipucnn",
-            "python",
-            "tensorflow",
-            "keras",
-            "numpy",
-            "sources_sha256",
-            "command",
-            "cpu",
-            "platform",
-        } <= set(process)
-    report = json.loads((tmp_path / "r" / "report.json").read_text())
-    assert len(report["processes"]) == 2 and report["environment"]["numpy"] == np.__version__
-    assert len(processes[0]["sources_sha256"]) == 64
+def only(folder, **changes):
+    """The one checkpoint of a folder, with other contents."""
+    last = folder / "checkpoints" / "last.npz"
+    good = load_checkpoint(last)
+    for path in last.parent.iterdir():
+        path.unlink()
+    meta = {**good.meta, **changes.get("meta", {})}
+    save_checkpoint(last, good.weights, changes.get("slots", lambda slots: slots)(good.slots), meta)
 
 
-def test_throughput_of_a_continued_run_is_that_of_its_last_process(cut_run, tmp_path):
-    run, _ = train(tmp_path / "r", resume=True)
-    report = json.loads((tmp_path / "r" / "report.json").read_text())
-    measured = report["measured"]
-    whole, first = run.context.program.samples_before, measured["first_weight_update"]
-    assert first == 5 and measured["samples"] == report["trained_samples"] - whole(first)
-    # Times are told of the last process, so the samples have to be, too.
-    report["measured"].update(train_s=1.0, images_per_s=measured["samples"] * 1.0)
-    report["compilation"]["compile_s"] = 1.0
-    rows = dict(report_rows(report, "r", None))
-    assert rows["with compilation"] == f"{units.rate(measured['samples'] / 2)} images/s"
-    # A report of an earlier version does not say how many they are.
-    del report["measured"]["samples"]
-    assert "with compilation" not in dict(report_rows(report, "r", None))
+def damaged_configuration(folder):
+    (folder / "config.yml").write_text("")
 
 
-def test_executions_after_the_last_log_are_timed_too():
-    timer = Timer()
-    figures = {"epoch": 1.0, "metrics": {}, "learning_rate": 0.1, "samples": 0}
-    for number, (wall_s, is_logged) in enumerate([(1.0, False), (2.0, True), (3.0, False)]):
-        timer.add(
-            ExecutionFinished(number, 1, wall_s=wall_s, images_per_s=8.0, is_logged=is_logged, **figures)
-        )
-    assert (timer.busy_s, timer.images_per_s) == (5.0, 8.0)
+def of_another_seed(folder):
+    meta = load_checkpoint(folder / "checkpoints" / "last.npz").meta
+    only(folder, meta={"config": meta["config"].replace("seed: 5", "seed: 6")})
 
 
-def test_a_change_of_versions_is_told(cut_run, tmp_path, capsys):
-    path = tmp_path / "r" / "environment.json"
-    path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 0
-    assert f"warning: numpy 1.0 before, {np.__version__} now" in capsys.readouterr().err
+REFUSED = [
+    (no_checkpoint_is_readable, [], 3, "damaged"),
+    (damaged_configuration, [], 3, "is damaged"),
+    (of_another_seed, [], 2, "is of another run: seed 6 there, 5 here"),
+    (lambda f: only(f, slots=lambda slots: {k: v[..., None] for k, v in slots.items()}), [], 3, "optimizer state"),
+    (lambda f: only(f, meta={"position": 3}), [], 3, "position"),
+    (None, ["--micro-batch-size", "8"], 2, "--micro-batch-size 8: the run in r has 4"),
+    (None, ["--lr-schedule", "const"], 2, "the run in r has cosine"),
+    (None, ["--overwrite"], 2, "both given"),
+    (None, ["--no-training"], 2, "nothing to continue"),
+    (None, ["--checkpoint-dir", "new"], 2, "are in r/checkpoints, not in"),
+]  # fmt: skip
 
 
-def test_events_are_those_a_consumer_expects(uninterrupted):
-    _, events = uninterrupted["light"]
-    assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
-    assert sum(isinstance(e, Progress) for e in events) >= 4
+@pytest.mark.parametrize("prepare, words, code, text", REFUSED)
+def test_what_cannot_be_continued_is_refused_and_stays(cut_run, capsys, prepare, words, code, text):
+    if prepare is not None:
+        prepare(cut_run)
+    before = files(cut_run)
+    refused(capsys, [*RESUME, *words], code, text)
+    assert files(cut_run) == before
 
 
-def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, cut_run, tmp_path):
-    assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
-    reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
-    shutil.rmtree(str(tmp_path / "r"))
-    train(tmp_path / "new", resume=True)
-    report = json.loads((tmp_path / "new" / "report.json").read_text())
-    assert report["measured"]["first_weight_update"] == reached > 5
-    assert (
-        files(tmp_path / "new")["checkpoints/last.npz"] == uninterrupted["light"][0]["checkpoints/last.npz"]
-    )
-
-
-def test_checkpoints_looked_for_in_the_wrong_place_do_not_restart_the_run(cut_run, tmp_path, capsys):
-    before = files(tmp_path / "r")
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-dir", "new"]) == 2
-    assert "are in r/checkpoints, not in" in capsys.readouterr().err
-    assert files(tmp_path / "r") == before
-    assert cut(training(tmp_path / "s", checkpoint_dir=str(tmp_path / "ck")), 9)
-    shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
-    metrics = (tmp_path / "s" / "metrics.jsonl").read_bytes()
-    assert cli.run(["train", "--resume", "--run-dir", "s"]) == 3
-    assert (
-        "is not there" in capsys.readouterr().err
-        and (tmp_path / "s" / "metrics.jsonl").read_bytes() == metrics
-    )
-    assert cli.run(["train", "--resume", "--run-dir", "s", "--checkpoint-dir", "moved"]) == 0
-
-
-def test_a_folder_that_another_run_took_meanwhile_is_kept(uninterrupted, folders, tmp_path):
-    late = training(tmp_path / "r", seed="8")
-    shutil.copytree(str(folders / "plain"), str(tmp_path / "r"))
-    before = files(tmp_path / "r")
-    with pytest.raises(Exception, match="written by another run meanwhile"):
-        list(late.events())
-    assert files(tmp_path / "r") == before
-
-
-def test_a_checkpoint_folder_in_use_is_refused(tmp_path, capsys):
-    fcntl = pytest.importorskip("fcntl")
-    (tmp_path / "shared").mkdir()
-    handle = os.open(str(tmp_path / "shared"), os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(Exception, match="in use by another process"):
-            train(tmp_path / "r", checkpoint_dir="shared")
-    finally:
-        os.close(handle)
-    with pytest.raises(Exception, match="lies in the run folder"):
-        training(tmp_path / "r", checkpoint_dir=str(tmp_path / "r" / "tensorboard"))
-
-
-def test_names_in_a_foreign_checkpoint_delete_nothing(tmp_path):
-    from ipucnn.training.checkpoints import save_checkpoint
-
-    assert cut(training(tmp_path / "r", clean_dir=True), 9)
-    good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
-    (tmp_path / "evil").mkdir()
-    (tmp_path / "victim.txt").write_text("x")
-    good.meta["run"]["written"] = ["../../victim.txt", "../../../victim.txt"]
-    save_checkpoint(tmp_path / "evil" / "last.npz", good.weights, good.slots, good.meta)
-    train(tmp_path / "n", checkpoint_input_dir="evil", clean_dir=True)
-    assert (tmp_path / "victim.txt").read_text() == "x"
-
-
-def test_overwrite_and_clean_leave_files_of_others_alone(tmp_path):
-    train(tmp_path / "r", num_epochs="1")
-    mine = [
-        tmp_path / "r" / "checkpoints" / "checkpoint-mine.npz",
-        tmp_path / "r" / "checkpoints" / "checkpoint-00000099.npz.txt",
-        tmp_path / "r" / "tensorboard" / "notes.txt",
-    ]
-    for path in mine:
-        path.write_text("x")
-    train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
-    assert [path.read_text() for path in mine] == ["x"] * 3
-    assert not list((tmp_path / "r" / "checkpoints").glob("checkpoint-0*.npz"))
-
-
-def test_an_interrupted_finished_clean_run_is_cleaned_and_not_trained_on(tmp_path, capsys):
-    train(tmp_path / "r", clean_dir=True)
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "3"]) == 3
-    assert "were deleted (--clean-dir)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["[1]", '{"a": 1}'])
-def test_damaged_side_files_do_not_stop_a_run(uninterrupted, cut_run, tmp_path, text):
-    (tmp_path / "r" / "environment.json").write_text(text)
-    (tmp_path / "r" / "report.json").write_text(text)
-    (tmp_path / "r" / "program.json").write_text(text)
-    train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", uninterrupted["light"][0])
-
-
-def test_a_damaged_configuration_is_an_error(cut_run, tmp_path, capsys):
-    (tmp_path / "r" / "config.yml").write_text("")
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
-    assert "is damaged" in capsys.readouterr().err
-
-
-def test_killed_while_the_folder_was_made(uninterrupted, tmp_path):
-    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "r" / ".config.yml.4711.tmp").write_text("model-na")
-    train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", uninterrupted["light"][0])
-    assert not list((tmp_path / "r").glob(".*.tmp"))
-
-
-def test_interrupted_before_the_first_checkpoint_every_file_is_the_same(tmp_path):
-    train(tmp_path / "a", num_epochs="1", ckpts_per_epoch="1")
-    assert cut(training(tmp_path / "b", num_epochs="1", ckpts_per_epoch="1"), 3, signal.SIGINT)
-    train(tmp_path / "b", num_epochs="1", ckpts_per_epoch="1", resume=True)
-    assert_same(tmp_path / "b", files(tmp_path / "a"))
+def test_fewer_epochs_than_are_trained_are_refused(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 14)
+    refused(capsys, [*RESUME, "--num-epochs", 1], 2, "--num-epochs 1 are", "give more epochs")
 
 
 def test_other_data_are_not_continued_with(tmp_path, capsys):
-    from PIL import Image
-
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for label in ("a", "b"):
@@ -673,40 +451,161 @@ def test_other_data_are_not_continued_with(tmp_path, capsys):
     words = ["train", "toy_model", "--dataset", "imagefolder", "--dataset-path", "d", "--run-dir", "r",
              "--micro-batch-size", "4", "--image-size", "12", "--num-epochs", "1"]  # fmt: skip
     assert cli.run(words) == 0
-    (tmp_path / "d" / "val" / "b" / "8.png").write_bytes(
-        (tmp_path / "d" / "val" / "b" / "7.png").read_bytes()
-    )
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
-    assert "num eval 16 there, 17 here" in capsys.readouterr().err
-    (tmp_path / "d" / "val" / "b" / "8.png").unlink()
-    Image.new("RGB", (12, 12)).save(str(tmp_path / "d" / "train" / "a" / "0.png"))
-    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
-    assert "data sha256" in capsys.readouterr().err
-
-
-def test_absurd_names_and_checkpoints(cut_run, tmp_path, capsys):
-    from ipucnn.training.checkpoints import save_checkpoint
-
-    assert cli.run(["train", "toy_model", "--run-dir", "x" * 300]) == 3
-    assert "too long" in capsys.readouterr().err
-    last = tmp_path / "r" / "checkpoints" / "last.npz"
-    good = load_checkpoint(last)
-    slots = {k: v[..., None] for k, v in good.slots.items()}
-    for path in last.parent.iterdir():
-        path.unlink()
-    save_checkpoint(last, good.weights, slots, good.meta)
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
-    assert "optimizer state" in capsys.readouterr().err
-    save_checkpoint(last, good.weights, good.slots, {**good.meta, "position": 3})
-    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
-    assert "$.position" in capsys.readouterr().err
+    shutil.copy("d/val/b/7.png", "d/val/b/8.png")
+    refused(capsys, [*RESUME, "--num-epochs", 2], 2, "num eval 16 there, 17 here")
+    Path("d/val/b/8.png").unlink()
+    Image.new("RGB", (12, 12)).save("d/train/a/0.png")
+    refused(capsys, [*RESUME, "--num-epochs", 2], 2, "data sha256")
 
 
 def test_a_checkpoint_of_another_model_is_validated_by_nobody(uninterrupted, folders, tmp_path, capsys):
-    words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--checkpoint-input-dir",
-             str(folders / "pipeline" / "checkpoints"), "--run-dir", "v"]  # fmt: skip
-    assert cli.run(words) == 3
-    assert "another model" in capsys.readouterr().err and not (tmp_path / "v").exists()
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]
+    refused(
+        capsys, [*words, "--checkpoint-input-dir", folders / "pipeline" / "checkpoints"], 3, "another model"
+    )
+    assert not (tmp_path / "v").exists()
+
+
+def test_folders_in_use_or_taken_meanwhile_are_refused(uninterrupted, folders, cut_run, tmp_path, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "shared").mkdir()
+    for folder, words in (
+        (cut_run, RESUME),
+        (tmp_path / "shared", [*RESUME[:1], "mnist_cnn", "--run-dir", "n"]),
+    ):
+        handle = os.open(str(folder), os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            more = ["--checkpoint-dir", "shared", "--dataset", "digits"] if folder.name == "shared" else []
+            refused(capsys, [*words, *more], 2, "in use by another process")
+        finally:
+            os.close(handle)
+    with pytest.raises(Exception, match="lies in the run folder"):
+        training(tmp_path / "n", checkpoint_dir=str(tmp_path / "n" / "tensorboard"))
+    late = training(tmp_path / "late", seed="8")
+    shutil.copytree(str(folders / "plain"), str(tmp_path / "late"))
+    before = files(tmp_path / "late")
+    with pytest.raises(Exception, match="written by another run meanwhile"):
+        list(late.events())
+    assert files(tmp_path / "late") == before
+
+
+def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
+    def build(setup):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal should have ended the run")
+
+    monkeypatch.setattr("ipucnn.runs.setup.build", build)
+    with pytest.raises(Interrupted) as caught:
+        train(tmp_path / "r")
+    assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
+             "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
+             "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
+             "--lr-schedule-params", '{"initial_learning_rate": 1e-5, "epochs_to_decay": 0.05, "decay_rate": 1e9}',
+             "--run-dir", "r"]  # fmt: skip
+    refused(capsys, words, 2, "hint: lower the learning rate")
+    last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    assert last.meta["weight_updates"] > 0
+    assert all(np.all(np.isfinite(v)) for v in {**last.weights, **last.slots}.values())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
+    import resource
+
+    words = [
+        "train",
+        "mnist_cnn",
+        "--dataset",
+        "digits",
+        "--limit-train",
+        160,
+        "--num-epochs",
+        1,
+        "--run-dir",
+        "r",
+    ]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40000, before[1]))
+        refused(capsys, words, 3, "cannot be written: File too large", "hint: free some space")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
+
+
+# --- what a continued run says and keeps
+
+
+def test_print_config_shows_the_run_that_is_continued(cut_run, capsys):
+    assert cli.run([*RESUME, "--print-config", "--json"]) == 0
+    printed = json.dumps(json.loads(capsys.readouterr().out))
+    assert "mnist_cnn" in printed and "cosine" in printed
+
+
+def test_without_training_every_checkpoint_of_a_folder_is_validated(tmp_path):
+    train(tmp_path / "r", ckpts_per_epoch="1")
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    wanted = [row for row in rows if row["event"] == "validation"]
+    train(tmp_path / "v", training="false", checkpoint_input_dir="r/checkpoints")
+    rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == wanted and len(rows) == 2
+    assert not any((tmp_path / "v" / "checkpoints").iterdir())
+
+
+def test_the_report_of_a_continued_run_is_of_its_last_process(uninterrupted, cut_run, tmp_path, capsys):
+    path = cut_run / "environment.json"
+    path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
+    assert cli.run(list(RESUME)) == 0
+    assert f"warning: numpy 1.0 before, {np.__version__} now" in capsys.readouterr().err
+    processes = json.loads(path.read_text())
+    assert [p["first_weight_update"] for p in processes] == [0, 5]
+    names = {
+        "ipucnn",
+        "python",
+        "tensorflow",
+        "keras",
+        "numpy",
+        "sources_sha256",
+        "command",
+        "cpu",
+        "platform",
+    }
+    assert all(names <= set(process) and len(process["sources_sha256"]) == 64 for process in processes)
+    report = json.loads((cut_run / "report.json").read_text())
+    assert len(report["processes"]) == 2 and report["environment"]["numpy"] == np.__version__
+    measured = report["measured"]
+    assert measured["first_weight_update"] == 5 and 0 < measured["samples"] < report["trained_samples"] == 320
+    # Times are those of the last process, so the samples have to be, too.
+    measured.update(train_s=1.0, images_per_s=measured["samples"] * 1.0)
+    report["compilation"]["compile_s"] = 1.0
+    rows = dict(report_rows(report, "r", None))
+    assert rows["with compilation"] == f"{units.rate(measured['samples'] / 2)} images/s"
+    # A report of an earlier version does not say how many they are.
+    del measured["samples"]
+    assert "with compilation" not in dict(report_rows(report, "r", None))
+
+
+def test_executions_after_the_last_log_are_timed_too(uninterrupted):
+    timer = Timer()
+    figures = {"epoch": 1.0, "metrics": {}, "learning_rate": 0.1, "samples": 0}
+    for number, (wall_s, is_logged) in enumerate([(1.0, False), (2.0, True), (3.0, False)]):
+        timer.add(
+            ExecutionFinished(number, 1, wall_s=wall_s, images_per_s=8.0, is_logged=is_logged, **figures)
+        )
+    assert (timer.busy_s, timer.images_per_s) == (5.0, 8.0)
+    events = uninterrupted["light"][1]
+    assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
+    assert sum(isinstance(e, Progress) for e in events) >= 4
+
+
+# --- which checkpoints are kept
 
 
 def numbered(folder):
@@ -731,7 +630,7 @@ def test_the_newest_checkpoints_are_kept(uninterrupted, tmp_path):
     assert_same(tmp_path / "r", left)
 
 
-def _cut_when_there_is(folder, name, **more):
+def cut_when_there_is(folder, name, **more):
     events = training(folder, **more).events()
     for _ in events:
         if (folder / "checkpoints" / name).exists():
@@ -741,11 +640,36 @@ def _cut_when_there_is(folder, name, **more):
 
 
 def test_nothing_is_deleted_that_the_run_did_not_write(tmp_path):
-    _cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
+    cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
     foreign = tmp_path / "r" / "checkpoints" / "checkpoint-00000001.npz"
     foreign.write_bytes(b"of somebody else")
     train(tmp_path / "r", resume=True)
     assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
+
+
+def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_path, capsys):
+    assert cut(training(tmp_path / "r", clean_dir=True), 9)
+    good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    mine = [
+        tmp_path / "r" / "checkpoints" / "checkpoint-of-mine.txt",
+        tmp_path / "r" / "checkpoints" / "checkpoint-00000099.npz.txt",
+        tmp_path / "r" / "tensorboard" / "notes.txt",
+        tmp_path / "victim.txt",
+    ]
+    for path in mine:
+        path.write_text("x")
+    train(tmp_path / "r", resume=True, clean_dir=True)
+    assert not list((tmp_path / "r" / "checkpoints").glob("*.npz"))
+    refused(capsys, [*RESUME, "--num-epochs", 3], 3, "were deleted (--clean-dir)")
+    train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
+    train(tmp_path / "s", clean_dir=True)
+    assert not (tmp_path / "s" / "checkpoints").exists()
+    # Names in a foreign checkpoint delete nothing.
+    (tmp_path / "evil").mkdir()
+    good.meta["run"]["written"] = ["../../victim.txt", "../../../victim.txt"]
+    save_checkpoint(tmp_path / "evil" / "last.npz", good.weights, good.slots, good.meta)
+    train(tmp_path / "n", checkpoint_input_dir="evil", clean_dir=True)
+    assert [path.read_text() for path in mine] == ["x"] * 4
 
 
 def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(real_training, tmp_path):
@@ -760,7 +684,7 @@ def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(real_traini
 
 
 def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
-    _cut_when_there_is(tmp_path / "r", "best.npz", ckpts_per_epoch="1/2")
+    cut_when_there_is(tmp_path / "r", "best.npz", ckpts_per_epoch="1/2")
     folder = tmp_path / "r" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["best.npz"]
     run = training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
@@ -768,23 +692,15 @@ def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
     with pytest.raises(DataError, match="it has weights alone") as caught:
         train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
     assert "--weights" in caught.value.hint
-
-
-def test_damaged_checkpoints_beside_weights_alone_are_an_error(tmp_path):
-    _cut_when_there_is(tmp_path / "r", "last.npz", ckpts_per_epoch="1/2")
-    folder = tmp_path / "r" / "checkpoints"
-    for path in folder.iterdir():
-        if path.name != "best.npz":
-            path.write_bytes(path.read_bytes()[:1000])
-    before = files(tmp_path / "r")
+    # Damaged ones beside it are an error.
+    (folder / "last.npz").write_bytes((folder / "best.npz").read_bytes()[:1000])
     with pytest.raises(DataError, match=r"no checkpoint of .* is readable") as caught:
         training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
     assert "--weights" in caught.value.hint and "best.npz" in caught.value.hint
-    assert files(tmp_path / "r") == before
 
 
 def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
-    _cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
+    cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
     config = tmp_path / "r" / "config.yml"
     lines = [line for line in config.read_text().splitlines(True) if not line.startswith("keep-checkpoints:")]
     config.write_text("".join(lines))
@@ -793,7 +709,7 @@ def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
     assert "keep-checkpoints: null" in config.read_text()
 
 
-def test_a_disk_with_little_room_is_told_of(tmp_path, monkeypatch):
+def test_a_disk_with_little_room_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr("ipucnn.runs.train.free_bytes", lambda folder: 2**20)
     run = training(tmp_path / "r", num_epochs="1")
     notes = [line for event in run.events() if hasattr(event, "lines") for line in event.lines]
@@ -805,10 +721,12 @@ def test_a_disk_with_little_room_is_told_of(tmp_path, monkeypatch):
     assert run.context.folder.size_bytes >= sizes
 
 
+# --- kills of processes
+
+
 @pytest.fixture
 def kill_campaign():
     """benchmarks/kill_campaign.py with a configuration that is small."""
-    import importlib.util
 
     spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
     module = importlib.util.module_from_spec(spec)
@@ -819,66 +737,6 @@ def kill_campaign():
         "--keep-checkpoints 2"
     )
     return module
-
-
-# Writes the files of a run that the campaign looks at, in their order; what is broken shows when it goes on.
-WRITER = """
-import json, os, pathlib, signal, sys, time
-mark, folder, resume, broken = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
-    signal.signal(number, lambda *_, code=code: os._exit(code))
-os.mkdir(mark)
-kept, metrics = folder / "checkpoints", folder / "metrics.jsonl"
-kept.mkdir(parents=True, exist_ok=True)
-
-def write(path, text):
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    time.sleep(0.005)
-    temporary.rename(path)
-
-def delete_older():
-    for path in sorted(kept.glob("checkpoint-*.npz"))[:-2]:
-        time.sleep(0.005)
-        path.unlink()
-
-write(folder / "program.json", "{}")
-write(folder / "config.yml", "keep-checkpoints: 2\\n")
-done = max((int(path.stem[-3:]) for path in kept.glob("checkpoint-*.npz")), default=0)
-rows = metrics.read_text().splitlines(True)[:done] if metrics.exists() else []
-write(metrics, "".join(rows))
-delete_older()
-(folder / "environment.json").write_text("{}")
-for number in range(done + 1, 81):
-    row = json.dumps({"event": "execution", "loss": number + bool(broken and resume)})
-    with open(metrics, "a") as out:
-        out.write(row + "\\n")
-    time.sleep(0.005)
-    write(kept / f"checkpoint-{number:03d}.npz", row)
-    delete_older()
-write(folder / "report.json", "{}")
-time.sleep(0.02)
-write(folder / "report.html", "")
-"""
-
-
-def test_the_campaign_kills_at_its_moments_and_notices_what_differs(tmp_path, kill_campaign, monkeypatch):
-    """The campaign itself, on a writer of files that needs no TensorFlow."""
-
-    def start(configuration, folder, resume, log, rng, broken="", stderr="log"):
-        words = [str(kill_campaign.mark_of(folder)), str(folder), "resume" * resume, broken]
-        shutil.rmtree(words[0], ignore_errors=True)
-        with open(log, "ab") as out:
-            return subprocess.Popen([sys.executable, "-c", WRITER, *words], stdout=out, stderr=out)
-
-    monkeypatch.setattr(kill_campaign, "start", start)
-    result = kill_campaign.campaign("small", 6, 3, 4, tmp_path / "whole")
-    assert result["kills"] == 6 and result["differing"] == 0 and result["wrong end"] == 0
-    assert sum(result[moment] for moment in kill_campaign.MOMENTS) == 6
-    # It goes on with what is there: six kills were wanted, and six there are.
-    assert kill_campaign.campaign("small", 6, 3, 4, tmp_path / "whole") == result
-    result = kill_campaign.campaign("small", 1, 1, 4, tmp_path / "broken", "seed", moments=("any time",))
-    assert result["differing"] == 1
 
 
 @pytest.mark.slow

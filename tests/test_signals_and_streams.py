@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -350,21 +349,6 @@ def test_a_signal_when_all_is_done_changes_nothing():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def interrupt(folder, number, delay_s):
-    """Trains in a process that gets a signal after so long: exit code, and what it said."""
-    code = "import os; os.write(1, b'.'); " + PROGRAM
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *SMALL[:-1], "4000", "--run-dir", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.read(1)
-    time.sleep(delay_s)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=120)
-    return process.returncode, err.decode()
-
-
 def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
     """A process as a user starts it, which gets a signal from outside while it computes weight updates."""
     process = subprocess.Popen(
@@ -396,34 +380,6 @@ def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
         load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
         == epochs * per_epoch
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_sixty_moments_up_to_the_second_weight_update(tmp_path, number):
-    rng = random.Random(int(number))
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *SMALL[:-1], "4000", "--run-dir", "first"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while not (tmp_path / "first" / "timings.jsonl").exists() and process.poll() is None:
-        time.sleep(0.01)
-    needed_s = time.monotonic() - began
-    process.kill()
-    process.wait()
-    for moment in range(60):
-        folder = tmp_path / f"r{moment}"
-        code, err = interrupt(folder, number, (moment + rng.random()) * needed_s / 60)
-        assert code == CODES[number], (moment, code, err)
-        assert_clean(err)
-        if folder.exists():
-            assert (folder / "checkpoints" / "last.npz").exists(), os.listdir(folder)
-            assert (
-                python(PROGRAM, "train", "--resume", "--run-dir", str(folder), "--print-config").returncode
-                == 0
-            )
 
 
 # -- memory ---------------------------------------------------------------------------------------------------

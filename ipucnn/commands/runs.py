@@ -73,12 +73,12 @@ def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> No
     from ipucnn.reports.runs import print_diff
     from ipucnn.runs.compare import diff_runs, read_run
 
-    found = diff_runs(read_run(expand(first)), read_run(expand(second)))
+    differences = diff_runs(read_run(expand(first)), read_run(expand(second)))
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(differences, indent=2))
     else:
-        _warn(found["warnings"])
-        print_diff(found)
+        _warn(differences["warnings"])
+        print_diff(differences)
 
 
 def _warn(warnings: List[str]) -> None:

@@ -18,7 +18,7 @@ from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
-from ipucnn.runs.folder import PAGE, PREDICTIONS
+from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, printable, shown_value, told_apart
 
 if TYPE_CHECKING:
@@ -103,22 +103,22 @@ def _age(seconds: float) -> str:
 # --- the differences
 
 
-def print_diff(found: Dict[str, PlainValue]) -> None:
+def print_diff(differences: Dict[str, PlainValue]) -> None:
     """The differences of two runs as tables on stdout, and in the last line what they come to."""
     from rich.text import Text
 
     out = console(sys.stdout)
     for name in ("options", "places", "program", "data", "versions"):
         # The folders themselves stand above the columns.
-        rows = {key: values for key, values in found[name].items() if values != found["runs"]}
+        rows = {key: values for key, values in differences[name].items() if values != differences["runs"]}
         if rows:
-            out.print(_pairs({"places": "where things lie"}.get(name, name), found["runs"], rows))
-    out.print(_pairs("at the end", found["runs"], found["final"]))
-    history = found["history"]
+            out.print(_pairs({"places": "where things lie"}.get(name, name), differences["runs"], rows))
+    out.print(_pairs("at the end", differences["runs"], differences["final"]))
+    history = differences["history"]
     if history is not None:
         figures = {name: _told_apart(*values) for name, values in history["figures"].items()}
-        out.print(_pairs(f"the first row that differs ({history['event']})", found["runs"], figures))
-    for line in _conclusions(found):
+        out.print(_pairs(f"the first row that differs ({history['event']})", differences["runs"], figures))
+    for line in _conclusions(differences):
         out.print(Text(printable(line)))
 
 
@@ -140,8 +140,8 @@ def _value(value: PlainValue) -> str:
     return value if isinstance(value, str) else shown_value(json.dumps(value))
 
 
-def _conclusions(found: Dict[str, PlainValue]) -> List[str]:
-    history = found["history"]
+def _conclusions(differences: Dict[str, PlainValue]) -> List[str]:
+    history = differences["history"]
     if history is not None:
         after, until = history["after"], history["weight_updates"]
         first = (
@@ -150,35 +150,34 @@ def _conclusions(found: Dict[str, PlainValue]) -> List[str]:
             else f"one of weight updates {after + 1:,} to {until:,}, which are one row of the history"
         )
         lines = [f"the histories differ first at {first}"]
-    elif found["compared"]:
-        rows = "the one row" if found["compared"] == 1 else f"all {found['compared']:,} rows"
+    elif differences["compared"]:
+        rows = "the one row" if differences["compared"] == 1 else f"all {differences['compared']:,} rows"
         lines = [f"the histories have the same bytes in {rows} that both have"]
     else:
         lines = ["the histories have no row in common"]
-    if None in found["data_sha256"]:
+    if None in differences["data_sha256"]:
         lines.append("whether the samples are the same is not known: a run has no checkpoint that says it")
-    if found["equal"]:
+    if differences["equal"]:
         lines.append("equal")
     else:
-        parts = [name for name in ("options", "program", "data") if found[name]]
+        parts = [name for name in ("options", "program", "data") if differences[name]]
         parts += ["histories"] if history is not None else []
-        lines.append(f"different: {', '.join(parts)}" if parts else _as_far(found))
+        lines.append(f"different: {', '.join(parts)}" if parts else _as_far(differences))
     return lines
 
 
-def _as_far(found: Dict[str, PlainValue]) -> str:
+def _as_far(differences: Dict[str, PlainValue]) -> str:
     """Of two runs in which no difference was found, and that are not known to be equal."""
-    if not found["compared"]:
+    if not differences["compared"]:
         return "not comparable"
-    fewest, most = sorted(found["final"]["weight updates"])
-    if found["warnings"]:
+    fewest, most = sorted(differences["final"]["weight updates"])
+    if differences["warnings"]:
         return "equal as far as can be read"
     if fewest < most:
         return f"equal as far as both go ({fewest:,} of {most:,} weight updates)"
-    if found["rows"] != [found["compared"]] * 2:
-        return (
-            f"equal as far as both go ({found['compared']:,} of {max(found['rows']):,} rows of the history)"
-        )
+    if differences["rows"] != [differences["compared"]] * 2:
+        common, most = differences["compared"], max(differences["rows"])
+        return f"equal as far as both go ({common:,} of {most:,} rows of the history)"
     return "equal as far as is known: of the samples it is not"
 
 
@@ -203,7 +202,7 @@ class Curve(NamedTuple):
 def _curves(run: RunRecord, figure: str) -> List[Curve]:
     """Training and validation of one figure, over epochs where the Program says how long they are."""
     per_epoch = run.program.get("weight_updates_per_epoch") or 1
-    found = []
+    curves = []
     for event, is_validation in (("execution", False), ("validation", True)):
         points = [
             (row["weight_updates"] / per_epoch, float(row[figure]))
@@ -211,8 +210,8 @@ def _curves(run: RunRecord, figure: str) -> List[Curve]:
             if isinstance(row.get(figure), (int, float))
         ]
         if points:
-            found.append(Curve("validation" if is_validation else "training", points, is_validation))
-    return found
+            curves.append(Curve("validation" if is_validation else "training", points, is_validation))
+    return curves
 
 
 def _figures_of(runs: Sequence[RunRecord]) -> List[Tuple[str, str]]:
@@ -297,10 +296,11 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 def write_page_of(run: TrainingRun) -> None:
     """Writes the page of a run that ended, unless it has one or another instance of it writes."""
-    if run.is_silent or run.context.folder.missing_files(has_pictures=False) != [PAGE]:
+    folder = run.context.folder
+    if run.is_silent or is_file(folder.path / PAGE) or not is_file(folder.path / REPORT):
         return
-    run.context.folder.check_writer()
-    write_page(run.context.folder.path)
+    folder.check_writer()
+    write_page(folder.path)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:

@@ -32,9 +32,8 @@ from ipucnn.training.program import Program
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Picture
     from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
-    from ipucnn.runs.recorder import RunEvent, Validated
+    from ipucnn.runs.recorder import RunEvent
     from ipucnn.runs.train import TrainingRun
-    from ipucnn.sessions.session import ExecutionFinished, Progress
 
 
 def program_line(program: Program) -> str:
@@ -68,142 +67,122 @@ def program_line(program: Program) -> str:
     return "; ".join(parts)
 
 
-class TrainProgress(ProgressBar):
-    """A progress bar on a terminal; in a pipe one line per validation or execution."""
+class RunDisplay(ProgressBar):
+    """Shows runs: what is going to run, and their events; a cross-validation's runs one after the other.
 
-    def __init__(self, program: Program, class_names: Sequence[str] = ()) -> None:
-        self._program = program
-        self._class_names = [printable(name) for name in class_names]
-        self._execution = ""
+    A context manager.  On a terminal training has a progress bar, in a pipe one line per validation or execution.  Of a
+    run that is silent nothing is shown.
 
-    def __enter__(self) -> TrainProgress:
-        columns = ("epoch {task.fields[epoch]}", BAR, "{task.fields[figures]}", ELAPSED, "left", LEFT)
-        self._start(columns, self._program.num_weight_updates, epoch="0", figures="compiling")
-        return self
-
-    def _epoch(self, weight_updates: int) -> str:
-        return f"{weight_updates / self._program.weight_updates_per_epoch:.1f}/{self._program.num_epochs}"
-
-    def progress(self, event: Progress) -> None:
-        """Part of an execution is done."""
-        speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
-        self._update(
-            completed=event.weight_updates,
-            epoch=self._epoch(event.weight_updates),
-            figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
-        )
-
-    def execution(self, event: ExecutionFinished) -> None:
-        """An execution is over; its line waits for a validation that may follow."""
-        self.flush()
-        m = event.metrics
-        # An execution in which IPUs compile is not timed.
-        speed = f"{units.rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
-        figures = f"loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
-        self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
-
-    def validation(self, event: Validated) -> None:
-        """A validation is over."""
-        m = event.metrics
-        text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
-        text += "".join(f"  {title} {value:.4f}" for title, value in _dice_scores(m, self._class_names))
-        self._print(f"{self._execution}  {text}" if self._execution else text)
-        self._execution = ""
-
-    def flush(self) -> None:
-        """Prints a waiting line."""
-        if self._execution:
-            self._print(self._execution)
-            self._execution = ""
-
-    def _print(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False)
-        else:
-            note(line)
-
-
-class RunDisplay:
-    """Shows one run: what is going to run, its events, and what it came to.
-
-    A context manager; inside it the progress is open.  Of a run that is silent nothing is shown.
+    Args:
+        run: that begins; None where :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
     """
 
-    def __init__(self, run: TrainingRun) -> None:
-        self.run = run
-        self._progress: Optional[TrainProgress] = None
+    def __init__(self, run: Optional[TrainingRun] = None) -> None:
+        self._run = run
         # Until the first event, and until training begins.
         self._waiting = waiting(LOADING)
+        self._is_training = False
+        # Of an execution, to which the figures of a validation may come.
+        self._execution = ""
 
     def __enter__(self) -> RunDisplay:
-        if not self.run.is_silent:
-            _introduce(self.run)
+        if self._run is not None and not self._run.is_silent:
+            _introduce(self._run)
             self._waiting.__enter__()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._waiting.__exit__()
-        if self._progress is not None:
-            # Its last line may still wait to be printed.
-            self._progress.flush()
-            self._progress.__exit__()
-            self._progress = None
+        self._flush()
+        super().__exit__()
+        self._is_training = False
 
-    def show(self, event: RunEvent) -> None:
+    def show(self, event: Union[FoldStarted, RunEvent, FoldFinished]) -> None:
         """Notes at once, progress from when training begins."""
-        from ipucnn.runs import recorder
+        from ipucnn.runs import kfold, recorder
 
-        run = self.run
-        if run.is_silent:
+        if isinstance(event, kfold.FoldStarted):
+            self._run = event.run
+            held_out = len(event.run.context.source.eval)
+            note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
+            self.__enter__()
             return
-        if isinstance(event, recorder.Notes):
+        run = self._run
+        assert run is not None
+        if isinstance(event, kfold.FoldFinished):
+            self.__exit__()
+            note(fold_line(event.row, int(run.context.config.kfold or 1), run.context.info.class_names))
+        elif run.is_silent:
+            return
+        elif isinstance(event, recorder.Notes):
             for line in event.lines:
                 note(line)
-        elif isinstance(event, recorder.CompilingAhead):
-            note("compiling; nothing is trained")
         elif isinstance(event, recorder.Predicted):
             note(f"picture of the predictions: {draw_predictions(run, event.pictures)}")
         elif isinstance(event, recorder.Started):
-            if run.fresh_weights:
-                weights = run.context.resolved.config.weights
-                note(
-                    f"starting from {weights}, with a new head for {counted(run.context.info.num_classes, 'class')}"
-                )
-            frozen = event.program.frozen_layers
-            if frozen:
-                named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
-                note(f"{counted(len(frozen), 'layer')} frozen: {named}")
-            if event.program.splits_from not in ("", "given"):
-                opened = ", ".join(event.program.pipeline_splits)
-                note(f"stages opened by {opened} ({event.program.splits_from})")
-            note(f"run folder {event.folder}; compiling")
-            self._progress = TrainProgress(event.program, run.context.info.class_names)
-            self._progress.__enter__()
-        elif self._progress is None:
-            return
-        elif isinstance(event, recorder.Progress):
-            self._progress.progress(event)
-        elif isinstance(event, recorder.ExecutionFinished):
-            self._progress.execution(event)
-        elif isinstance(event, recorder.Validated):
-            self._progress.validation(event)
+            self._begin(run, event.program)
+        elif self._is_training and isinstance(event, recorder.Progress):
+            speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
+            self._update(
+                completed=event.weight_updates,
+                epoch=self._epoch(event.weight_updates),
+                figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
+            )
+        elif self._is_training and isinstance(event, recorder.ExecutionFinished):
+            self._flush()
+            # An execution in which IPUs compile is not timed.
+            speed = f"{units.rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
+            figures = f"loss {event.metrics['loss']:.4f}  accuracy {event.metrics['accuracy']:.2%}"
+            self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
+        elif self._is_training and isinstance(event, recorder.Validated):
+            m, names = event.metrics, [printable(name) for name in run.context.info.class_names]
+            text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
+            text += "".join(f"  {title} {value:.4f}" for title, value in _dice_scores(m, names))
+            self._execution = f"{self._execution}  {text}" if self._execution else text
+            self._flush()
 
-    def print_result(self, as_json: bool) -> None:
-        """The report at the end, on stdout."""
-        run, report = self.run, self.run.final_report
-        if run.is_silent:
-            return
-        if report.get("compiled_only"):
-            if as_json:
-                print(json.dumps(report, indent=2))
-            else:
-                print_compiled(report)
-            return
-        folder, neighbours = str(run.context.folder.path), run.neighbours_accuracy
-        if as_json:
-            print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
-        else:
-            print_report(report, folder, neighbours, run.context.folder.size_bytes, run.context.own_files)
+    def _begin(self, run: TrainingRun, program: Program) -> None:
+        context, frozen = run.context, program.frozen_layers
+        if run.fresh_weights:
+            head = f"with a new head for {counted(context.info.num_classes, 'class')}"
+            note(f"starting from {context.config.weights}, {head}")
+        if frozen:
+            named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
+            note(f"{counted(len(frozen), 'layer')} frozen: {named}")
+        if program.splits_from not in ("", "given"):
+            note(f"stages opened by {', '.join(program.pipeline_splits)} ({program.splits_from})")
+        note(f"run folder {context.folder.path}; compiling")
+        columns = ("epoch {task.fields[epoch]}", BAR, "{task.fields[figures]}", ELAPSED, "left", LEFT)
+        self._start(columns, program.num_weight_updates, epoch="0", figures="compiling")
+        self._is_training = True
+
+    def _epoch(self, weight_updates: int) -> str:
+        assert self._run is not None
+        program = self._run.context.program
+        return f"{weight_updates / program.weight_updates_per_epoch:.1f}/{program.num_epochs}"
+
+    def _flush(self) -> None:
+        """Prints a waiting line."""
+        if self._execution:
+            self.line(self._execution)
+            self._execution = ""
+
+
+def print_result(run: TrainingRun, as_json: bool) -> None:
+    """The report at the end, on stdout."""
+    report = run.final_report
+    folder, neighbours = run.context.folder, run.neighbours_accuracy
+    if run.is_silent:
+        return
+    if as_json:
+        more = (
+            {} if report.get("compiled_only") else {"run_dir": str(folder.path), "knn_accuracy": neighbours}
+        )
+        print(json.dumps({**report, **more}, indent=2))
+    elif report.get("compiled_only"):
+        print_compiled(report)
+    else:
+        print_report(report, str(folder.path), neighbours, folder.size_bytes, run.context.own_files)
 
 
 def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
@@ -259,50 +238,13 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     print_plan_of_run(report, as_json)
 
 
-class FoldsDisplay:
-    """Shows a cross-validation: its runs one after the other, and the table of their figures.
-
-    A context manager, like :class:`RunDisplay`.
-    """
-
-    def __init__(self, validation: CrossValidation) -> None:
-        self._validation = validation
-        self._of_run: Optional[RunDisplay] = None
-
-    def __enter__(self) -> FoldsDisplay:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        if self._of_run is not None:
-            self._of_run.__exit__(*details)
-
-    def show(self, event: Union[FoldStarted, RunEvent, FoldFinished]) -> None:
-        """A fold's beginning and end, and between them the events of its run."""
-        from ipucnn.runs import kfold
-
-        if isinstance(event, kfold.FoldStarted):
-            held_out = len(event.run.context.source.eval)
-            note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
-            self._of_run = RunDisplay(event.run).__enter__()
-            return
-        assert self._of_run is not None
-        if isinstance(event, kfold.FoldFinished):
-            self._of_run.__exit__(None)
-            note(fold_line(event.row, self._validation.num_folds, self._of_run.run.context.info.class_names))
-            self._of_run = None
-        else:
-            self._of_run.show(event)
-
-    def print_result(self, as_json: bool) -> None:
-        """The report at the end, on stdout."""
-        validation = self._validation
-        report, root = validation.report(), str(validation.root)
-        if as_json:
-            print(json.dumps({**report, "run_dir": root}, indent=2))
-        else:
-            print_folds(
-                report, root, validation.first.context.info.class_names, validation.first.context.own_files
-            )
+def print_result_of_folds(validation: CrossValidation, as_json: bool) -> None:
+    """The report of a cross-validation, on stdout."""
+    report, root, context = validation.report(), str(validation.root), validation.first.context
+    if as_json:
+        print(json.dumps({**report, "run_dir": root}, indent=2))
+    else:
+        print_folds(report, root, context.info.class_names, context.own_files)
 
 
 def _introduce(run: TrainingRun) -> None:
@@ -337,18 +279,40 @@ def report_rows(
     report: PlainDict, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
-    rows: List[Tuple[str, str]] = []
-    data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
+    data, compiled = report["dataset"], report["compilation"]
+    continued = report["measured"].get("first_weight_update", 0)
     sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
     if data.get("left_out"):
         sizes += f", {counted(len(data['left_out']), 'damaged image')} left out"
-    rows.append(("data set", f"{data['name']}, {data['location']}: {sizes}"))
-    validation = report["validation"]
+    rows = [("data set", f"{data['name']}, {data['location']}: {sizes}"), *_validation_rows(report)]
+    if neighbours is not None:
+        rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
+    rows += _speed_rows(report)
+    if continued:
+        rows.append(
+            (
+                "continued",
+                f"after weight update {continued:,}; throughput and times are those of the part since then",
+            )
+        )
+    model = (
+        f"{units.count(compiled['num_parameters'])} parameters",
+        f"{units.count(compiled['macs_per_sample'])} MACs per sample",
+        _fused(compiled["fused_micro_batches"]),
+    )
+    size = "" if size_bytes is None else f" ({units.size(size_bytes)})"
+    return [*rows, ("model", ", ".join(model)), ("saved in", folder + size)]
+
+
+def _validation_rows(report: PlainDict) -> List[Tuple[str, str]]:
+    """The figures of the last validation, and how they came to be."""
+    rows: List[Tuple[str, str]] = []
+    validation, best, data = report["validation"], report["best_validation"], report["dataset"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {counted(int(validation['samples']), 'held-out sample')}"
         line += _region(data)
-        if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
-            line += f" (best {report['best_validation']['accuracy']:.2%})"
+        if best and best["accuracy"] > validation["accuracy"]:
+            line += f" (best {best['accuracy']:.2%})"
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
         rows += _dice_rows(validation, data.get("class_names", ()))
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
@@ -362,25 +326,26 @@ def report_rows(
     elif target and target["time_to_train_s"] is not None:
         how = "from the end of compiling to the validation that reached the target"
         rows.append(("time to train", f"{units.duration(target['time_to_train_s'])} {how}"))
-    if neighbours is not None:
-        rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
-    device = compiled["device"]
+    return rows
+
+
+def _speed_rows(report: PlainDict) -> List[Tuple[str, str]]:
+    """Throughput, memory and times of the process."""
+    measured, compiled = report["measured"], report["compilation"]
+    rows: List[Tuple[str, str]] = []
     if measured["images_per_s"]:
+        kind = compiled["device"]["kind"].upper()
         rows.append(
-            (
-                "throughput",
-                f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
-            )
+            ("throughput", f"{units.rate(measured['images_per_s'])} images/s steady, measured on {kind}")
         )
         sharing = measured.get("sharing")
         if sharing:
             share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
-            received = units.size(sharing["received_bytes"])
             rows.append(
                 (
                     "workers",
                     f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
-                    f"{received} for each worker and weight update",
+                    f"{units.size(sharing['received_bytes'])} for each worker and weight update",
                 )
             )
         samples = samples_measured(report)
@@ -388,33 +353,10 @@ def report_rows(
             total = samples / max(measured["train_s"] + compiled["compile_s"], 1e-9)
             rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):
-            rows.append(
-                (
-                    "peak memory",
-                    f"{units.size(measured['peak_memory_bytes'])} of this process, libraries included",
-                )
-            )
+            size = units.size(measured["peak_memory_bytes"])
+            rows.append(("peak memory", f"{size} of this process, libraries included"))
         rows.append(("arithmetic", f"{units.count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
-    rows.append(("compile time", _compile_time(compiled)))
-    rows.append(("time", units.duration(measured["wall_s"])))
-    continued = measured.get("first_weight_update", 0)
-    if continued:
-        rows.append(
-            (
-                "continued",
-                f"after weight update {continued:,}; throughput and times are those of the part since then",
-            )
-        )
-    rows.append(
-        (
-            "model",
-            f"{units.count(compiled['num_parameters'])} parameters, "
-            f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
-            f"{_fused(compiled['fused_micro_batches'])}",
-        )
-    )
-    rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
-    return rows
+    return [*rows, ("compile time", _compile_time(compiled)), ("time", units.duration(measured["wall_s"]))]
 
 
 def _fused(number: int) -> str:
@@ -515,7 +457,7 @@ def _compile_time(compiled: PlainDict) -> str:
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
     else:
-        size = "the first execution" + ("; its program was compiled before" if compiled["cached"] else "")
+        size = "the first execution" + ("; its program was compiled before" if compiled.get("cached") else "")
     return f"{units.duration(compiled['compile_s'])} ({size})"
 
 

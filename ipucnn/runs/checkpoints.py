@@ -27,6 +27,7 @@ from ipucnn.runs.folder import (
     LAST,
     NAMED,
     RunFolder,
+    folds_of,
     is_checkpoint_name,
     runs_there_are,
 )
@@ -150,8 +151,8 @@ def keras_checkpoints(folder: Path) -> List[Path]:
 
 def _epoch_of(path: Path) -> float:
     """The epoch in a name such as ``epoch_2.5.h5``, as the public application writes them; 0 in any other."""
-    found = re.search(r"epoch_(\d{1,9}(\.\d{1,9})?)", path.name)
-    return float(found.group(1)) if found else 0.0
+    epoch = re.search(r"epoch_(\d{1,9}(\.\d{1,9})?)", path.name)
+    return float(epoch.group(1)) if epoch else 0.0
 
 
 def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tuple[List[Path], List[str]]:
@@ -326,31 +327,27 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         candidate = folder.checkpoints / name
         if exists(candidate):
             return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
-    there = [p.name for p in entries(folder.checkpoints) if p.name.endswith(".npz")]
-    wanted = " or ".join(names)
-    hint = _nearest(there, str(which)) if there else _why_none(folder, config)
-    raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
+    present = [p.name for p in entries(folder.checkpoints) if p.name.endswith(".npz")]
+    hint = _nearest(present, str(which)) if present else _why_none(folder, config)
+    raise DataError(f"{folder.checkpoints} has no {' or '.join(names)}", hint)
 
 
-def _nearest(names: List[str], wanted: str) -> str:
+def _nearest(names: List[str], given: str) -> str:
     """The checkpoints there are, of many those whose weight updates are nearest to the number that was given."""
     if len(names) <= NAMED:
         return f"there are: {', '.join(names)}"
-    digits = "".join(c for c in wanted if c.isdigit())
-    number = int(digits) if digits else 0
 
-    def distance(name: str) -> float:
-        own = "".join(c for c in name if c.isdigit())
-        return abs(int(own) - number) if own else float("inf")
+    def updates(name: str) -> float:
+        return float("".join(filter(str.isdigit, name)) or "inf")
 
-    nearest = sorted(names, key=distance)[:NAMED]
+    number = updates(given) if any(map(str.isdigit, given)) else 0.0
+    nearest = sorted(names, key=lambda name: abs(updates(name) - number))[:NAMED]
     return f"there are {len(names)}, the nearest are {', '.join(sorted(nearest))}; also {LAST[:-4]} and {BEST[:-4]}"
 
 
 def _is_cross_validation(path: Path, command: str) -> DataError:
     """The error for a command that takes one run and was given the folder of a whole cross-validation."""
-    found = (p for p in entries(path) if p.name.startswith("fold-") and is_folder(p))
-    folds = sorted(found, key=lambda p: (len(p.name), p.name))
+    folds = folds_of(path)
     if not folds:
         return DataError(
             f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"

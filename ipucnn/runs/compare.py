@@ -49,6 +49,7 @@ from ipucnn.runs.folder import (
     PROGRAM,
     TIMINGS,
     RunFolder,
+    folds_of,
     is_run,
     runs_there_are,
 )
@@ -137,9 +138,10 @@ class RunRecord:
         names = report.get("dataset", {}).get("class_names") or _meta(self).get("class_names", ())
         return printable(names[1]) if len(names) == 2 else None
 
-    def seconds(self) -> float:
-        """What executions and validations took, over all processes."""
-        return sum(row["wall_s"] for row in self.timings if not misfit(row.get("wall_s"), Finite))
+    def seconds(self, event: Optional[str] = None) -> float:
+        """What executions and validations took, or those of one kind, over all processes."""
+        rows = [row for row in self.timings if event in (None, row.get("event"))]
+        return sum(row["wall_s"] for row in rows if not misfit(row.get("wall_s"), Finite))
 
 
 def read_run(path: Path) -> RunRecord:
@@ -152,7 +154,7 @@ def read_run(path: Path) -> RunRecord:
         if exists(path):
             raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
         raise DataError(f"run folder {path} does not exist", runs_there_are(path))
-    folds = _folds(path)
+    folds = folds_of(path)
     if folds:
         raise DataError(
             f"{path} is a cross-validation of {counted(len(folds), 'fold')}", f"name a fold: {folds[0]}"
@@ -170,7 +172,7 @@ def read_run(path: Path) -> RunRecord:
         history=history,
         timings=[row for row in map(_object, _lines(path / TIMINGS)) if row],
         report=folder.read_report(),
-        processes=[p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else [],
+        processes=[] if misfit(processes, List[Dict[str, PlainValue]]) else processes,
         is_locked=bool(is_locked(path)),
         # What stands behind the last line break is no line yet.
         unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
@@ -220,19 +222,13 @@ def find_runs(folder: Path) -> List[Path]:
     return list(_runs_in(folder, depth=2))
 
 
-def _folds(folder: Path) -> List[Path]:
-    """The run folders of a cross-validation; none of a run."""
-    found = [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
-    return sorted(found, key=lambda path: natural_key(path.name))
-
-
 def runs_of(path: Path) -> List[Path]:
     """The folds of a cross-validation; of anything else the path itself."""
-    return (_folds(path) if is_folder(path) else []) or [path]
+    return (folds_of(path) if is_folder(path) else []) or [path]
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    folds = _folds(folder)
+    folds = folds_of(folder)
     if is_file(folder / CONFIG) and not folds:
         if is_run(folder):
             yield folder
@@ -332,7 +328,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})
     versions = {key: [run.environment.get(key) for run in (first, second)] for key in _ENVIRONMENT}
-    versions["sources"] = [_sources(run) for run in (first, second)]
+    versions["sources"] = [run.environment.get("sources_sha256") for run in (first, second)]
     data = _differing({"data set": [_data(run)[0] for run in (first, second)]})
     digests = [_data(run)[1] for run in (first, second)]
     if None not in digests:
@@ -365,13 +361,6 @@ def _plain(value: object) -> Any:
 
 def _differing(pairs: Mapping[str, List[PlainValue]]) -> Dict[str, List[Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _sources(run: RunRecord) -> Any:
-    git = run.environment.get("git")  # where earlier versions have it
-    before = git.get("ipucnn") if isinstance(git, dict) else None
-    former = before.get("sources_sha256") if isinstance(before, dict) else None
-    return run.environment.get("sources_sha256", former)
 
 
 def _meta(run: RunRecord) -> Mapping[str, Any]:
@@ -426,12 +415,12 @@ def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[O
 
 def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
     """The figures at the end of both, as far as there are any."""
-    found: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
-    found["weight updates"] = [run.weight_updates for run in (first, second)]
+    figures: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
+    figures["weight updates"] = [run.weight_updates for run in (first, second)]
     lasts = [(run.rows("validation") or [{}])[-1] for run in (first, second)]
     for name in ("loss", "accuracy", "dice", "iou", "top5"):
         if any(name in last for last in lasts):
-            found[f"validation {name}"] = [last.get(name) for last in lasts]
+            figures[f"validation {name}"] = [last.get(name) for last in lasts]
     reports = [run.report or {"measured": {}} for run in (first, second)]
-    found["images per second"] = [report["measured"].get("images_per_s") for report in reports]
-    return found
+    figures["images per second"] = [report["measured"].get("images_per_s") for report in reports]
+    return figures

@@ -1,7 +1,6 @@
 """A training run as it is decided before TensorFlow is imported: one value, made once and passed on whole."""
 
 import atexit
-import random
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.start import Start, check_same_run, find_start
+from ipucnn.runs.start import Start, check_same_run, draw_seed, find_start
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.sessions.host.workers import Workers, find_group
 from ipucnn.sessions.poplar.popdist import Instances
@@ -126,9 +125,8 @@ def make_context(resolved: Resolved) -> RunContext:
     if config.pipeline_splits:
         check_named_splits(resolved)
     frozen = () if config.freeze is None else check_frozen(resolved)
-    if config.seed is None:
-        config = replace(config, seed=random.SystemRandom().randrange(2**31))
-        resolved = replace(resolved, config=config)
+    resolved = draw_seed(resolved)
+    config = resolved.config
     setup = run_setup.prepare(resolved, int(config.seed or 0))
     run_setup.build_options(setup)
     num_train = setup.source.info.num_train
@@ -145,7 +143,7 @@ def make_context(resolved: Resolved) -> RunContext:
         **vars(setup),
         start=start,
         instances=instances,
-        folder=_folder_of(instances, start.folder, config),
+        folder=start.folder if instances.is_writer else _folder_of(instances, start.folder, config),
         program=program,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
@@ -156,9 +154,11 @@ def make_context(resolved: Resolved) -> RunContext:
     elif context.saved_program is not None:
         # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
         program = program.with_fused(int(context.saved_program.get("fused_micro_batches", 0)))
-    rules.check_workers(instances, config, program)
+    if max(instances.count, config.devices or 1, config.max_workers) > 1:
+        rules.check_workers(instances, config, program)
     context = replace(context, program=program)
-    check_same_run(context.start, config, program, context.info, context.data_sha256)
+    if start.checkpoint is not None:
+        check_same_run(start, config, program, context.info, context.data_sha256)
     return replace(context, warnings=tuple(_warnings(context, runs_on_ipus(config.device))))
 
 
@@ -176,15 +176,13 @@ def _check_files(config: RunConfig, begins: bool, is_writer: bool) -> None:
 
 
 def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
-    """The run folder for the process that writes; for the others one that goes away with them.
+    """The run folder of a process that does not write the run: one that goes away with it.
 
     Of the host's workers the others have the same as the first, and it alone needs room for it: they write nothing.
 
     With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
     each may be on a host of its own, whose disk the first instance does not see.
     """
-    if instances.is_writer:
-        return folder
     if isinstance(instances, Workers):
         return SilentFolder(folder.path, config.checkpoint_dir)
     path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))

@@ -1,6 +1,7 @@
 """The run folder: everything about one run, and nothing it did not write."""
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import numpy as np
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, misfit, read_record_if_whole
-from ipucnn.errors import ConfigurationError, DataError, WorkersError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.filesystem import (
     append_text,
     entries,
@@ -156,16 +157,16 @@ class RunFolder:
     Args:
         path: the folder.
         checkpoint_dir: where checkpoints go, if not into the run folder.
+        is_claimed: this process made the empty folder for the run.
     """
 
-    def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
+    def __init__(self, path: Path, checkpoint_dir: Optional[str] = None, is_claimed: bool = False) -> None:
         self.path = path
         self._locks: List[int] = []
-        self._is_claimed = False
         # What this process noted of itself in ``environment.json``; None before it made or reopened the folder.
         self._token: Optional[str] = None
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
-        self._made: Optional[List[Path]] = None
+        self._made: Optional[List[Path]] = [path] if is_claimed else None
         self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
@@ -175,31 +176,19 @@ class RunFolder:
             ConfigurationError: another process is writing it.
         """
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
-            if self._is_claimed and folder is self.path:
-                continue
             if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
-                self._keep(locked(folder))
+                handle = locked(folder)
             except BlockingIOError:
                 self.unlock()
                 raise ConfigurationError(
                     f"folder {folder} is in use by another process", f"wait for it, or use another {flag}"
                 ) from None
-
-    def hold(self, handle: Optional[int]) -> None:
-        """Takes over a folder that was made, and locked, for this run; see ``start.claim_default``."""
-        self._is_claimed = True
-        self._made = [self.path, self.path / CHECKPOINTS]
-        self._keep(handle)
-
-    def _keep(self, handle: Optional[int]) -> None:
-        if handle is not None:
-            self._locks.append(handle)
+            self._locks += [] if handle is None else [handle]
 
     def unlock(self) -> None:
         """Lets other processes write the run."""
-        self._is_claimed = False
         while self._locks:
             os.close(self._locks.pop())
 
@@ -216,11 +205,8 @@ class RunFolder:
             ConfigurationError: another process is writing it, or has written it meanwhile.
         """
         self._refuse_links()
-        is_new = self._is_claimed or not exists(self.path)
-        was_empty = is_new or not entries(self.path)
-        made = [p for p in (self.path, self.checkpoints) if not exists(p)]
-        if self._is_claimed:
-            made = [self.path, self.path / CHECKPOINTS, *made]
+        was_empty = not exists(self.path) or not entries(self.path)
+        made = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
         try:
             # The new folders first: a former run goes only once it is known that this one can be written.
             make_folder(self.path)
@@ -230,15 +216,14 @@ class RunFolder:
                 self._check_still_free()
             write_text(self.path / CONFIG, config.to_yaml())
             self._claim([])
-            self._remove_former()
+            self._remove_files(kept=(CONFIG, ENVIRONMENT))
+            for old in self._checkpoints():
+                remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
             self._made = made if was_empty else None
         except (OSError, DataError) as error:
-            with contextlib.suppress(OSError, DataError):
-                if is_new:
-                    remove_file(self.path / CONFIG)
-                    remove_file(self.path / ENVIRONMENT)
-                _remove_empty(reversed(made))
+            self._made = made if was_empty else None
+            self.discard()
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
                 f"run folder {self.path} cannot be written: {reason}",
@@ -256,13 +241,20 @@ class RunFolder:
         # The error that ended the run is the one to tell, whatever the file system says now.
         with contextlib.suppress(OSError, DataError, WorkersError):
             self.check_writer()
-            if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)):
+            if self._checkpoints():
                 return
-            for path in (*(self.path / name for name in RUN_FILES), *self._curves()):
-                remove_file(path)
-            remove_folder(self.path / WANDB)
-            self._remove_temporaries()
+            self._remove_files()
             _remove_empty((self.path / TENSORBOARD, *reversed(made)))
+
+    def _remove_files(self, kept: Sequence[str] = ()) -> None:
+        """Deletes the files of a run, but not its checkpoints."""
+        for path in (*(self.path / name for name in RUN_FILES if name not in kept), *self._curves()):
+            remove_file(path)
+        remove_folder(self.path / WANDB)
+        self._remove_temporaries()
+
+    def _checkpoints(self) -> List[Path]:
+        return [path for path in entries(self.checkpoints) if is_checkpoint_name(path.name)]
 
     def _refuse_links(self) -> None:
         """Refuses folders inside the run folder that lie elsewhere: a run folder may come from others."""
@@ -280,26 +272,11 @@ class RunFolder:
 
     def _check_still_free(self) -> None:
         """Another process may have begun, and even ended, since ``check_new``."""
-        taken = [self.path] if exists(self.path / CONFIG) else []
-        taken += (
-            [self.checkpoints] if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)) else []
-        )
-        if taken:
+        if exists(self.path / CONFIG) or self._checkpoints():
+            taken = self.path if exists(self.path / CONFIG) else self.checkpoints
             raise ConfigurationError(
-                f"{taken[0]} was written by another run meanwhile", "use another folder, or --overwrite"
+                f"{taken} was written by another run meanwhile", "use another folder, or --overwrite"
             )
-
-    def _remove_former(self) -> None:
-        for name in RUN_FILES:
-            if name not in (CONFIG, ENVIRONMENT):
-                remove_file(self.path / name)
-        for old in self._curves():
-            remove_file(old)
-        remove_folder(self.path / WANDB)
-        for old in entries(self.checkpoints):
-            if is_checkpoint_name(old.name):
-                remove_file(old)
-        self._remove_temporaries()
 
     def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
         """Makes the folder one of a run that stands where ``history`` (the lines of its metrics) ends.
@@ -325,8 +302,9 @@ class RunFolder:
 
     def _processes(self) -> List[PlainDict]:
         """Those that noted themselves, without who was killed before it said more than that it writes."""
-        found = read_record_if_whole(self.path / ENVIRONMENT)
-        known = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        known = read_record_if_whole(self.path / ENVIRONMENT)
+        if misfit(known, List[Dict[str, PlainValue]]):
+            return []
         return [entry for entry in known if set(entry) != {"writer"}]
 
     def _claim(self, before: Sequence[PlainDict]) -> None:
@@ -378,15 +356,6 @@ class RunFolder:
         known = {**self.thresholds(), str(weight_updates): threshold}
         write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
-    def missing_files(self, has_pictures: bool) -> List[str]:
-        """What a finished run has to have beside its checkpoints, and this one lacks, in the order of writing.
-
-        Args:
-            has_pictures: it draws what the network predicts.
-        """
-        needed = (*((PREDICTIONS,) if has_pictures else ()), REPORT, PAGE)
-        return [name for name in needed if not exists(self.path / name)]
-
     def read_report(self) -> Optional[PlainDict]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         report = read_record_if_whole(self.path / REPORT)
@@ -398,7 +367,7 @@ class RunFolder:
     @property
     def size_bytes(self) -> int:
         """What the run takes on its disk, its checkpoints elsewhere included."""
-        return used_bytes(self.path, (p for p in entries(self.checkpoints) if is_checkpoint_name(p.name)))
+        return used_bytes(self.path, self._checkpoints())
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
@@ -498,6 +467,12 @@ class SilentFolder(RunFolder):
         return self.checkpoints / name
 
 
+def folds_of(path: Path) -> List[Path]:
+    """The run folders of a cross-validation; none of a run."""
+    folds = [p for p in entries(path) if p.name.startswith("fold-") and is_folder(p)]
+    return sorted(folds, key=lambda p: natural_key(p.name))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder is that of one run: not of a benchmark, nor of a cross-validation, whose folds are runs."""
     if not is_folder(path) or not is_file(path / CONFIG) or is_file(path / FOLDS):
@@ -514,17 +489,15 @@ def runs_there_are(path: Path, command: Optional[str] = None) -> str:
         path: of what is not there.
         command: that a run can be given to as it is, for the whole line to type.
     """
-    folders = (folder for folder in (path.parent, Path("runs")) if is_folder(folder))
-    for folder in folders:
-        runs = sorted((p for p in entries(folder) if is_run(p)), key=lambda p: natural_key(p.name))
+    for folder in (path.parent, Path("runs")):
+        runs = [p for p in entries(folder) if is_run(p)] if is_folder(folder) else []
         if runs:
-            close = did_you_mean(path.name, [p.name for p in runs])
-            if close is not None:
-                # Names are compared, and paths are what can be typed.
-                for run in runs:
-                    close = close.replace(f"'{run.name}'", f"'{shown(run)}'")
-                return close
-            more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
-            line = f"; type: ipucnn {command} {shown(runs[0])}" if command is not None else ""
-            return f"there are: {', '.join(map(shown, runs[:NAMED]))}{more}{line}"
+            by_name = {p.name: shown(p) for p in sorted(runs, key=lambda p: natural_key(p.name))}
+            close = difflib.get_close_matches(path.name, by_name, 1)
+            if close:
+                return f"did you mean '{by_name[close[0]]}'?"
+            names = list(by_name.values())
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            line = f"; type: ipucnn {command} {names[0]}" if command is not None else ""
+            return f"there are: {', '.join(names[:NAMED])}{more}{line}"
     return "train one with: ipucnn train toy_model"

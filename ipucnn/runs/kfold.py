@@ -8,7 +8,6 @@ after each, with the fingerprint of the data that all folds are of.
 import contextlib
 import json
 import math
-import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 import msgspec
 
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import Annotated, PlainDict
 from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
-from ipucnn.datasets.base import fingerprint
-from ipucnn.documents import Figures, Finite, Natural, load_record, misfit, read_record_if_whole
+from ipucnn.documents import Figures, Finite, Natural, misfit, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     check_makeable,
@@ -32,20 +30,20 @@ from ipucnn.filesystem import (
     is_folder,
     is_link,
     make_folder,
-    read_text,
     write_text,
 )
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
-from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
-from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
+from ipucnn.runs.compare import read_run
+from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.start import (
     check_new,
     claim_default,
     default_run_dir,
+    draw_seed,
     latest_run_dir,
     network_to_continue,
 )
@@ -54,13 +52,8 @@ from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.workers import Workers, find_group, resume_command
 
 SCHEMA_VERSION = 1
-MOST_TIMINGS_BYTES = 2**28
 _NOT_FIGURES = ("samples",)
-
-
-class _Timing(msgspec.Struct):
-    wall_s: Finite
-    event: str
+Threads = Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_THREADS)]
 
 
 class _Fold(msgspec.Struct):
@@ -77,11 +70,13 @@ class _Folds(msgspec.Struct):
     schema_version: Literal[1]
     kfold: Natural
     folds: List[_Fold]
+    data_sha256: Optional[str] = None
+    threads: Optional[Threads] = None
 
 
 @dataclass(frozen=True)
 class FoldStarted:
-    """A fold's run is prepared; its own events follow.  ``run`` knows its folder, warnings and notes."""
+    """A fold's run is prepared; its own events follow."""
 
     fold: int
     num_folds: int
@@ -103,71 +98,71 @@ class CrossValidation:
         resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
         verbose: let TensorFlow speak.
 
+    Attributes:
+        root: the folder of the whole.
+        first: the run of the first fold there is to do, prepared.
+        folds: those to run.
+
     Raises:
         UserError: whatever is wrong with the configuration, the data or the folder.
     """
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
-        self._instances = find_group(resolved.config)
+        config = resolved.config
+        self._instances = find_group(config)
         # The workers, once the first fold's have met.
         self._cluster: Optional[Cluster] = None
-        if self._instances.count > 1 and resolved.config.run_dir is None:
+        if self._instances.count > 1 and config.run_dir is None:
             who = "instances of poprun" if self._instances.is_distributed else "workers"
             raise ConfigurationError(
                 f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
-        if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
+        if config.checkpoint_dir is not None or config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
                 "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
             )
-        if not resolved.config.training:
+        if not config.training:
             raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
-        self._claim: Optional[RunFolder] = None
         self.root = self._find_root(resolved)
+        self._verbose = verbose
         try:
-            self._prepare(resolved, verbose)
+            self._prepare(resolved)
         except BaseException:
-            self._release()
+            if config.run_dir is None:
+                with contextlib.suppress(OSError):  # which it is if anything is in it
+                    self.root.rmdir()
             raise
 
-    def _prepare(self, resolved: Resolved, verbose: bool) -> None:
-        self.resolved = self._continued(resolved)
-        config = self.resolved.config
-        assert config.kfold is not None
-        self.num_folds: int = config.kfold
+    def _prepare(self, resolved: Resolved) -> None:
+        continued = self._continued(resolved)
+        config = continued.config
         # A seed that is drawn is another in each process.
         check_group(self._instances, config)
-        only = resolved.config.fold
-        self.folds: Tuple[int, ...] = (only,) if only is not None else tuple(range(1, self.num_folds + 1))
-        self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self._verbose = verbose
+        self.resolved = draw_seed(continued)
+        self.num_folds = int(config.kfold or 1)
+        self.folds: Tuple[int, ...] = (config.fold,) if config.fold else tuple(range(1, self.num_folds + 1))
         if self._instances.is_writer:
             # The writer may have made folders already where another instance looks later.
-            self._check_folders(resolved.config)
-        former = self._read_former()
-        self._rows = self._rows_of(former)
+            self._check_folders(config)
+        former = read_record_if_whole(self.root / FOLDS) if config.resume else None
+        if misfit(former, _Folds) or former["kfold"] != self.num_folds:
+            former = {}
+        self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
         # Folds that begin in another process, or elsewhere perhaps, have the threads of those before them.
-        self._threads: Optional[int] = _threads_of(former)
+        self._threads: Optional[int] = former.get("threads")
         if self._threads is not None and config.threads is None:
             fix_threads(self._threads)
         # The first run refuses what all would: nothing is written before it has been prepared.
-        self._first = self._make_run(self.folds[0])
-        self.data_sha256 = self._first.context.source.pool_sha256
-        self._check_same_data(former)
-
-    def _release(self) -> None:
-        """Lets go of a root that was made for this process; nothing is left of one that nothing was written to."""
-        if self._claim is not None:
-            with contextlib.suppress(OSError):
-                self._claim.path.rmdir()
-            self._claim.unlock()
-
-    @property
-    def first(self) -> TrainingRun:
-        """The run of the first fold there is to do, prepared."""
-        return self._first
+        self.first = self._make_run(self.folds[0])
+        self.data_sha256 = self.first.context.source.pool_sha256
+        if former.get("data_sha256") not in (None, self.data_sha256):
+            raise ConfigurationError(
+                f"the folds in {self.root} are of other data than {self.first.context.info.location} (images or "
+                "labels differ), so this run cannot go on with them",
+                "give their data with --dataset-path, or another --run-dir",
+            )
 
     def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         """FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
@@ -186,7 +181,7 @@ class CrossValidation:
 
     def _events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         for fold in self.folds:
-            run = self._first if fold == self.folds[0] else self._make_run(fold)
+            run = self.first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
             # What workers share is written once they have met, of whom one may never come.
             is_written = run.context.start.report is not None
@@ -198,11 +193,11 @@ class CrossValidation:
                     is_written = is_written or self._write(run)
                     yield event
             except Interrupted as interrupted:
-                hint: Optional[str] = f"continue it with: {resume_command(self.root, run.context.own_files)}"
-                if not is_written:
-                    hint = interrupted.hint
-                elif len(self.folds) == 1:
-                    hint = f"{hint} --kfold {self.num_folds} --fold {fold}"
+                hint = interrupted.hint
+                if is_written:
+                    hint = f"continue it with: {resume_command(self.root, run.context.own_files)}"
+                    if len(self.folds) == 1:
+                        hint += f" --kfold {self.num_folds} --fold {fold}"
                 raise Interrupted(
                     interrupted.exit_code, f"fold {fold}: {interrupted.message}", hint
                 ) from None
@@ -216,21 +211,19 @@ class CrossValidation:
 
         The deviation is the sample's (divided by n - 1); None for one fold.
         """
-        config = self.resolved.config
         rows = [self._rows[fold] for fold in sorted(self._rows)]
         figures = [row["validation"] for row in rows if row["validation"] is not None]
-        names = [name for name in (figures[0] if figures else {}) if name not in _NOT_FIGURES]
-        # Rows of folds that were finished before come from a file.
-        names = [name for name in names if not misfit([row.get(name) for row in figures], List[Finite])]
         mean, deviation = {}, {}
-        for name in names:
-            mean[name], deviation[name] = mean_and_deviation([float(row[name]) for row in figures])
+        for name in figures[0] if figures else ():
+            values = [row.get(name) for row in figures]
+            if name not in _NOT_FIGURES and not misfit(values, List[Finite]):
+                mean[name], deviation[name] = mean_and_deviation(list(map(float, values)))
         return {
             "schema_version": SCHEMA_VERSION,
-            "model": config.model_name,
+            "model": self.resolved.config.model_name,
             "dataset": self.resolved.choice.name,
             "kfold": self.num_folds,
-            "seed": self.seed,
+            "seed": self.resolved.config.seed,
             "data_sha256": self.data_sha256,
             "threads": self._threads,
             "folds": rows,
@@ -249,10 +242,9 @@ class CrossValidation:
             return latest
         if config.dry_run:
             return default_run_dir(config.model_name, name)
-        self._claim = claim_default(config.model_name, name)
-        return self._claim.path
+        return claim_default(config.model_name, name).path
 
-    def _there(self) -> List[int]:
+    def _present(self) -> List[int]:
         """The folds that have a folder."""
         names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-") and is_folder(p)]
         return sorted(int(name) for name in names if name.isdecimal())
@@ -273,14 +265,12 @@ class CrossValidation:
         merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
         if merged.record.own is not None:
             merged = self._with_own_network(merged, resolved)
-        return replace(
-            merged, config=replace(merged.config, resume=config.resume, overwrite=config.overwrite)
-        )
+        return replace(merged, config=replace(merged.config, resume=True, overwrite=False, fold=config.fold))
 
     def _with_own_network(self, merged: Resolved, asked: Resolved) -> Resolved:
         """With a network of one's own as the command line names it, else as the first fold's checkpoint has it."""
         meta, what, name = None, "", merged.config.model_name
-        for fold in self._there():
+        for fold in self._present():
             with contextlib.suppress(UserError):
                 run = open_run(fold_path(self.root, fold))
                 meta, what = run.checkpoint.meta, f"checkpoint {run.path}"
@@ -302,47 +292,42 @@ class CrossValidation:
             )
         if config.resume:
             return
-        others = [str(fold) for fold in self._there() if fold not in self.folds]
-        if others and config.overwrite:
-            chosen = fold_path(self.root, self.folds[0])
-            raise ConfigurationError(
-                f"{self.root} is a cross-validation with fold {', '.join(others)}, which --overwrite leaves there",
-                f"rm -r {chosen}, and add --resume in place of --overwrite; or use another --run-dir",
-            )
+        others = ", ".join(str(fold) for fold in self._present() if fold not in self.folds)
         if others:
             raise ConfigurationError(
-                f"{self.root} is a cross-validation already, with fold {', '.join(others)}",
-                "add --resume to go on with it, or use another --run-dir",
+                f"{self.root} is a cross-validation already, with fold {others}",
+                "add --resume to go on with it, or use another --run-dir"
+                if not config.overwrite
+                else f"rm -r {fold_path(self.root, self.folds[0])}, and add --resume in place of --overwrite; or use "
+                "another --run-dir",
             )
-        for fold in self.folds:
-            if is_link(fold_path(self.root, fold)):
+        for path in (fold_path(self.root, fold) for fold in self.folds):
+            if is_link(path):
                 raise DataError(
-                    f"{fold_path(self.root, fold)} is a link, and a cross-validation writes to its own folder alone",
-                    f"remove it: rm {fold_path(self.root, fold)}",
+                    f"{path} is a link, and a cross-validation writes to its own folder alone",
+                    f"remove it: rm {path}",
                 )
-            if exists(fold_path(self.root, fold)) and not config.overwrite:
+            if exists(path) and not config.overwrite:
                 raise ConfigurationError(
-                    f"{fold_path(self.root, fold)} already exists",
+                    f"{path} already exists",
                     f"--resume continues it, --overwrite replaces it; or use another --run-dir than {self.root}",
                 )
-            check_new(fold_path(self.root, fold), config.overwrite)
+            check_new(path, config.overwrite)
 
     def _make_run(self, fold: int) -> TrainingRun:
-        config = self.resolved.config
-        path = fold_path(self.root, fold)
-        own = replace(
-            config,
-            fold=fold,
-            seed=self.seed,
-            run_dir=str(path),
-            overwrite=config.overwrite and exists(path),
+        config, path = self.resolved.config, fold_path(self.root, fold)
+        changed = {"fold": fold, "seed": config.seed, "run_dir": str(path)}
+        resolved = replace(
+            self.resolved,
+            config=replace(config, overwrite=config.overwrite and exists(path), **changed),
+            typed={**self.resolved.typed, **changed},
         )
-        typed = {**self.resolved.typed, "fold": fold, "seed": self.seed, "run_dir": str(path)}
-        resolved = replace(self.resolved, config=own, typed=typed)
         return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
 
     def _row(self, fold: int, run: TrainingRun) -> PlainDict:
-        report = run.final_report
+        report, train_s = run.final_report, 0.0
+        with contextlib.suppress(UserError):  # of a worker that writes nothing there may be none
+            train_s = read_run(run.context.folder.path).seconds("execution")
         return {
             "fold": fold,
             "run": fold_path(self.root, fold).name,
@@ -352,51 +337,8 @@ class CrossValidation:
             "weight_updates": run.context.program.num_weight_updates,
             "validation": report["validation"],
             "best_validation": report["best_validation"],
-            "train_s": _train_s(run),
+            "train_s": train_s or report["measured"]["train_s"],
         }
-
-    def _read_former(self) -> PlainDict:
-        """What ``folds.json`` says of the cross-validation that goes on; empty if there is none."""
-        if not self.resolved.config.resume:
-            return {}
-        former = read_record_if_whole(self.root / FOLDS)
-        return former if not misfit(former, _Folds) and former["kfold"] == self.num_folds else {}
-
-    @staticmethod
-    def _rows_of(former: PlainDict) -> Dict[int, PlainDict]:
-        """The folds finished before."""
-        return {row["fold"]: row for row in former.get("folds", ())}
-
-    def _check_same_data(self, former: PlainDict) -> None:
-        """Refuses to go on with folds of another data set.
-
-        What ``folds.json`` does not say, the checkpoints of the folds do.
-
-        Raises:
-            ConfigurationError: pixels or labels differ.
-        """
-        if not self.resolved.config.resume:
-            return
-        if "data_sha256" in former:
-            same = former["data_sha256"] == self.data_sha256
-        else:
-            same = all(self._is_of_this_data(fold) for fold in self._there())
-        if not same:
-            location = self._first.context.info.location
-            raise ConfigurationError(
-                f"the folds in {self.root} are of other data than {location} (images or labels differ), so this run "
-                "cannot go on with them",
-                "give their data with --dataset-path, or another --run-dir",
-            )
-
-    def _is_of_this_data(self, fold: int) -> bool:
-        """Whether a fold's checkpoint, if it has one, was trained on the data that the fold would have here."""
-        try:
-            meta = open_run(fold_path(self.root, fold)).checkpoint.meta
-        except UserError:
-            return True  # nothing that could be continued
-        resolved = replace(self.resolved, config=replace(self.resolved.config, fold=fold, seed=self.seed))
-        return bool(meta.get("data_sha256") == fingerprint(run_setup.prepare(resolved, self.seed).source))
 
     def _write(self, run: TrainingRun) -> bool:
         """Writes the root's files; of several processes the first one does.
@@ -409,31 +351,18 @@ class CrossValidation:
         """
         self._threads = self._threads or run.threads
         if self._instances.is_writer:
-            self._write_root(run)
+            make_folder(self.root)
+            # Folds that begin later, among fewer workers perhaps, have as many fused micro-batches.
+            sharing = run.context.saved_config().max_workers
+            config = replace(
+                self.resolved.config,
+                **{"fold": None, "max_workers": sharing, "run_dir": str(self.root)},
+                overwrite=False,
+                resume=False,
+            )
+            write_text(self.root / CONFIG, config.to_yaml())
             write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
         return True
-
-    def _write_root(self, run: TrainingRun) -> None:
-        """``config.yml`` of the whole: what repeats it, all folds."""
-        make_folder(self.root)
-        config = replace(
-            self.resolved.config,
-            fold=None,
-            seed=self.seed,
-            # Folds that begin later, among fewer workers perhaps, have the same chunks.
-            max_workers=run.context.saved_config().max_workers,
-            run_dir=str(self.root),
-            overwrite=False,
-            resume=False,
-        )
-        write_text(self.root / CONFIG, config.to_yaml())
-        self._release()
-
-
-def _threads_of(former: PlainDict) -> Optional[int]:
-    """How many threads share an operation in the folds that ``folds.json`` tells of; None if it does not say."""
-    threads = former.get("threads")
-    return threads if isinstance(threads, int) and 0 < threads <= bounds.MAX_THREADS else None
 
 
 def fold_path(root: Path, fold: int) -> Path:
@@ -447,22 +376,6 @@ def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
     if len(values) < 2:
         return mean, None
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _train_s(run: TrainingRun) -> float:
-    """Seconds in weight updates, of all processes that trained the run."""
-    seconds = []
-    try:
-        lines = read_text(run.context.folder.path / TIMINGS, MOST_TIMINGS_BYTES).split("\n")[:-1]
-        rows = [load_record(line) for line in lines]
-    except (DataError, ValueError):
-        rows = [None]
-    for row in rows:
-        if misfit(row, _Timing):
-            return float(run.final_report["measured"]["train_s"])
-        if row["event"] == "execution":
-            seconds.append(float(row["wall_s"]))
-    return math.fsum(seconds)
 
 
 def _forget_graphs() -> None:

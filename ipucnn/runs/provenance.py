@@ -69,19 +69,20 @@ def _program(path: str) -> str:
 
     It is another one than `ipucnn` where a script of the user's own imports the package.
     """
-    own = Path(path)
-    return own.parent.name if own.name == "__main__.py" else own.name
+    program = Path(path)
+    return program.parent.name if program.name == "__main__.py" else program.name
 
 
 def changes(before: PlainDict, now: PlainDict) -> List[str]:
     """What of the environment differs that can change the bytes of a continued run, readable."""
 
     def facts(process: PlainDict) -> PlainDict:
-        noted = process.get("variables")
-        variables = noted if isinstance(noted, dict) else {}
-        found = {name: process.get(name) for name in DECIDES_BYTES}
-        found.update({name: variables.get(name) for name in BYTE_VARIABLES})
-        return found
+        variables = process.get("variables")
+        variables = variables if isinstance(variables, dict) else {}
+        return {
+            **{name: process.get(name) for name in DECIDES_BYTES},
+            **{name: variables.get(name) for name in BYTE_VARIABLES},
+        }
 
     former, present = facts(before), facts(now)
     return [

@@ -18,7 +18,7 @@ from ipucnn.config.resolve import RESUMABLE
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
-from ipucnn.filesystem import is_file
+from ipucnn.filesystem import entries
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.models.names import is_moving_statistic
@@ -68,13 +68,6 @@ class Started:
 
 
 @dataclass(frozen=True)
-class CompilingAhead:
-    """The model is built; its programs are compiled, and nothing else happens."""
-
-    program: Program
-
-
-@dataclass(frozen=True)
 class Validated:
     """Metrics over the whole evaluation set after ``weight_updates``."""
 
@@ -105,9 +98,7 @@ class Notes:
     lines: List[str]
 
 
-RunEvent = Union[
-    Started, CompilingAhead, Progress, ExecutionFinished, Validated, CheckpointSaved, Predicted, Notes
-]
+RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSaved, Predicted, Notes]
 
 
 class Timer:
@@ -189,8 +180,6 @@ class Recorder:
         self._has_warned = False
         self._measured_at = -1
         self._saved_at = -1
-        # The numbered checkpoints that are kept; None until they are looked for.
-        self._numbered: Optional[List[str]] = None
         self._statistics = "running"
         self._reason = reason_to_end(state.history, self._config)
         self._trackers: List[Tracker] = []
@@ -440,20 +429,12 @@ class Recorder:
     def _delete_older(self) -> None:
         """Deletes the numbered checkpoints of this run that are older than those to keep.
 
-        Where a process was killed before it deleted them, the next one finds and deletes them.
+        Where a process was killed before it deleted them, the next one does.
         """
         keep = self._config.keep_checkpoints
-        if keep is None:
-            return
-        updates = self._session.state.weight_updates
-        newest = checkpoints.checkpoint_name(updates)
-        if self._numbered is None:
-            named = self._checkpoint_names(updates)
-            self._numbered = [name for name in named if name not in (BEST, LAST)]
-        elif self._saved_at == updates and newest not in self._numbered[-1:]:
-            self._numbered.append(newest)
-        older, self._numbered = self._numbered[:-keep], self._numbered[-keep:]
-        self._folder.clean(older)
+        if keep is not None:
+            names = self._checkpoint_names(self._session.state.weight_updates)
+            self._folder.clean([name for name in names if name not in (BEST, LAST)][:-keep])
 
     @property
     def _is_best(self) -> bool:
@@ -649,7 +630,7 @@ class Recorder:
         """The checkpoints of this run that are there after that many weight updates."""
         first = 0 if self._context.start.in_place else self._first_weight_update
         names = checkpoints.written_names(self._program, first, weight_updates)
-        return sorted(name for name in names if is_file(self._folder.checkpoints / name))
+        return sorted({path.name for path in entries(self._folder.checkpoints)}.intersection(names))
 
 
 def _figure(metrics: Mapping[str, float]) -> str:

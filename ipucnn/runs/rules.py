@@ -128,6 +128,7 @@ _VALIDATION = Obstacle(lambda c, f: not c.validation, "without validation", "dro
 _CHECKPOINTS = Obstacle(lambda c, f: not c.checkpoints, "without checkpoints", "drop --no-checkpoints")
 _WANDB = Obstacle(lambda c, f: not c.wandb, "without Weights & Biases", "add --wandb")
 _DRY_RUN = Obstacle(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
+_SHOWN = Obstacle(lambda c, f: c.dry_run, "with --dry-run")
 _INSTANCES = Obstacle(
     lambda c, f: not find_instances().is_distributed, "without several instances", "start them with poprun"
 )
@@ -172,6 +173,12 @@ _DICE = Obstacle(
     "drop --pad-dataset, or use --loss cross_entropy",
     is_lack=False,
 )
+_NO_MASKS = Obstacle(
+    lambda c, f: c.loss == "bce_dice" and f.task != "segmentation",
+    " needs a segmentation network",
+    "use --loss cross_entropy",
+    is_lack=False,
+)
 _NO_IMAGENET = Obstacle(
     lambda c, f: c.weights == "imagenet" and not f.has_imagenet,
     ": there are no ImageNet weights for {c.model_name}",
@@ -193,13 +200,12 @@ _OTHER_REPLICAS = Obstacle(
 
 RULES: Tuple[Rule, ...] = (
     Rule(("mixup", "cutmix", "random_erasing"), (_MASKS,), typed_only=False),
+    Rule(("loss",), (_NO_MASKS,), typed_only=False),
     Rule(("pad_dataset",), (_DICE,), typed_only=False),
     Rule(("weights",), (_NO_IMAGENET,), typed_only=False),
     Rule(("ipus",), (_OTHER_REPLICAS,)),
     Rule(("plot_schedule",), (_DRY_RUN, _NO_PICTURE)),
-    Rule(
-        ("compile_only",), (_NO_IPU, _DRY_RUN._replace(applies=lambda c, f: c.dry_run, what="with --dry-run"))
-    ),
+    Rule(("compile_only",), (_NO_IPU, _SHOWN), typed_only=False),
     # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
     Rule(("select_ipu",), (_COMPILES,), typed_only=False),
     Rule(("clean_dir",), (_CHECKPOINTS,)),

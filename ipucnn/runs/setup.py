@@ -110,8 +110,8 @@ def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) ->
     """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images, and
     the images' channels."""
     sides = [
-        min(own, _largest_tile(record, int(side or 0)))
-        for own, side in zip(record.input_shape, image_shape[:2])
+        min(usual, _largest_tile(record, int(side or 0)))
+        for usual, side in zip(record.input_shape, image_shape[:2])
     ]
     return sides[0], sides[1], image_shape[2] or record.input_shape[2]
 
@@ -165,11 +165,11 @@ def prepare(
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
-    wanted = trained_shape
-    if wanted is None and config.image_size is not None:
-        wanted = (*config.image_size, record.input_shape[2])
+    asked = trained_shape
+    if asked is None and config.image_size is not None:
+        asked = (*config.image_size, record.input_shape[2])
         if record.own is None:  # of which the data say the channels
-            validate_input_shape(record, wanted)
+            validate_input_shape(record, asked)
     if source is None:
         if resolved.origins["validation_fraction"] == FLAG:
             check_divides(resolved.choice, config.validation_fraction)
@@ -184,7 +184,7 @@ def prepare(
             limit_train=None if folded else config.limit_train,
             limit_eval=None if folded else config.limit_eval,
             seed=seed,
-            image_shape=wanted or (known and known.image_shape) or record.input_shape,
+            image_shape=asked or (known and known.image_shape) or record.input_shape,
             num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
             validation_fraction=config.validation_fraction,
@@ -203,10 +203,10 @@ def prepare(
             refuse_damaged(source)
         if folded:
             source = _fold(source, config, seed)
-    if wanted is not None:
-        shape = wanted
+    if asked is not None:
+        shape = asked
         if record.own is not None and trained_shape is None:
-            shape = (*wanted[:2], input_shape_for(record, source.info.image_shape)[2])
+            shape = (*asked[:2], input_shape_for(record, source.info.image_shape)[2])
     elif source.info.tiled and resolved.choice.name != record.home_dataset:
         shape = tile_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
@@ -378,11 +378,11 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
     samples = num_evaluation_samples(
         setup.source.eval, setup.source.info, setup.output_shape or setup.input_shape, setup.record.size_step
     )
-    wanted = max(1, min(128, 128 * 64 * 64 // pixels, samples))
+    fast = max(1, min(128, 128 * 64 * 64 // pixels, samples))
     return eval_batches(
         setup.source.eval,
         setup.source.info,
-        batch_size=batch_size * max(1, wanted // batch_size),
+        batch_size=batch_size * max(1, fast // batch_size),
         input_shape=setup.input_shape,
         input_range=setup.input_range,
         output_shape=setup.output_shape,

@@ -6,12 +6,13 @@ Everything is asked and refused here before anything is computed or written; the
 import itertools
 import json
 import os
+import random
 import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.aliases import PlainValue
+from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved, resolve_resumed
 from ipucnn.datasets.base import DatasetInfo
@@ -25,8 +26,6 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     is_link,
-    is_locked,
-    locked,
     make_folder,
     reason_of,
     temporary_of,
@@ -70,41 +69,30 @@ def is_cross_validation(resolved: Resolved) -> bool:
     return bool(config.resume and config.run_dir is not None and is_file(expand(config.run_dir) / FOLDS))
 
 
-def _numbered(model: str, dataset: str, number: int) -> Path:
+def _numbered(model: str, dataset: str) -> Iterator[Path]:
+    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended to the following ones."""
     base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
-    return RUNS / (base if number == 1 else f"{base}-{number}")
+    yield RUNS / base
+    yield from (RUNS / f"{base}-{number}" for number in itertools.count(2))
 
 
-def _taken(model: str, dataset: str) -> Iterator[Path]:
-    """The default folders from the first on, up to the first that is not there."""
-    for number in itertools.count(1):
-        path = _numbered(model, dataset, number)
-        if not exists(path) and not is_link(path):
-            return
-        yield path
+def _is_taken(path: Path) -> bool:
+    return exists(path) or is_link(path)
 
 
 def default_run_dir(model: str, dataset: str) -> Path:
-    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that is taken.
-
-    What a process left that was killed before its run began is not taken.
-    """
-    free = 1
-    for path in _taken(model, dataset):
-        if is_unfinished(path) and is_locked(path) is False:
-            return path
-        free += 1
-    return _numbered(model, dataset, free)
+    """The first folder of the default names that is free."""
+    return next(path for path in _numbered(model, dataset) if not _is_taken(path))
 
 
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
     """The folder of the latest run that has begun under a default name, None if there is none."""
-    begun = [p for p in _taken(model, dataset) if is_folder(p) and not is_unfinished(p)]
-    return begun[-1] if begun else None
+    taken = list(itertools.takewhile(_is_taken, _numbered(model, dataset)))
+    return next((path for path in reversed(taken) if is_folder(path) and not is_unfinished(path)), None)
 
 
-def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> "RunFolder":
-    """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
+def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunFolder:
+    """Makes the first folder of the default names that is free.
 
     Of several processes that ask at once, each has a folder of its own.
 
@@ -112,36 +100,15 @@ def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None
         DataError: it cannot be made.
     """
     make_folder(RUNS)
-    while True:
-        path = default_run_dir(model, dataset)
+    for path in _numbered(model, dataset):
         try:
             os.mkdir(path)
         except FileExistsError:
-            if not is_unfinished(path):
-                continue  # another process was quicker
+            continue
         except OSError as error:
             raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
-        try:
-            handle = locked(path)
-        except (BlockingIOError, FileNotFoundError):
-            continue
-        # The one who had it before may have taken it away, or begun its run, before the lock was had.
-        if _is_still(path, handle) and is_unfinished(path):
-            folder = RunFolder(path, checkpoint_dir)
-            folder.hold(handle)
-            return folder
-        if handle is not None:
-            os.close(handle)
-
-
-def _is_still(path: Path, handle: Optional[int]) -> bool:
-    """Whether a folder is the one that was locked: it may have been taken away and made again meanwhile."""
-    if handle is None:
-        return True
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except OSError:
-        return False
+        return RunFolder(path, checkpoint_dir, is_claimed=True)
+    raise AssertionError("names do not end")
 
 
 def check_new(path: Path, overwrite: bool) -> None:
@@ -152,35 +119,47 @@ def check_new(path: Path, overwrite: bool) -> None:
         DataError: its parent is a file.
     """
     check_makeable(path)
-    there = entries(path)
-    if not there or is_unfinished(path):
+    present = entries(path)
+    if not present or is_unfinished(path):
         return
-    foreign = [p.name for p in there if not _is_ours(p.name)]
     if not overwrite:
         raise ConfigurationError(
             f"run folder {path} already exists",
             f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
         )
+    # Temporaries of killed runs are ours, too.
+    foreign = [p.name for p in present if p.name not in _OURS and temporary_of(p.name) not in RUN_FILES]
     if foreign or not is_file(path / CONFIG):
         raise ConfigurationError(
             f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
-            "choose another --run-dir",
+            ELSEWHERE,
         )
 
 
-def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
-    """Refuses a checkpoint folder of its own that holds another run's checkpoints.
+def _check_checkpoint_dir(path: Path, folder: Path, overwrite: bool) -> None:
+    """Refuses a ``--checkpoint-dir`` where the run keeps other things, or with another run's checkpoints.
 
     Raises:
-        ConfigurationError: it does, and ``overwrite`` is not set.
+        ConfigurationError: it is one.
         DataError: it is a file.
     """
+    run, checkpoints = absolute(path), absolute(folder)
+    if checkpoints != run / CHECKPOINTS and (checkpoints == run or run in checkpoints.parents):
+        raise ConfigurationError(
+            f"checkpoint folder {folder} lies in the run folder {path}",
+            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
+        )
     check_makeable(folder)
-    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder)):
+    if not overwrite and has_checkpoints(folder):
         raise ConfigurationError(
             f"checkpoint folder {folder} holds another run's checkpoints",
             "use another --checkpoint-dir, or --overwrite to replace them",
         )
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether there is a checkpoint, good or bad, in a folder."""
+    return any(is_checkpoint_name(path.name) for path in entries(folder))
 
 
 def is_unfinished(path: Path) -> bool:
@@ -188,29 +167,16 @@ def is_unfinished(path: Path) -> bool:
     # A link is nobody's leftover: a run that took it would be written somewhere else.
     if is_link(path) or not is_folder(path):
         return False
-    there = entries(path)
-    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):
+    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
         return False
     return not entries(path / CHECKPOINTS)
 
 
-def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
-    """Refuses a checkpoint folder inside the run folder where the run keeps other things.
-
-    Raises:
-        ConfigurationError: it is.
-    """
-    run, there = absolute(path), absolute(checkpoints)
-    if there != run / CHECKPOINTS and (there == run or run in there.parents):
-        raise ConfigurationError(
-            f"checkpoint folder {checkpoints} lies in the run folder {path}",
-            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
-        )
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
-    return name in _OURS or temporary_of(name) in RUN_FILES
+# How many replicas validate changes nothing that is trained.  The options that decide the others are compared.
+_MAY_DIFFER = (
+    *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
+    *("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing"),
+)
 
 
 def differences(
@@ -220,71 +186,53 @@ def differences(
 
     What may differ between the parts of one run is left out.
     """
+
+    def options(of: RunConfig) -> PlainDict:
+        return {f.name.replace("_", "-"): getattr(of, f.name) for f in fields(of) if f.name not in RESUMABLE}
+
+    def compared(what: str, before: Mapping[str, PlainValue], now: Mapping[str, PlainValue]) -> List[str]:
+        return [
+            f"{what}{name} {shown_value(before.get(name))} there, {shown_value(value)} here"
+            for name, value in now.items()
+            if before.get(name) != value
+        ]
+
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
-    found = [
-        f"{field.name.replace('_', '-')} {shown_value(getattr(saved, field.name))} there, "
-        f"{shown_value(getattr(config, field.name))} here"
-        for field in fields(RunConfig)
-        if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
+    # A program of an earlier version lacks what it did not know yet.
+    since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
+    before = {**since, **meta.get("program", {})}
+    now = {name: value for name, value in json.loads(program.to_json()).items() if name not in _MAY_DIFFER}
+    data = {
+        "num_eval": info.num_eval,
+        "mean": list(info.mean),
+        "std": list(info.std),
+        "class_names": list(info.class_names),
+        "data_sha256": data_sha256,
+    }
+    return compared("", options(saved), options(config)) or [
+        *compared("program's ", _spaced(before), _spaced(now)),
+        *compared("data set's ", _spaced(meta), _spaced(data)),
     ]
-    if not found:
-        # How many replicas validate changes nothing that is trained.  The options that decide that, and the recipe,
-        # were compared above; programs of earlier versions do not have the recipe.
-        recipe = ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
-        ignored = (
-            *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
-            *recipe,
-        )
-        # A program of an earlier version lacks what it did not know yet.
-        since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
-        here, there = program.to_dict(), {**since, **meta.get("program", {})}
-        here = json.loads(json.dumps(here))
-        found = [
-            f"program's {name.replace('_', ' ')} {shown_value(there.get(name))} there, {shown_value(value)} here"
-            for name, value in here.items()
-            if name not in ignored and there.get(name) != value
-        ]
-        facts = {
-            "num_eval": info.num_eval,
-            "mean": list(info.mean),
-            "std": list(info.std),
-            "class_names": list(info.class_names),
-            "data_sha256": data_sha256,
-        }
-        found += [
-            f"data set's {name.replace('_', ' ')} {shown_value(meta.get(name))} there, {shown_value(value)} here"
-            for name, value in facts.items()
-            if meta.get(name) != value
-        ]
-    return found
 
 
-def has_checkpoints(folder: Path) -> bool:
-    """Whether there is a checkpoint, good or bad, in a folder."""
-    return any(is_checkpoint_name(path.name) for path in entries(folder))
+def _spaced(values: Mapping[str, PlainValue]) -> PlainDict:
+    return {name.replace("_", " "): value for name, value in values.items()}
 
 
-def _rank(path: Path) -> Tuple[bool, float]:
-    """Whether a run can go on from a file, and after how many weight updates it was written.
-
-    Infinity for a damaged one, which is then reported first.
-    """
+def _rank(path: Path) -> Tuple[bool, float, bool, str]:
+    """Orders checkpoints: the newest first, damaged ones before all, and those with weights alone after all."""
     try:
         meta = read_meta(path)
-        return is_whole(meta), float(meta["weight_updates"])
+        whole, updates = is_whole(meta), float(meta["weight_updates"])
     except DataError:
-        return True, float("inf")
+        whole, updates = True, float("inf")
+    return not whole, -updates, path.name != LAST, path.name
 
 
 def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
-    """The newest good checkpoint of a folder, if any, and why newer ones were passed over.
-
-    Those that have weights alone come after all others.
-    """
-    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
+    """The newest good checkpoint of a folder, if any, and why newer ones were skipped."""
     bad: List[str] = []
-    ranks = {path: _rank(path) for path in names}
-    for path in sorted(names, key=lambda p: (not ranks[p][0], -ranks[p][1], p.name != LAST, p.name)):
+    for path in sorted((p for p in entries(folder) if is_checkpoint_name(p.name)), key=_rank):
         try:
             return (path, load_checkpoint(path)), bad
         except DataError as error:
@@ -353,7 +301,7 @@ def find_start(resolved: Resolved) -> Start:
     return replace(_fresh(resolved, path), takes_default=given is None)
 
 
-def settled(resolved: Resolved) -> Resolved:
+def continued(resolved: Resolved) -> Resolved:
     """What a configuration comes to: with ``--resume`` that of the run that goes on.
 
     Raises:
@@ -362,6 +310,13 @@ def settled(resolved: Resolved) -> Resolved:
     if is_cross_validation(resolved) or not resolved.config.resume:
         return resolved  # each fold has a run of its own
     return find_start(resolved).resolved
+
+
+def draw_seed(resolved: Resolved) -> Resolved:
+    """A configuration with a seed: its own, or one that nobody can know."""
+    if resolved.config.seed is not None:
+        return resolved
+    return replace(resolved, config=replace(resolved.config, seed=random.SystemRandom().randrange(2**31)))
 
 
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
@@ -375,18 +330,17 @@ def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
     config = resolved.config
     checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
     if checkpoint_dir is not None:
-        check_checkpoint_dir(path, Path(checkpoint_dir))
-        check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
+        _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
     start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
     if config.checkpoint_input_dir is None:
         return start
     folder = expand(config.checkpoint_input_dir)
     if not config.training and keras_checkpoints(folder):
         return start
-    found, skipped = _read(folder)
+    newest, skipped = _read(folder)
     if not config.training:
         return start  # each of them is validated
-    start = _going_on(start, found, skipped)
+    start = _going_on(start, newest, skipped)
     if config.seed is None and start.checkpoint is not None:
         # The seed of the run that is continued, or the data order and dropout would be another's.
         seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
@@ -413,23 +367,20 @@ def _continue(resolved: Resolved, path: Path) -> Start:
             f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
             "train again with another --run-dir",
         )
-    _check_checkpoint_dir(resolved, saved, folder)
+    _check_former_checkpoints(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
         start = _going_on(start, *_read(expand(config.checkpoint_input_dir)))
         return _with_own_network(start, resolved)
-    found, skipped = newest_checkpoint(folder.checkpoints)
-    weights_alone = found if found is not None and not is_whole(found[1].meta) else None
-    if weights_alone is not None:
-        found = None
-    if found is None and skipped:
+    newest, skipped = newest_checkpoint(folder.checkpoints)
+    if newest is not None and is_whole(newest[1].meta):
+        return _with_own_network(_going_on(start, newest, skipped), resolved)
+    if skipped:
         hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
-        if weights_alone is not None:
-            hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
+        if newest is not None:
+            hint = f"train on from the weights of its best validation with --weights {newest[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
-    if found is None:
-        start = replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
-        return _with_own_network(start, resolved)
-    return _with_own_network(_going_on(start, found, skipped), resolved)
+    note = f"{path} ended before its first checkpoint: the run begins again"
+    return _with_own_network(replace(start, notes=(note,)), resolved)
 
 
 def _with_own_network(start: Start, asked: Resolved) -> Start:
@@ -476,7 +427,7 @@ def network_to_continue(
     return record
 
 
-def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
+def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
     """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
     if has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
         return
@@ -499,25 +450,25 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )
-    found, skipped = newest_checkpoint(folder)
+    newest, skipped = newest_checkpoint(folder)
     files = keras_checkpoints(folder)
     if files:
         raise DataError(
             f"{folder} has weight files of Keras, which do not say where a training run goes on",
             f"validate them with --no-training, or start from one of them: --weights {files[-1]}",
         )
-    if found is None:
+    if newest is None:
         reason = f": {skipped[0]}" if skipped else ""
         raise DataError(
             f"there is no readable checkpoint in {folder}{reason}",
             "give the checkpoints folder of a run (*.npz files)",
         )
-    return found, skipped
+    return newest, skipped
 
 
-def _going_on(start: Start, found: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
+def _going_on(start: Start, newest: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
     """A start from a checkpoint, with notes that say where that is and which newer ones could not be read."""
-    path, checkpoint = found
+    path, checkpoint = newest
     done = int(checkpoint.meta["weight_updates"])
     per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
     epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
@@ -535,17 +486,16 @@ def check_same_run(
         ConfigurationError: naming the first difference.
         DataError: there is nothing left to train.
     """
-    if start.checkpoint is None:
-        return
+    assert start.checkpoint is not None
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.checkpoint_path))
     if program.num_stages > 1 and not program.pipeline_splits:
         # Splits that nobody names are those of the checkpoint.
         saved = start.checkpoint.meta.get("program", {})
         program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
-    found = differences(start.checkpoint.meta, config, program, info, data_sha256)
-    if found:
+    differing = differences(start.checkpoint.meta, config, program, info, data_sha256)
+    if differing:
         raise ConfigurationError(
-            f"{start.checkpoint_path} is of another run: {found[0]}",
+            f"{start.checkpoint_path} is of another run: {differing[0]}",
             f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
         )
     done = int(start.checkpoint.meta["weight_updates"])

@@ -25,7 +25,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
-from ipucnn.runs.recorder import CompilingAhead, Notes, Predicted, Recorder, RunEvent, Started, Timer
+from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.sessions.host.cluster import Cluster, join
 from ipucnn.sessions.host.workers import (
     compared_options,
@@ -156,9 +156,9 @@ class TrainingRun:
         is_planned = program.num_stages > 1 and not program.pipeline_splits
         if known_graph(record, options) is None or is_planned:
             self._session()
-            self._settle_layers(run_setup.build(context))
+            self._name_layers(run_setup.build(context))
 
-    def _settle_layers(self, model: KerasModel) -> None:
+    def _name_layers(self, model: KerasModel) -> None:
         """Fills frozen layers and splits in, which the built network says."""
         context = self.context
         program = context.program
@@ -275,7 +275,7 @@ class TrainingRun:
         timer = Timer()
         model = run_setup.build(self.context)
         self._load_weights(model)
-        self._settle_layers(model)
+        self._name_layers(model)
         context = self.context
         session.would_fit = would_fit(model, context.record.name, context.program, config)
         loss = make_loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
@@ -289,7 +289,7 @@ class TrainingRun:
             values = {name: v.numpy() for name, v in {**session.state.weights, **session.state.slots}.items()}
             cluster.require_same("weights", digest_of(values, {}))
         if config.compile_only:
-            yield CompilingAhead(context.program)
+            yield Notes(["compiling; nothing is trained"])
             with data_errors():
                 self.final_report = _compile_ahead(context, session, self)
             return

@@ -232,11 +232,11 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
 def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
     options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
-    found = [
+    named_files = [
         (f"what {option} names", expand(name)) for option, name in options if name not in (None, IMAGENET)
     ]
     folder = expand(named.target)
-    return found + [("a file of the run", folder / name) for name in RUN_FILES]
+    return named_files + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
 def task_of(named: Named) -> Optional[str]:
@@ -323,14 +323,12 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         resolved = replace(resolved, record=record)
     resolved = _here(command, resolved)
     if reads_data:
-        setup, num_stored = _prepare(resolved, run.seed, run.input_shape)
-        setup = _normalised_as_trained(setup, facts)
-        _check_classes(
-            setup,
-            run.num_classes,
-            f"{run.path} has {counted(run.num_classes, 'class')}",
-            f"take {facts.name}, which it was trained on",
-        )
+        what, hint = str(run.path), f"take {facts.name}, which it was trained on"
+        setup, num_stored = _prepare(resolved, run.seed, run.input_shape, facts, what, hint)
+        if len(facts.mean) == len(setup.source.info.mean):
+            # Another data set is normalised as the training set was.
+            info = replace(setup.source.info, mean=facts.mean, std=facts.std)
+            setup = replace(setup, source=replace(setup.source, info=info))
     else:
         setup, num_stored = _without_data(resolved, facts, run.input_shape, run.seed), 0
     runtime = None
@@ -366,10 +364,10 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
         return ""
     trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
     for folder in Path(os.path.abspath(run)).parents:
-        there = os.path.relpath(folder / given)
+        nearby = os.path.relpath(folder / given)
         # The folder itself is no answer: whatever it holds, the run was not told its name.
-        if os.path.normpath(given) != os.curdir and is_folder(Path(there)):
-            return f"{trained}; from here, add {flag} {shlex.quote(there)}"
+        if os.path.normpath(given) != os.curdir and is_folder(Path(nearby)):
+            return f"{trained}; from here, add {flag} {shlex.quote(nearby)}"
     return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
@@ -412,28 +410,33 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 
-def _prepare(resolved: Resolved, seed: int, trained_shape: Optional[InputShape] = None) -> Tuple[Setup, int]:
-    """The setup, and how many evaluation samples the data set has before ``--limit-eval``."""
+def _prepare(
+    resolved: Resolved,
+    seed: int,
+    shape: Optional[InputShape] = None,
+    trained: Optional[DatasetInfo] = None,
+    what: str = "",
+    hint: str = "",
+) -> Tuple[Setup, int]:
+    """The setup, and how many evaluation samples the data set has before ``--limit-eval``.
+
+    Args:
+        shape: the input shape of the trained network; None where the data set or an option says it.
+        trained: of the training set, which has as many classes; None: of that nothing is known.
+        what, hint: the weights, and what to do where there are other classes.
+
+    Raises:
+        DataError: the numbers of classes differ.
+    """
     config = resolved.config
     everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
-    setup = run_setup.prepare(everything, seed, trained_shape)
+    setup = run_setup.prepare(everything, seed, shape)
+    info = setup.source.info
+    if trained is not None and info.num_classes != trained.num_classes:
+        classes = counted(trained.num_classes, "class")
+        raise DataError(f"{what} has {classes}, data set {info.name} has {info.num_classes}", hint)
     limited = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
     return replace(setup, resolved=resolved, source=limited), len(setup.source.eval)
-
-
-def _normalised_as_trained(setup: Setup, facts: DatasetInfo) -> Setup:
-    """Another data set is normalised with the training set's mean and standard deviation, not its own."""
-    info = setup.source.info
-    if len(facts.mean) != len(info.mean):
-        return setup
-    info = replace(info, mean=facts.mean, std=facts.std)
-    return replace(setup, source=replace(setup.source, info=info))
-
-
-def _check_classes(setup: Setup, num_classes: int, what: str, hint: str) -> None:
-    info = setup.source.info
-    if info.num_classes != num_classes:
-        raise DataError(f"{what}, data set {info.name} has {info.num_classes}", hint)
 
 
 def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
@@ -486,12 +489,9 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
     resolved = _here(command, resolved)
     if reads_data:
-        setup, num_stored = _prepare(resolved, 0)
-        _check_classes(
-            setup,
-            NUM_CLASSES,
-            f"ImageNet weights have {counted(NUM_CLASSES, 'class')}",
-            "give ImageNet's images: --dataset imagefolder --dataset-path DIR",
+        hint = "give ImageNet's images: --dataset imagefolder --dataset-path DIR"
+        setup, num_stored = _prepare(
+            resolved, 0, trained=_imagenet_facts(), what="the set of ImageNet weights", hint=hint
         )
     else:
         size = resolved.config.image_size
