@@ -60,50 +60,32 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
 
     TensorFlow is not asked: whether it can use them, ``probe`` says.
     """
-    query = [
-        "nvidia-smi",
-        "--query-gpu=index,uuid,name,memory.total,driver_version",
-        "--format=csv,noheader,nounits",
-    ]
-    listed = run_program(query, timeout_s)
+    columns = "index,uuid,name,memory.total,driver_version"
+    listed = run_program(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"], timeout_s)
     if not listed.found:
         return [], "nvidia-smi is not on PATH"
     if listed.problem is not None:
         return [], f"nvidia-smi {listed.problem}"
-    found: Dict[str, Gpu] = {}
-    uuids: Dict[str, str] = {}
+    gpus: Dict[str, Gpu] = {}
     for line in listed.output.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 5:
-            continue
-        index, uuid, name, mebibytes, driver = cells
-        # Cards that share the host's memory have "[N/A]".
-        size = int(mebibytes) * 2**20 if mebibytes.isdigit() else 0
-        found[index], uuids[index] = Gpu(name, size, driver, uuid), uuid
-    if not found:
+        if len(cells) == 5:
+            index, uuid, name, mebibytes, driver = cells
+            # Cards that share the host's memory have "[N/A]".
+            size = int(mebibytes) * 2**20 if mebibytes.isdigit() else 0
+            gpus[index] = Gpu(name, size, driver, uuid)
+    if not gpus:
         return [], "nvidia-smi lists no GPU"
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return list(found.values()), None
-    visible = _visible(wanted, uuids)
-    if not visible:
-        return [], f"CUDA_VISIBLE_DEVICES={wanted} hides {counted(len(found), 'GPU')}"
-    return [found[index] for index in visible], None
-
-
-def _visible(wanted: str, uuids: Dict[str, str]) -> List[str]:
-    """Indices that CUDA_VISIBLE_DEVICES names; as in CUDA, the first that does not exist ends the list."""
-    visible: List[str] = []
-    for word in (part.strip() for part in wanted.split(",")):
-        match = [
-            index
-            for index, uuid in uuids.items()
-            if word == index or (len(word) > 4 and uuid.startswith(word))
-        ]
-        if not match:
-            break
-        visible += match[:1]
-    return visible
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    visible: List[Gpu] = []
+    for word in map(str.strip, named.split(",")):
+        by_uuid = (gpu for gpu in gpus.values() if len(word) > 4 and gpu.uuid.startswith(word))
+        gpu = gpus.get(word) or next(by_uuid, None)
+        if gpu is None:
+            break  # as in CUDA, where the first word that names no GPU ends the list
+        visible.append(gpu)
+    hidden = f"CUDA_VISIBLE_DEVICES={named} hides {counted(len(gpus), 'GPU')}"
+    return visible, None if visible else hidden
 
 
 @dataclass(frozen=True)
