@@ -34,6 +34,14 @@ class Fake(Contender):
         self.clock.now += 100.0  # off the clock: in no measured time
 
 
+def alone(cost, limits, **values):
+    """One contender that takes ``cost(call, units)`` seconds and checks nothing: the result, and the clock's time."""
+    clock = Clock()
+    contender = Fake(clock, cost)
+    contender.check = lambda: None
+    return measure([contender], limits, clock=clock, **values), clock.now
+
+
 def compiling(call, units):
     return 0.01 * units + (5.0 if call == 1 else 0.0)
 
@@ -55,11 +63,8 @@ def test_compiling_warm_up_and_measuring_are_apart():
 
 
 def test_warm_up_goes_on_until_steady():
-    clock = Clock()
-    contender = Fake(clock, lambda call, units: 1.0 * (1 + 8 * 0.7**call))
-    result = measure(
-        [contender], Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
-    ).measurements[0]
+    limits = Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9)
+    result = alone(lambda call, units: 1.0 * (1 + 8 * 0.7**call), limits)[0].measurements[0]
     assert result.steady and result.warmup_executions > 8
     times = [e.wall_s for e in result.executions]
     assert max(times) / min(times) < 1.1
@@ -67,11 +72,8 @@ def test_warm_up_goes_on_until_steady():
 
 @pytest.mark.parametrize("seconds, warm", [(30.0, 1), (4.0, None)])
 def test_warm_up_has_a_cap(seconds, warm):
-    clock = Clock()
-    contender = Fake(clock, lambda call, units: seconds * 0.8**call)
-    contender.check = lambda: None
     limits = Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
-    result = measure([contender], limits, clock=clock).measurements[0]
+    result = alone(lambda call, units: seconds * 0.8**call, limits)[0].measurements[0]
     assert not result.steady and (warm is None or result.warmup_executions == warm)
     assert result.warmup_s <= 10.0 or result.warmup_executions == 1
 
@@ -116,38 +118,36 @@ def test_contenders_take_turns_in_alternating_order():
     assert [[e.wall_s for e in m.executions] for m in result.measurements] == [[1.0] * 4, [2.0] * 4]
 
 
-def test_least_time_and_most_time():
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 1.0)
-    contender.check = lambda: None
-    long = measure([contender], Limits(min_executions=3, min_time_s=30.0), clock=clock)
-    assert len(long.measurements[0].executions) == 30 and not long.out_of_time
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 20.0)
-    contender.check = lambda: None
-    short = measure([contender], Limits(max_time_s=100.0), clock=clock)
-    assert 3 <= len(short.measurements[0].executions) < 10 and short.out_of_time
-    assert clock.now <= 100.0
-    limits = Limits(max_time_s=100.0)
-    assert f"instead of {limits.min_executions}, because --max-time 100 s" in shortfall(short, limits)
-    assert shortfall(long, Limits(min_executions=3, min_time_s=30.0)) is None
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 2.0)
-    contender.check = lambda: None
-    limits = Limits(min_executions=3, min_time_s=60.0, max_time_s=30.0)
-    note = shortfall(measure([contender], limits, clock=clock), limits)
-    assert note.endswith(
-        " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over"
-    )
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 500.0 if c == 1 else 5.0)
-    contender.check = lambda: None
-    late = measure([contender], Limits(max_time_s=90.0), clock=clock)
-    assert len(late.measurements[0].executions) == 6  # compiling leaves a third of the time
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 200.0)
-    slow = measure([contender], Limits(max_time_s=100.0), clock=clock)
-    assert len(slow.measurements[0].executions) == 3  # whatever they take
+@pytest.mark.parametrize(
+    ("cost", "limits", "counts", "out_of_time", "note"),
+    [
+        (lambda c, u: 1.0, Limits(min_executions=3, min_time_s=30.0), (30, 30), False, None),
+        (
+            lambda c, u: 20.0,
+            Limits(max_time_s=100.0),
+            (3, 9),
+            True,
+            " instead of 10, because --max-time 100 s was over",
+        ),
+        (
+            lambda c, u: 2.0,
+            Limits(min_executions=3, min_time_s=60.0, max_time_s=30.0),
+            (3, 15),
+            True,
+            " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over",
+        ),
+        # Compiling leaves a third of the time; and three executions are made, whatever they take.
+        (lambda c, u: 500.0 if c == 1 else 5.0, Limits(max_time_s=90.0), (6, 6), True, ""),
+        (lambda c, u: 200.0, Limits(max_time_s=100.0), (3, 3), True, ""),
+    ],
+)
+def test_least_time_and_most_time(cost, limits, counts, out_of_time, note):
+    result, now = alone(cost, limits)
+    assert counts[0] <= len(result.measurements[0].executions) <= counts[1]
+    assert result.out_of_time == out_of_time
+    told = shortfall(result, limits)
+    assert told is None if note is None else told.endswith(note)
+    assert not note or now <= limits.max_time_s
 
 
 def test_the_reference_is_timed_around_each_round():
@@ -194,29 +194,24 @@ def test_what_a_contender_prepares_is_off_the_clock():
 
 def test_warm_up_leaves_the_time_that_the_executions_need():
     """Executions of 12 s: one to warm up, and ten measured, within 150 s; not six to see whether times are steady."""
-    clock = Clock()
-    contender = Fake(clock, lambda c, u: 16.0 if c == 1 else 12.0)
-    contender.check = lambda: None
-    result = measure([contender], Limits(max_warmup_s=1e9), clock=clock)
-    own = result.measurements[0]
-    assert own.warmup_executions == 1 and len(own.executions) == 10 and clock.now <= 150.0
-    assert not own.steady
+    result, now = alone(lambda c, u: 16.0 if c == 1 else 12.0, Limits(max_warmup_s=1e9))
+    first = result.measurements[0]
+    assert first.warmup_executions == 1 and len(first.executions) == 10 and now <= 150.0
+    assert not first.steady
 
 
 @pytest.mark.parametrize("decides_at, count", [(0, 10), (25, 25), (10**9, 80)])
 def test_measuring_goes_on_until_decided_or_out_of_time(decides_at, count):
-    clock, asked = Clock(), []
-    contender = Fake(clock, lambda c, u: 1.0)
-    contender.check = lambda: None
+    asked = []
 
     def is_decided(measurements):
         asked.append(len(measurements[0].executions))
         return asked[-1] >= decides_at
 
     limits = Limits(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
-    result = measure([contender], limits, clock=clock, is_decided=is_decided)
+    result, now = alone(lambda c, u: 1.0, limits, is_decided=is_decided)
     assert abs(len(result.measurements[0].executions) - count) <= 5 * (count == 80)
-    assert asked[0] == 10 and clock.now <= 90.0 and not result.out_of_time
+    assert asked[0] == 10 and now <= 90.0 and not result.out_of_time
 
 
 @pytest.mark.parametrize("call, finished", [(1, 0), (3, 0), (12, 5)])
