@@ -84,13 +84,10 @@ def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Pa
     Raises:
         DataError: the file system refuses.
     """
-    claim = claim_default(config.model_name, "benchmark") if config.run_dir is None else None
-    if claim is not None:
-        folder = claim.path  # what check_folder named may be another benchmark's by now
+    if config.run_dir is None:  # what check_folder named may be another benchmark's by now
+        folder = claim_default(config.model_name, "benchmark").path
     make_folder(folder)
     write_text(folder / CONFIG, config.to_yaml())
     write_text(folder / PROGRAM, json.dumps(report.program, indent=2) + "\n")
     write_text(folder / REPORT, report.to_json())
-    if claim is not None:
-        claim.unlock()
     return folder / REPORT

@@ -167,11 +167,7 @@ def begin(suite: Suite, folder: Path, *, resume: bool, is_default: bool) -> Tupl
     result = pending(suite)
     if resume:
         return folder, with_kept_rows(result, folder)
-    if is_default:
-        claim = claim_default(suite.name, _SUFFIX)
-        claim.unlock()
-        folder = claim.path
-    return folder, result
+    return claim_default(suite.name, _SUFFIX).path if is_default else folder, result
 
 
 def run_rows(
