@@ -3,15 +3,13 @@
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator
 
-from ipucnn.aliases import NumbaType
 from ipucnn.errors import MissingError
 from ipucnn.filesystem import private_cache_folder
 
 HAS_KERNELS = sys.version_info >= (3, 9)
-"""Whether Numba compiles anything.  The last one for Python 3.8 makes no use of the vectors of a CPU: its training step
-takes twice as long as TensorFlow's."""
+"""Whether Numba compiles anything.  The last one for Python 3.8 makes no use of the vectors of a CPU."""
 
 
 def import_numba() -> Any:
@@ -50,7 +48,7 @@ def unseen(module: str, name: str) -> Iterator[None]:
         os.path.exists = exists
 
 
-def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object) -> Callable[..., Any]:
+def jit(*signature: object, **more: object) -> Callable[..., Any]:
     """Compiles for these arguments, without the interpreter's lock.
 
     A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
@@ -62,7 +60,7 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
         "fastmath": {"contract"},
         **more,
     }
-    signatures = [(numba.void if returns is None else returns)(*signature)] if signature else []
+    signatures = [numba.void(*signature)] if signature else []
 
     def decorate(function: Callable[..., object]) -> Any:
         try:

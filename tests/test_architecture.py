@@ -164,8 +164,8 @@ BUDGET = {
     "planning": (5340, 4110),
     "reports": (3790, 2990),
     "runs": (6220, 4640),
-    "sessions": (5400, 4240),
-    "training": (1680, 1290),
+    "sessions": (4900, 3830),
+    "training": (1480, 1115),
     "modules at the top": (2390, 1915),
 }
 

@@ -41,7 +41,6 @@ from ipucnn.sessions.host import workers as host_workers
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
-    check_share,
     check_sharing,
     expand_nodes,
     find_workers,
@@ -342,24 +341,6 @@ def test_workers_that_begin_with_other_weights():
     assert met(2, act=lambda one: one.require_same("weights", digest_of(values[0], {}))) == [(3, None)] * 2
 
 
-@pytest.mark.parametrize("changed", ["name", "dtype", "shape", "value", "slot", "meta"])
-def test_what_a_digest_notices(changed):
-    value = np.arange(4, dtype=np.float32)
-    other = {
-        "dtype": value.view(np.int32),
-        "shape": value.reshape(2, 2),
-        "value": value + np.float32(1e-6),
-    }.get(changed, value)
-    one = Checkpoint({"a": value, "b": value}, {"c": value}, {"seed": 1})
-    same = Checkpoint({"b": value.copy(), "a": value}, {"c": value}, {"seed": 1})
-    two = Checkpoint(
-        {"x" if changed == "name" else "a": other, "b": value},
-        {"c": value + np.float32(changed == "slot")},
-        {"seed": 1 + (changed == "meta")},
-    )
-    assert one.digest == same.digest != two.digest
-
-
 def test_workers_compare_what_a_continued_run_compares(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     named = set(cluster.facts_of_machine()) - {"processor", "python"}
@@ -417,11 +398,12 @@ one.exchange("y", rank)
 
 def test_the_others_say_who_left():
     """They hear of each other from worker 0, which ends as well."""
-    words = [sys.executable, "-c", LEAVING]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     named = addresses(3)
     started = [
-        subprocess.Popen([*words, str(rank), *named], env=env, stderr=subprocess.PIPE) for rank in range(3)
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVING, str(rank), *named], env=environment(), stderr=subprocess.PIPE
+        )
+        for rank in range(3)
     ]
     said = [process.communicate(timeout=120)[1].decode() for process in started]
     assert [process.returncode for process in started] == [7, 7, 9], said
@@ -430,13 +412,12 @@ def test_the_others_say_who_left():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_workers_end_with_the_process_that_started_them(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *FLAGS, "--run-dir", "two"]
-    command[command.index("--num-epochs") + 1] = "4000"
+    flags = with_values(FLAGS, num_epochs=4000, run_dir="two")
+    command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *flags]
     said = tmp_path / "said"
     with said.open("wb") as stderr:
         parent = subprocess.Popen(
-            command, cwd=str(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=stderr
+            command, cwd=str(tmp_path), env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
         )
     workers = []
     while len(workers) < 2:
@@ -460,27 +441,38 @@ def test_nobody_comes():
         assert time.monotonic() - before < 30
 
 
-def test_strangers_at_the_door_do_no_harm():
-    """Port scanners, other programs, and connections that say nothing."""
+def starting(seconds=30.0):
+    """Worker 0 of two, in a thread: its port, and a list that gets what it heard or what was raised."""
     named, results = addresses(2), []
-    host, port = named[0].split(":")
 
     def first():
-        one, _ = join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=30.0), {}, 1)
-        results.append(one.exchange("x", 0))
-        one.close()
+        try:
+            one, _ = join(
+                Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=seconds), {}, 1
+            )
+            results.append(one.exchange("x", 0))
+            one.close()
+        except Exception as error:
+            results.append(error)
 
     thread = threading.Thread(target=first)
     thread.start()
+    return named, thread, results
+
+
+def stranger_at(named, thread):
+    while thread.is_alive():
+        with suppress(OSError):
+            return socket.create_connection(("127.0.0.1", int(named[0].split(":")[1])), timeout=10)
+        time.sleep(0.05)
+
+
+def test_strangers_at_the_door_do_no_harm():
+    """Port scanners, other programs, and connections that say nothing."""
+    named, thread, results = starting()
     for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
-        while True:
-            try:
-                stranger = socket.create_connection((host, int(port)), timeout=10)
-                break
-            except OSError:
-                time.sleep(0.05)
-        stranger.sendall(words)
-        stranger.close()
+        with stranger_at(named, thread) as stranger:
+            stranger.sendall(words)
     one, _ = join(Workers(2, 1, addresses=named, source="test"), RunConfig(start_timeout=30.0), {}, 1)
     assert one.exchange("x", 1) == [0, 1]
     one.close()
@@ -495,32 +487,18 @@ def test_strangers_at_the_door_do_no_harm():
 def test_a_stranger_does_not_end_the_start(monkeypatch, words):
     """Worker 0 waits for its own, for as long as it was told to: numbers that are none, and a byte now and then."""
     monkeypatch.setattr(cluster, "GRACE_S", 0.5)
-    named, raised = addresses(2), []
-    host, port = named[0].split(":")
-
-    def first():
-        try:
-            join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=2.0), {}, 1)
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    stranger = None
-    while stranger is None and thread.is_alive():
-        with suppress(OSError):
-            stranger = socket.create_connection((host, int(port)), timeout=10)
-    stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)
+    named, thread, results = starting(2.0)
     sent = 0
-    while not words and sent < 200 and thread.is_alive():
-        sent += 1
-        with suppress(OSError):
-            stranger.sendall(b" ")
-        time.sleep(0.1)
-    thread.join(30)
-    stranger.close()
-    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not connect" in raised[0].message
-    assert sent < 100
+    with stranger_at(named, thread) as stranger:
+        stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)
+        while not words and sent < 200 and thread.is_alive():
+            sent += 1
+            with suppress(OSError):
+                stranger.sendall(b" ")
+            time.sleep(0.1)
+        thread.join(30)
+    (error,) = results
+    assert isinstance(error, WorkersError) and "did not connect" in error.message and sent < 100
 
 
 def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
@@ -548,17 +526,30 @@ def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
     listener.close()
 
 
+def sharing(micro_batches, fused=0):
+    return SimpleNamespace(
+        num_micro_batches=micro_batches,
+        fused_micro_batches=fused,
+        dbn_replica_group_size=1,
+        gradient_accumulation_count=micro_batches,
+    )
+
+
 def test_which_numbers_of_workers_fit():
     for chunks, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
-        check_share(chunks, workers)
+        check_sharing(sharing(chunks, 1), RunConfig(), workers)
     with pytest.raises(ConfigurationError) as refused:
-        check_share(6, 4)
+        check_sharing(sharing(12, 2), RunConfig(), 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
     # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
-    for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
+    for micro_batches, most, who, legal in (
+        (12, 4, (3,), "1, 2, 4"),
+        (16, 4, (3, 2), "1, 2"),
+        (8, 2, (1, 4), "1, 2"),
+    ):
         with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
-            check_sharing(*numbers, accumulation=numbers[0])
+            check_sharing(sharing(micro_batches), RunConfig(max_workers=most), *who)
         assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
@@ -615,42 +606,46 @@ def test_threads_of_training(monkeypatch, cores, program, config, workers, threa
 # -- what they train --------------------------------------------------------------------------------------------------
 
 FLAGS = (
-    *("cifar_resnet8", "--dataset", "digits", "--limit-train", "16", "--limit-eval", "9", "--seed", "1"),
-    *(
-        "--micro-batch-size",
-        "2",
-        "--gradient-accumulation-count",
-        "2",
-        "--num-replicas",
-        "2",
-        "--num-epochs",
-        "1",
-    ),
-    *(
-        "--image-size",
-        "8",
-        "--validation-micro-batch-size",
-        "4",
-        "--max-workers",
-        "2",
-        "--precise-batch-norm",
-        "0",
-    ),
-    *("--threads", str(num_cores())),
-)
+    "cifar_resnet8 --dataset digits --limit-train 16 --limit-eval 9 --seed 1 --micro-batch-size 2 "
+    "--gradient-accumulation-count 2 --num-replicas 2 --num-epochs 1 --image-size 8 --validation-micro-batch-size 4 "
+    f"--max-workers 2 --precise-batch-norm 0 --threads {num_cores()}"
+).split()
 
 
-def launch(tmp_path, *args, workers=2, timeout=280):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", PROGRAM, "launch", "-n", str(workers), "--", "train", *map(str, args)]
+def with_values(flags, **values):
+    """Flags with other values; None: without the flag."""
+    flags = list(flags)
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if flag in flags:
+            place = flags.index(flag)
+            del flags[place : place + 2]
+        flags += [] if value is None else [flag, str(value)]
+    return flags
+
+
+def environment(**more):
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        **more,
+    }
+
+
+def completed(folder, words, **more):
+    """The ended process of some words after ``python``, or of a program."""
+    words = [*([] if str(words[0]).startswith("/") else [sys.executable]), *map(str, words)]
     return subprocess.run(
-        command,
-        cwd=str(tmp_path),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+        words, cwd=str(folder), env=environment(**more), capture_output=True, text=True, timeout=580
     )
+
+
+def launch(folder, *words, workers=2, command="train"):
+    """A command with several workers, or with one."""
+    launched = ["launch", "-n", workers, "--"] if workers > 1 else []
+    return completed(folder, ["-c", PROGRAM, *launched, command, *words])
 
 
 def assert_same(one, two):
@@ -664,11 +659,8 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    flags = ["toy_model_bn", *FLAGS[1:], "--augment"]
-    place = flags.index("--image-size")
-    del flags[place : place + 2]
-    at = flags.index("--max-workers")
-    ended = launch(tmp_path, *flags[:at], *flags[at + 2 :], "--run-dir", "two", "--json")
+    flags = with_values(["toy_model_bn", *FLAGS[1:], "--augment"], image_size=None)
+    ended = launch(tmp_path, *with_values(flags, max_workers=None), "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
@@ -773,9 +765,8 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
     ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
     assert ended.returncode == 0, ended.stderr
     sharing = json.loads(ended.stdout)["measured"]["sharing"]
-    assert (sharing["workers"], sharing["reduction"]) == (2, "ring") and sharing[
-        "received_bytes"
-    ] > 8 * 75_000
+    assert (sharing["workers"], sharing["reduction"]) == (2, "ring")
+    assert sharing["received_bytes"] > 8 * 75_000
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
     assert list(ring.weights) == list(one.weights)
@@ -787,14 +778,10 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
-    flags = [*FLAGS, "--ema-decay", "0.9", "--optimizer", "adam", "--optimizer-params", "{}"]
-    flags += ["--lr-schedule", "const"]
-    flags[flags.index("--precise-batch-norm") + 1] = "8"
-    flags[flags.index("--num-epochs") + 1] = "3"
+    values = dict(ema_decay=0.9, optimizer="adam", optimizer_params="{}", lr_schedule="const", num_epochs=3)
+    flags = with_values(FLAGS, precise_batch_norm=8, **values)
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
-    first = [*flags, "--run-dir", str(tmp_path / "changing")]
-    first[first.index("--num-epochs") + 1] = "1"
-    assert cli.run(["train", *first]) == 0
+    assert cli.run(["train", *with_values(flags, num_epochs=1, run_dir=tmp_path / "changing")]) == 0
     for workers, epochs in ((2, 2), (1, 3)):
         ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
         assert ended.returncode == 0, ended.stderr
@@ -814,24 +801,13 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
 def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_path):
     """On a file system without locks, as between machines: not one byte of the run folder changes."""
     without_locks = "import ipucnn.runs.folder as f; f.locked = lambda folder: None; " + PROGRAM
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "IPUCNN_SECRET": "s"}
-    flags = [
-        *FLAGS,
-        "--no-validation",
-        "--ckpts-per-epoch",
-        "1",
-        "--lr-schedule",
-        "const",
-        "--run-dir",
-        "run",
-    ]
-    flags[flags.index("--num-epochs") + 1] = "4000"
-    hosts = addresses(2)
-    workers = []
+    values = dict(ckpts_per_epoch=1, lr_schedule="const", run_dir="run", num_epochs=4000)
+    flags = with_values([*FLAGS, "--no-validation"], **values)
+    hosts, workers = addresses(2), []
     for rank in range(2):
         words = [sys.executable, "-c", without_locks, "train", *flags]
         out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        own = {**env, **tf_config(hosts, rank)}
+        own = environment(IPUCNN_SECRET="s", **tf_config(hosts, rank))
         workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=own, stdout=out, stderr=out))
     last = tmp_path / "run" / "checkpoints" / "last.npz"
     try:
@@ -843,14 +819,7 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
         # The newest checkpoint is a whole one, wherever worker 0 was stopped.
         epochs = int(load_checkpoint(last).meta["weight_updates"]) // 2 + 2
         more = ["--resume", "--run-dir", "run", "--num-epochs", str(epochs), "--threads", str(num_cores())]
-        went_on = subprocess.run(
-            [sys.executable, "-c", without_locks, "train", *more],
-            cwd=str(tmp_path),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        went_on = completed(tmp_path, ["-c", without_locks, "train", *more])
         assert went_on.returncode == 0, went_on.stderr
         before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         workers[0].send_signal(signal.SIGCONT)
@@ -922,17 +891,12 @@ def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
     more = ["--limit-eval", "40", "--device", "cpu"]
     evaluate = ["evaluate", str(run), *more, "--validation-micro-batch-size", "8", "--json"]
     infer = ["infer", str(run), *more, "--split", "eval", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     for command in (evaluate, infer):
-        words = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", *command]
-        two = subprocess.run(words, cwd=str(tmp_path), env=env, capture_output=True, text=True, timeout=280)
+        two = launch(tmp_path, *command[1:], command=command[0])
         assert two.returncode == 0, two.stderr
         capfd.readouterr()
         assert cli.run(command) == 0
-        one, two = json.loads(capfd.readouterr().out), json.loads(two.stdout)
-        for found in (one, two):
-            found.get("measured", {}).pop("wall_s", None) if isinstance(found, dict) else None
-        assert one == two
+        assert left_out(json.loads(capfd.readouterr().out)) == left_out(json.loads(two.stdout))
 
 
 def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "files")):
@@ -951,25 +915,15 @@ def test_workers_evaluate_and_segment_as_one(tmp_path, capfd, workers):
     train = ["train", "unet", "--dataset", "membranes", *flags, "--limit-train", "4", "--seed", "1"]
     assert cli.run([*train, "--no-validation", "--run-dir", str(run)]) == 0
     more = ["--limit-eval", "5", "--device", "cpu", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for command in (
+    for command, *others in (
         ["evaluate", "--contact-sheet", "{}.png"],
         ["infer", "--split", "eval", "--output", "{}", "--overlay"],
     ):
         reports = []
         for count in (1, workers):
-            place = tmp_path / f"{command[0]}-{count}"
-            words = [word.format(place) for word in (command[0], str(run), *command[1:], *more)]
-            if count > 1:
-                words = ["launch", "-n", str(count), "--", *words]
-            ran = subprocess.run(
-                [sys.executable, "-c", PROGRAM, *words],
-                cwd=str(tmp_path),
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=580,
-            )
+            place = tmp_path / f"{command}-{count}"
+            words = [word.format(place) for word in (str(run), *others, *more)]
+            ran = launch(tmp_path, *words, workers=count, command=command)
             assert ran.returncode == 0 and "[worker" not in ran.stderr, ran.stderr
             reports.append(left_out(json.loads(ran.stdout)))
         assert reports[0] == reports[1]
@@ -1056,27 +1010,15 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     for name, text in files.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    env.pop("IPUCNN_SECRET", None)
     # In a batch script the job's own variables are there; its process is no task of a step.
-    job = {
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NODELIST": "127.0.0.1",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "2",
-    }
-    env.update(job, PATH=f"{programs}{os.pathsep}{env['PATH']}")
+    job = dict(
+        SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="127.0.0.1", SLURM_PROCID="0", SLURM_NTASKS="2"
+    )
+    job.update(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", IPUCNN_SECRET="")
     flags = ["train", *FLAGS, "--no-validation"]
 
     def submitted(*words):
-        return subprocess.run(
-            [str(programs / "batch"), *words],
-            cwd=str(tmp_path),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        return completed(tmp_path, [programs / "batch", *words], **job)
 
     ended = submitted(*flags, "--run-dir", "two")
     assert ended.returncode == 0, ended.stderr
@@ -1085,8 +1027,7 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     assert same.returncode == 0, same.stderr
     assert_same(tmp_path / "launched", tmp_path / "two")
     # An error of both is that of the step.
-    flags[flags.index("--max-workers") + 1] = "3"
-    ended = submitted(*flags, "--run-dir", "three")
+    ended = submitted(*with_values(flags, max_workers=3, run_dir="three"))
     assert ended.returncode == 2 and "--max-workers 3 with 2 workers" in ended.stderr
     assert not (tmp_path / "three").exists()
 
@@ -1225,19 +1166,15 @@ def test_doctor_says_what_cluster_it_sees(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "more"),
-    [(signal.SIGTERM, 143, ""), (signal.SIGKILL, 7, ""), (signal.SIGINT, 130, "--ipus-per-replica 2")],
+    [(signal.SIGTERM, 143, False), (signal.SIGKILL, 7, False), (signal.SIGINT, 130, True)],
 )
 def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
-    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const"]
+    flags = with_values([*FLAGS, "--no-validation"], ckpts_per_epoch=0.1, lr_schedule="const", num_epochs=400)
     if more:  # a pipeline, whose statistics all workers measure together before a checkpoint
-        flags += more.split()
-        flags[flags.index("--gradient-accumulation-count") + 1] = "4"
-        flags[flags.index("--num-replicas") + 1] = "1"
-    flags.append("--run-dir")
-    flags[flags.index("--num-epochs") + 1] = "400"
+        flags = with_values(flags, ipus_per_replica=2, gradient_accumulation_count=4, num_replicas=1)
     ended = []
-    thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "two")))
+    thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "--run-dir", "two")))
     thread.start()
     while not (tmp_path / "two" / "checkpoints" / "last.npz").exists():
         assert thread.is_alive(), ended
@@ -1253,11 +1190,9 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     assert 0 < done < 800
     # To the end of the execution under way and no further, which is enough to compare.
     epochs = done // 2 + 1
-    assert (
-        cli.run(["train", "--resume", "--run-dir", str(tmp_path / "two"), "--num-epochs", str(epochs)]) == 0
-    )
-    flags[flags.index("--num-epochs") + 1] = str(epochs)
-    assert cli.run(["train", *flags, str(tmp_path / "one")]) == 0
+    resumed = ["--resume", "--run-dir", str(tmp_path / "two"), "--num-epochs", str(epochs)]
+    whole = with_values(flags, num_epochs=epochs, run_dir=tmp_path / "one")
+    assert [cli.run(["train", *words]) for words in (resumed, whole)] == [0, 0]
     both = [(tmp_path / name / "checkpoints" / "last.npz") for name in ("one", "two")]
     one, two = (load_checkpoint(path) for path in both)
     assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
@@ -1278,9 +1213,7 @@ interrupts.exit_process(int(sys.argv[1]))
 def test_what_a_server_left_running_does_not_decide_how_a_worker_ends(code):
     """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
     words = [sys.executable, "-c", ENDING, str(code)]
-    ended = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
-    )
+    ended = completed(ROOT, words[1:])
     assert (ended.returncode, ended.stdout) == (code, "exit functions ran\n"), ended.stderr
 
 
@@ -1299,9 +1232,8 @@ with interrupts.left_to_the_system(int(sys.argv[1])):
 @pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
 def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
     """As TensorFlow does while its servers look for each other: it waits without letting go of Python."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", HELD_UP, str(seconds)]
-    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE)
     if sent is not None:
         assert process.stdout.readline() == b"held up\n"
         process.send_signal(sent)

@@ -1,5 +1,6 @@
 """Absurd numbers for every option that takes one: an error with a hint before TensorFlow is imported, or legal."""
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -17,7 +18,7 @@ from ipucnn.config import bounds, values
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import KINDS, OptionSpec
 from ipucnn.errors import ConfigurationError
-from ipucnn.training.batching import check_length, make_batching
+from ipucnn.training.program import make_layout, make_program
 
 DIGITS = "9" * 5000
 ABSURD = [
@@ -204,14 +205,17 @@ def test_a_fraction_of_huge_parts_is_divided():
 
 
 def test_products_of_legal_numbers_are_bounded():
+    large = RunConfig(micro_batch_size=1, num_replicas=2**16, gradient_accumulation_count=2**20)
     with pytest.raises(ConfigurationError, match="the global batch of 68,719,476,736 samples") as caught:
-        make_batching(1, 2**16, 2**20)
+        make_layout(large)
     assert caught.value.hint == "lower --gradient-accumulation-count to 32767 or less, or one of the others"
-    assert make_batching(1, 2**16, 32767).global_batch_size <= bounds.MAX_COUNT
+    most = make_layout(dataclasses.replace(large, gradient_accumulation_count=32767)).global_batch_size
+    assert most <= bounds.MAX_COUNT
+    long = RunConfig(weight_updates_per_epoch=10**6, num_epochs=10**6)
     with pytest.raises(ConfigurationError, match="and a run has at most 2147483647") as caught:
-        check_length(10**6, 10**6)
-    check_length(10**6, 2147)
+        make_program(long, 1, seed=0)
     assert "--num-epochs 2147 " in caught.value.hint
+    make_program(dataclasses.replace(long, num_epochs=2147), 1, seed=0)
 
 
 @pytest.mark.parametrize(

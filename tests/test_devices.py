@@ -17,11 +17,13 @@ import tensorflow as tf
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import BadValue, devices_to_yaml, parse_devices
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.machine import operations_at_once
 from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
+from ipucnn.sessions.host.division import Capacity
 from ipucnn.sessions.host.session import HostSession, _exceptions
-from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, notes_of_sharing
+from ipucnn.sessions.host.workers import Workers, check_sharing, notes_of_sharing
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import DeviceInfo
 
@@ -132,17 +134,21 @@ def test_several_devices_give_the_bytes_of_one_in_all_arithmetic(config, program
 # -- how many there are -----------------------------------------------------------------------------------------------
 
 
-def chosen(there, devices=None, fused=0, micro_batches=8, group=1, cluster=None, **options):
-    """How many of so many devices share a weight update."""
-    names = [f"/device:GPU:{n}" for n in range(there)]
-    config = RunConfig(devices=devices, **options)
-    session = HostSession(DeviceInfo("gpu", "x", 1, 0), names[0], config, cluster, names[1:])
-    program = SimpleNamespace(
+def shared(micro_batches, accumulation=None, fused=0, group=1):
+    """What of a Program decides who can share its weight updates."""
+    return SimpleNamespace(
         fused_micro_batches=fused,
         num_micro_batches=micro_batches,
         dbn_replica_group_size=group,
-        gradient_accumulation_count=micro_batches,
+        gradient_accumulation_count=accumulation or micro_batches,
     )
+
+
+def chosen(there, devices=None, micro_batches=8, **options):
+    """How many of so many devices share a weight update."""
+    program = shared(micro_batches, fused=options.pop("fused", 0), group=options.pop("group", 1))
+    session = HostSession(DeviceInfo("gpu", "x", 1, 0), config=RunConfig(devices=devices, **options))
+    session._capacity = Capacity(devices=there)
     return session._choose_devices(program)
 
 
@@ -173,20 +179,20 @@ def test_devices_that_cannot_share_a_weight_update():
     ):
         chosen(4, devices=0, max_workers=2)
     with pytest.raises(ConfigurationError, match="2 workers with 3 devices each cannot share the 4 chunks"):
-        check_share(4, 2, 3)
+        check_sharing(shared(4, fused=1), RunConfig(), 2, 3)
+    with pytest.raises(ConfigurationError, match="3 workers cannot share the 4 chunks"):
+        check_sharing(shared(4, fused=1), RunConfig(max_workers=3), 1)
     with pytest.raises(
         ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
     ):
-        check_sharing(4, 1, 2, 1, 4, accumulation=4)
+        check_sharing(shared(4), RunConfig(), 2, 4)
     with pytest.raises(ConfigurationError, match="1 micro-batch, which 2 workers cannot") as refused:
-        check_sharing(1, 1, 2, 1, accumulation=1)
+        check_sharing(shared(1), RunConfig(), 2)
     assert (
         refused.value.hint
         == "add --gradient-accumulation-count 2, and divide --micro-batch-size by 2 to keep the global batch"
     )
-    program = SimpleNamespace(
-        fused_micro_batches=0, num_micro_batches=6, dbn_replica_group_size=1, gradient_accumulation_count=6
-    )
+    program = shared(6)
     with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
         check_workers(Instances(), RunConfig(devices=4), program)
     check_workers(Instances(), RunConfig(devices=3), program)
@@ -194,7 +200,7 @@ def test_devices_that_cannot_share_a_weight_update():
 
 def test_numbers_of_workers_for_a_huge_count_are_named_at_once():
     with pytest.raises(ConfigurationError, match="2,147,483,647 micro-batches") as refused:
-        check_sharing(2**31 - 1, 1, 2, 1, accumulation=2**31 - 1)
+        check_sharing(shared(2**31 - 1), RunConfig(), 2)
     assert refused.value.hint.endswith("among 1, 2147483647 of them")
 
 
@@ -213,7 +219,7 @@ def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
     for accumulation in (n for n in range(1, num_groups + 1) if num_groups % n == 0):
         per_step = num_groups // accumulation
         try:
-            check_sharing(num_groups, 1, sharing, 1, accumulation=accumulation)
+            check_sharing(shared(num_groups, accumulation), RunConfig(), sharing)
             assert num_groups % sharing == 0
             continue
         except ConfigurationError as refused:
@@ -222,20 +228,22 @@ def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
             r"add --gradient-accumulation-count (\d+), and divide --micro-batch-size by (\d+) ", hint
         )
         count, times = map(int, found.groups())
-        check_sharing(count * per_step, 1, sharing, 1, accumulation=count)
+        check_sharing(shared(count * per_step, count), RunConfig(), sharing)
         assert count == accumulation * times
         assert all((num_groups * smaller) % sharing for smaller in range(1, times))
         for workers in map(int, re.findall(r"\d+", hint.partition("share the weight update among")[2])):
-            check_sharing(num_groups, 1, workers, 1, accumulation=accumulation)
+            check_sharing(shared(num_groups, accumulation), RunConfig(), workers)
 
 
-def test_workers_with_different_numbers_of_devices():
-    told = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, 1])
-    with pytest.raises(ConfigurationError, match="worker 1 has 1 device, and worker 0 has 4") as refused:
-        chosen(4, cluster=told)
-    assert refused.value.hint == "add --devices 1 on all of them"
-    same = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, value])
-    assert chosen(4, micro_batches=4, cluster=same) == 2
+def test_workers_take_what_each_of_them_has():
+    """The least number of devices and the smallest memory: all of them divide a weight update alike."""
+    other = [1, 3, 2**20]
+    cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, other])
+    least = min(operations_at_once(), 3)
+    for kind, expected in (("gpu", Capacity(1, 1, 0, 0)), ("cpu", Capacity(1, least, 2**20, 0))):
+        session = HostSession(DeviceInfo(kind, "x", 1, 2**30), "/GPU:0", None, cluster, ["/GPU:1"])
+        session._take_capacity(SimpleNamespace(layers=[]))
+        assert session._capacity == expected
 
 
 def test_what_is_told_of_devices():

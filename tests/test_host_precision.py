@@ -52,7 +52,7 @@ def test_nearest_is_numpy_s_float16_for_all_values_and_the_midpoints_between_the
     expected = np.where(np.isinf(expected), np.nan if overflow_to_nan else half(x), expected).astype(
         np.float32
     )
-    found = arithmetic._compiled(arithmetic.nearest, tf.constant(x), overflow_to_nan=overflow_to_nan).numpy()
+    found = arithmetic.compiled(arithmetic.nearest, overflow_to_nan)(tf.constant(x)).numpy()
     same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
     assert same.all(), (x[~same][:3], found[~same][:3], expected[~same][:3])
 
@@ -60,7 +60,7 @@ def test_nearest_is_numpy_s_float16_for_all_values_and_the_midpoints_between_the
 def stochastic(x, update=0, seed=1):
     x = np.atleast_2d(np.float32(x))
     keys = arithmetic.streams(seed, tf.constant(update, tf.int64), tf.range(len(x)))
-    return arithmetic._compiled(arithmetic.stochastic, tf.constant(x), keys, overflow_to_nan=False).numpy()
+    return arithmetic.compiled(arithmetic.stochastic)(tf.constant(x), keys).numpy()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Dict
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from few_examples import tries
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import sessions
 from support.reference import Naive, run_naive
@@ -30,14 +29,21 @@ from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
-from ipucnn.errors import InfeasibleError
+from ipucnn.errors import InfeasibleError, MissingError
 from ipucnn.models.names import named_weights
+from ipucnn.sessions import factory
 from ipucnn.sessions.host import session as host_session
-from ipucnn.sessions.host.division import MEMORY_FRACTION, TRAINING_FACTOR, choose_fused, fused_in_memory
-from ipucnn.sessions.host.session import HostSession, activation_bytes_per_sample
+from ipucnn.sessions.host.division import (
+    MEMORY_FRACTION,
+    TRAINING_FACTOR,
+    Capacity,
+    choose_fused,
+    choose_lanes,
+    fused_in_memory,
+)
+from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import (
     CheckpointDue,
-    DeviceInfo,
     ExecutionFinished,
     NotFiniteError,
     ValidationDue,
@@ -61,35 +67,30 @@ OPTIMIZERS = [
 ]
 
 
-def run_session(norm, program, optimizer, images, labels, fused, seed=3, frozen=()):
+def run_session(norm, program, optimizer, images, labels, fused, seed=3, frozen=(), session=None):
     """Final weights and slots by name, and the events, of the host session."""
     model = sessions.frozen(make_model(norm, seed), frozen)
-    return run(HostSession(CPU), model, program.with_fused(fused), optimizer, images, labels)[:3]
+    return run(session or HostSession(CPU), model, program.with_fused(fused), optimizer, images, labels)[:3]
 
 
 def compare(norm, program, optimizer, *fused, seed=3, frozen=()):
     images, labels = data(program.num_weight_updates * program.global_batch_size, seed)
     naive = run_naive(norm, program, optimizer, images, labels, seed=seed, frozen=frozen)
+    per = program.weight_updates_per_execution
     for count in fused:
         weights, slots, events = run_session(
             norm, program, optimizer, images, labels, count, seed=seed, frozen=frozen
         )
-        compare_with(naive, program, weights, slots, events)
-
-
-def compare_with(naive, program, weights, slots, events):
-    naive_weights, naive_slots, losses, hits = naive
-    assert_close(weights, naive_weights)
-    assert_close(slots, naive_slots)
-    executions = [e for e in events if isinstance(e, ExecutionFinished)]
-    per = program.weight_updates_per_execution
-    for name, values in (("loss", losses), ("accuracy", hits)):
-        np.testing.assert_allclose(
-            [e.metrics[name] for e in executions],
-            [np.mean(values[i : i + per]) for i in range(0, len(values), per)],
-            rtol=1e-3,
-            atol=1e-4,
-        )
+        assert_close(weights, naive[0])
+        assert_close(slots, naive[1])
+        executions = [e for e in events if isinstance(e, ExecutionFinished)]
+        for name, values in (("loss", naive[2]), ("accuracy", naive[3])):
+            np.testing.assert_allclose(
+                [e.metrics[name] for e in executions],
+                [np.mean(values[i : i + per]) for i in range(0, len(values), per)],
+                rtol=1e-3,
+                atol=1e-4,
+            )
 
 
 NORMS, METHODS = ("batch", "group", "none"), ("mean", "sum", "running_mean")
@@ -133,17 +134,9 @@ def test_fused_equals_naive_with_frozen_layers(frozen, optimizer):
     compare("batch", program, optimizer, 6, 2, frozen=frozen)
 
 
-def test_native_kernels_per_group_equal_naive(monkeypatch):
-    from ipucnn.models.layers import micro_batches
-
-    monkeypatch.setattr(micro_batches, "NATIVE_PART_SIZE", 1)
-    compare("batch", make_program(3, 2, 2), SGD, 4)
-
-
-def test_narrow_layers_that_are_not_folded_equal_naive(monkeypatch):
-    from ipucnn.models.layers import micro_batches
-
-    monkeypatch.setattr(micro_batches, "FOLDED_WIDTH", 1)
+@pytest.mark.parametrize("threshold", ["NATIVE_PART_SIZE", "FOLDED_WIDTH"])
+def test_native_kernels_per_group_and_narrow_layers_that_are_not_folded_equal_naive(monkeypatch, threshold):
+    monkeypatch.setattr(f"ipucnn.models.layers.micro_batches.{threshold}", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 
@@ -172,31 +165,17 @@ def test_distributed_batch_norm_equals_naive(group, fused):
     compare("batch", make_program(2, 2, 4, dbn_replica_group_size=group), SGD, *fused)
 
 
-any_program = given(
+@tries(1, slow=30)
+@given(
     batch=st.integers(1, 4),
     accumulate=st.integers(1, 4),
     replicas=st.integers(1, 3),
     executions=st.sampled_from([1, 2]),
-    norm=st.sampled_from(["batch", "group", "none"]),
-    method=st.sampled_from(["mean", "sum", "running_mean"]),
+    norm=st.sampled_from(NORMS),
+    method=st.sampled_from(METHODS),
     data_=st.data(),
 )
-
-
-@tries(1, slow=4)
-@any_program
-def test_fused_equals_naive_at_random(**drawn):
-    compare_at_random(**drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@any_program
-def test_fused_equals_naive_at_random_more_often(**drawn):
-    compare_at_random(**drawn)
-
-
-def compare_at_random(batch, accumulate, replicas, executions, norm, method, data_):
+def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, norm, method, data_):
     count = accumulate * replicas
     fused = data_.draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
     program = make_program(
@@ -229,53 +208,32 @@ def test_chunks_that_are_computed_side_by_side_change_no_byte(monkeypatch, norm,
         2, 3, 2 * fused, updates_per_epoch=2, gradient_accumulation_reduction_method=method
     )
     images, labels = data(4 * program.global_batch_size, 5)
-    found, lanes, choose = [], [], HostSession._choose_lanes
-    monkeypatch.setattr(
-        HostSession, "_choose_lanes", lambda *given: lanes.append(choose(*given)) or lanes[-1]
-    )
+    found, lanes = [], []
     for at_once in (1, 2, 6):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
-        weights, slots, events = run_session(norm, program, ("adam", {}, {}), images, labels, fused)
-        told = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
-        found.append((told, [value.tobytes() for value in (*weights.values(), *slots.values())]))
-    assert lanes == [1, 2, 6] and len(told) > 0 and all(one == found[0] for one in found)
+        session = HostSession(CPU)
+        weights, slots, events = run_session(
+            norm, program, ("adam", {}, {}), images, labels, fused, session=session
+        )
+        lanes.append(session.lanes)
+        metrics = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
+        found.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
+    assert lanes == [1, 2, 6] and len(metrics) > 0 and all(one == found[0] for one in found)
 
 
-@given(st.integers(1, 64), st.integers(1, 4), st.integers(1, 9), st.integers(0, 40))
+@given(st.integers(1, 64), st.integers(1, 40), st.integers(1, 9), st.integers(0, 40), st.integers(1, 4))
 @tries(60, slow=2000)
 def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_and_memory_for(
-    chunks, micro_batch, at_once, in_memory
+    chunks, samples, at_once, in_memory, workers
 ):
     """The most that share the chunks of a weight update evenly."""
-    model = make_model("none", 1)
-    size = TRAINING_FACTOR * activation_bytes_per_sample(model) * micro_batch * 3 / MEMORY_FRACTION
-    program = SimpleNamespace(
-        num_micro_batches=chunks * 3, fused_micro_batches=3, micro_batch_size=micro_batch
-    )
+    needed = TRAINING_FACTOR * 1000 * samples / MEMORY_FRACTION
+    capacity = Capacity(1, at_once, int(needed * (in_memory + 0.5)) if in_memory else 0, 1000)
     most = min(at_once, in_memory) if in_memory else at_once
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_session, "operations_at_once", lambda: at_once)
-        session = HostSession(DeviceInfo("cpu", "x", 8, int(size * (in_memory + 0.5)) if in_memory else 0))
-        session._look_at_machine(model)
-        assert session._choose_lanes(program) == max(
-            [n for n in range(1, most + 1) if chunks % n == 0], default=1
-        )
-        for several in (
-            HostSession(CPU, others=["/CPU:1"]),  # of which each computes one
-            HostSession(DeviceInfo("gpu", "x", 8, 0)),
-        ):
-            several._look_at_machine(model)
-            assert several._choose_lanes(program) == 1
-
-
-def test_workers_compute_as_many_chunks_side_by_side_as_all_of_them_can(monkeypatch):
-    monkeypatch.setattr(host_session, "operations_at_once", lambda: 4)
-    theirs = SimpleNamespace(count=2, exchange=lambda what, own: [own, 3])
-    session = HostSession(CPU, cluster=theirs)
-    session._look_at_machine(make_model("none", 1))
-    for chunks, expected in ((12, 3), (8, 2), (2, 1), (6, 3)):
-        program = SimpleNamespace(num_micro_batches=chunks, fused_micro_batches=1, micro_batch_size=1)
-        assert session._choose_lanes(program) == expected
+    assert capacity.trained(samples) == most
+    assert choose_lanes(chunks, most, workers) == max(
+        [n for n in range(1, most + 1) if chunks % (n * workers) == 0], default=1
+    )
 
 
 @given(
@@ -317,15 +275,15 @@ def test_what_is_evaluated_side_by_side_is_added_up_in_order(monkeypatch):
     assert found[0][0]["samples"] == 33 and all(one == found[0] for one in found)
 
 
-def test_slices_do_not_change_a_byte(monkeypatch):
-    from ipucnn.sessions.host import session as module
-
+def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
+    traced, traces = [], UpdateLoop._run
+    monkeypatch.setattr(UpdateLoop, "_run", lambda self, *a: traced.append(1) or traces(self, *a))
     program = make_program(2, 2, 2, updates_per_epoch=12)
     images, labels = data(12 * 8, 5)
     whole = run_session("batch", program, SGD, images, labels, 4)
-    monkeypatch.setattr(module, "SLICE_S", 1e-9)
+    monkeypatch.setattr(host_session, "SLICE_S", 1e-9)
     sliced = run_session("batch", program, SGD, images, labels, 4)
-    assert len(sliced[2]) > len(whole[2])
+    assert len(sliced[2]) > len(whole[2]) and len(traced) == 2
     for name in whole[0]:
         np.testing.assert_array_equal(whole[0][name], sliced[0][name], err_msg=name)
     assert [e.metrics for e in whole[2] if isinstance(e, ExecutionFinished)] == [
@@ -418,9 +376,8 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
 
 
 def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
-    from ipucnn.errors import MissingError
-    from ipucnn.sessions import factory
-
+    with pytest.raises(MissingError, match="no GPU"):
+        factory.create_session("gpu")
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]
     monkeypatch.setattr(factory, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus if kind == "GPU" else [])
@@ -440,28 +397,6 @@ def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
     assert made(None, trains=False).places == both[:1]
     on_cpu = made(None, device="cpu")
     assert on_cpu.device.kind == "cpu" and on_cpu.places == ("/device:CPU:0",)
-
-
-def test_no_gpu_is_said():
-    from ipucnn.errors import MissingError
-    from ipucnn.sessions.factory import create_session
-
-    with pytest.raises(MissingError, match="no GPU"):
-        create_session("gpu")
-
-
-def test_slices_of_any_length_share_one_graph(monkeypatch):
-    from ipucnn.sessions.host import session as module
-    from ipucnn.sessions.host.session import UpdateLoop
-
-    traced = []
-    original = UpdateLoop._run
-    monkeypatch.setattr(UpdateLoop, "_run", lambda self, *a: traced.append(1) or original(self, *a))
-    monkeypatch.setattr(module, "SLICE_S", 0.02)
-    program = make_program(2, updates_per_epoch=40, weight_updates_per_execution=20, num_executions=2)
-    images, labels = data(80, 0)
-    run_session("none", program, SGD, images, labels, 1)
-    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("memory, tried", [(8 * 2**30, {2, 4, 8}), (2**18, {1, 2})])

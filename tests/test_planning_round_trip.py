@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from few_examples import tries
@@ -162,7 +161,7 @@ def check_round_trip(planner, question, preset):
 def check_trained(planner, candidate, request, preset):
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     resolved, program = trained(plan, preset)
-    again = plan_settings(resolved.config, program.layout)
+    again = plan_settings(resolved.config, program)
     assert again == candidate.settings
     assert program.pipeline_splits == plan.splits == candidate.splits
     assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
@@ -252,7 +251,7 @@ def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, ste
         resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
     )
     program = make_program(config, TRAIN_IMAGES, seed=1)
-    again = replace(plan_settings(config, program.layout, False), gradient_accumulation_count=steps)
+    again = replace(plan_settings(config, program, False), gradient_accumulation_count=steps)
     assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
     memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
     assert tuple(memory) == candidate.ipus
@@ -463,9 +462,6 @@ def test_a_run_with_another_optimizer_is_not_the_planned_one(planner):
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
     )
     program = make_program(resolved.config, TRAIN_IMAGES, seed=1)
-    program = SimpleNamespace(
-        layout=program.layout, pipeline_splits=program.pipeline_splits
-    )  # what is compared
     (line,) = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
     assert "norm-layer batch (here group)" in line
     assert "tensors of optimizer state per weight 1 (here 2)" in line

@@ -131,7 +131,7 @@ def test_every_command_asks_about_the_same_program(graph, own):
         recomputation="on" if own.get("recomputation") else "off",
     )
     found["plan-splits"] = candidates(request.settings, request.recomputation, request.proportions)[0][0]
-    expected = plan_settings(config, program.layout)
+    expected = plan_settings(config, program)
     assert expected.global_batch_size == program.global_batch_size
     assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
     assert {name: value for name, value in found.items() if value != expected} == {}
@@ -149,7 +149,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     program = make_program(config, 64, seed=0)
     weight = tf.Variable(tf.zeros([3, 2]))
     made = Optimizer(settings_of_run(config, program.global_batch_size), [weight], ["weight"])
-    assert plan_settings(config, program.layout).optimizer_slots == len(made.slots)
+    assert plan_settings(config, program).optimizer_slots == len(made.slots)
 
 
 def test_what_an_optimizer_refuses_the_planner_does_not_count():

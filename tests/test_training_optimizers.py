@@ -83,7 +83,7 @@ def test_the_loss_scale_is_that_of_a_numpy_loop(beyond, size):
         gradient[:count] = np.nextafter(np.float32(8192), np.float32(9000))
         found, far = scaler.unscaled([tf.constant(gradient * sign)])
         np.testing.assert_array_equal(found[0].numpy(), gradient * sign / np.float32(scale))
-        scaler.look(far, tf.constant(update, tf.int64))
+        scaler.rescale(far, tf.constant(update, tf.int64))
     assert float(scaler.factor.numpy()) == expected[-1]
     assert float(scaler.factor.numpy()) <= 16384
 

@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
@@ -17,7 +15,6 @@ from ipucnn.models.registry import get_model
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.session import ExecutionFinished
-from ipucnn.training.batching import Batching, make_epoch
 from ipucnn.training.checkpoints import load_checkpoint
 from ipucnn.training.losses import make_loss
 
@@ -37,15 +34,6 @@ OPTIONS = {
     "lr_schedule": "const",
     "logs_per_epoch": "1",
 }
-
-
-@given(st.integers(1, 3000), st.integers(1, 5), st.integers(1, 7), st.integers(1, 4))
-def test_an_epoch_has_every_sample_and_the_least_padding(num_samples, batch, count, replicas):
-    batching = Batching(batch, count, replicas)
-    epoch = make_epoch(num_samples, batching, pad=True)
-    assert epoch.samples == num_samples and epoch.samples_discarded == 0
-    assert epoch.samples + epoch.samples_padded == epoch.weight_updates * batching.global_batch_size
-    assert 0 <= epoch.samples_padded < batching.global_batch_size
 
 
 def test_the_program_counts_real_samples(tmp_path):

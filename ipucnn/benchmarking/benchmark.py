@@ -146,7 +146,7 @@ def program_of(config: RunConfig, seed: int, instances: Instances, updates: int)
         validation=False,
         checkpoints=False,
     )
-    samples = updates * make_layout(config).batching.global_batch_size
+    samples = updates * make_layout(config).global_batch_size
     return make_program(config, samples, seed=seed, num_instances=instances.count)
 
 
@@ -154,9 +154,8 @@ def _prescribed_updates(config: RunConfig, steps: Optional[int]) -> int:
     """Weight updates of an execution of so many steps; one where they are not prescribed."""
     if steps is None:
         return 1
-    batch = make_layout(config).batching
-    most = max(1, steps // batch.gradient_accumulation_count)
-    return updates_from_steps_per_execution(steps, batch, most, 1)
+    count = make_layout(config).gradient_accumulation_count
+    return updates_from_steps_per_execution(steps, count, max(1, steps // count), 1)
 
 
 def _first_learning_rate(config: RunConfig, program: Program) -> float:

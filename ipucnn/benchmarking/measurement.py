@@ -95,7 +95,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         raise DataError(f"{name}: its program is damaged: {problem}", "make it again")
     try:
         program = Program.from_dict(report.program)
-        settings = plan_settings(report.config, program.layout, report.training)
+        settings = plan_settings(report.config, program, report.training)
         check_cuts(program.pipeline_splits, graph)
     except (TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{name}: its program is damaged: {shown_value(error)}", "make it again") from None

@@ -130,7 +130,7 @@ def _system(wanted: Wanted, num_ipus: int, notes: List[str]) -> System:
 
 def _settings(wanted: Wanted, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
     """The measured program, or the same in more stages than one, in another precision."""
-    own = plan_settings(replace(wanted.config, precision=precision), wanted.program.layout, wanted.training)
+    own = plan_settings(replace(wanted.config, precision=precision), wanted.program, wanted.training)
     if not wanted.training:
         own = replace(own, gradient_accumulation_count=wanted.steps or INFERENCE_STEPS)
     if num_stages == own.num_stages:

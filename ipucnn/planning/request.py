@@ -35,13 +35,12 @@ from ipucnn.planning.settings import (
 )
 from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
-    Batching,
     check_distributed_batch_norm,
     nearest_multiples,
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import make_layout
+from ipucnn.training.program import Program, make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
@@ -496,7 +495,7 @@ def _of_stages(
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     assumed += changed
     if total is not None and "global_batch_size" in resolved.typed:
-        _check_batch(total, layout.batching, base)
+        _check_batch(total, layout, base)
         warnings += changed
     settings = plan_settings(config, layout, config.training)
     others: Tuple[PlanSettings, ...] = ()
@@ -520,21 +519,21 @@ def _of_stages(
     )
 
 
-def _check_batch(total: int, batching: Batching, base: int) -> None:
+def _check_batch(total: int, layout: Program, base: int) -> None:
     """Refuses a global batch below the smallest that the program can have; another one becomes the nearest.
 
     Args:
-        batching: what became of it.
+        layout: what became of it.
         base: what the accumulation count is a multiple of.
 
     Raises:
         ConfigurationError: naming the nearest legal ones.
     """
-    smallest = batching.micro_batch_size * batching.num_replicas * base
+    smallest = layout.micro_batch_size * layout.num_replicas * base
     if total < smallest:
         raise ConfigurationError(
-            f"--global-batch-size {total} is not possible: micro-batch {batching.micro_batch_size} x "
-            f"{counted(batching.num_replicas, 'replica')} x {base} micro-batches to accumulate is {smallest} at least",
+            f"--global-batch-size {total} is not possible: micro-batch {layout.micro_batch_size} x "
+            f"{counted(layout.num_replicas, 'replica')} x {base} micro-batches to accumulate is {smallest} at least",
             f"use --global-batch-size {smallest} or {2 * smallest}"
             + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
         )

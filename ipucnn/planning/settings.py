@@ -12,9 +12,9 @@ from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
-from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two
+from ipucnn.training.batching import nearest_multiples, next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
-from ipucnn.training.program import Layout, stage_proportions
+from ipucnn.training.program import Program, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
 
@@ -411,29 +411,42 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     return (StageProportions(convolution, matmul, convolution, matmul),)
 
 
-def plan_settings(config: RunConfig, layout: Layout, training: bool = True) -> PlanSettings:
+def plan_settings(config: RunConfig, program: Program, training: bool = True) -> PlanSettings:
     """The program of a configuration, as the planner sees it.
 
     Args:
-        layout: from ``make_layout``, or that of the Program.
+        program: of the run, or from ``make_layout``.
         training: or inference.
 
     Raises:
         ConfigurationError: parameters that the optimizer does not have, or proportions for another number of stages.
     """
-    batching, mapping = layout.batching, layout.device_mapping
-    settings = PlanSettings(
-        micro_batch_size=batching.micro_batch_size,
-        gradient_accumulation_count=batching.gradient_accumulation_count,
-        num_replicas=batching.num_replicas,
-        num_stages=layout.num_stages,
+    p = program
+    sizes = (p.micro_batch_size, p.gradient_accumulation_count, p.num_replicas, p.num_stages)
+    settings = _settings_of(config, *sizes, training)
+    is_mapped = settings.mapping == program.device_mapping
+    return settings if is_mapped else replace(settings, device_mapping=program.device_mapping)
+
+
+def _settings_of(
+    config: RunConfig,
+    micro_batch_size: int,
+    accumulation: int,
+    num_replicas: int,
+    num_stages: int,
+    training: bool,
+) -> PlanSettings:
+    return PlanSettings(
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_count=accumulation,
+        num_replicas=num_replicas,
+        num_stages=num_stages,
         schedule=config.pipeline_schedule,
-        available_memory_proportion=given_proportions(config, layout.num_stages) or _DEFAULT,
+        available_memory_proportion=given_proportions(config, num_stages) or _DEFAULT,
         training=training,
-        optimizer_slots=len(settings_of_run(config, batching.global_batch_size).slots),
+        optimizer_slots=len(settings_of_run(config, micro_batch_size * accumulation * num_replicas).slots),
         **{name: getattr(config, name) for name in _AS_CONFIGURED},
     )
-    return settings if settings.mapping == mapping else replace(settings, device_mapping=mapping)
 
 
 def one_stage_settings(
@@ -450,5 +463,4 @@ def one_stage_settings(
     )
     if not training:
         alone = replace(alone, dbn_replica_group_size=1)
-    layout = Layout(Batching(micro_batch_size, 1, num_replicas), 1, (0,), 1, ())
-    return plan_settings(alone, layout, training)
+    return _settings_of(alone, micro_batch_size, 1, num_replicas, 1, training)

@@ -275,7 +275,7 @@ def choose_splits(
     # Nothing says which machine a run will have, so the splits are for the smallest system with enough IPUs.
     graph, system = graph_of(model, name), smallest_system(program.num_ipus)
     check_stages(program.num_stages, graph)
-    settings = plan_settings(config, program.layout)
+    settings = plan_settings(config, program)
     planner = Planner(graph, system)
     found = planner.best_of([[settings]])
     origin = f"planned for {system.title}"
@@ -305,7 +305,7 @@ def plan_differences(
         pairs += [(key, planned.get(key), own.get(key)) for key in sorted({*planned, *own})]
         pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {there} (here {here})" for name, there, here in pairs if there != here]
-    differing += differences(plan.settings, plan_settings(config, program.layout))
+    differing += differences(plan.settings, plan_settings(config, program))
     if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:
         differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(program.pipeline_splits)})")
     lines = []

@@ -14,9 +14,9 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand, is_written_to
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
-from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
+from ipucnn.sessions.host.workers import Workers, check_sharing, find_workers
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
-from ipucnn.training.program import Layout, Program, auto_loss_scaling_conflicts
+from ipucnn.training.program import Program, auto_loss_scaling_conflicts
 
 
 class Facts(NamedTuple):
@@ -32,7 +32,7 @@ class Facts(NamedTuple):
 
     config: RunConfig
     origins: Mapping[str, str]
-    layout: Layout
+    layout: Program
     task: str = "classification"
     has_imagenet: bool = False
 
@@ -108,12 +108,12 @@ _PIPELINE = Obstacle(
 _IN_PIPELINE = Obstacle(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
 # The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
 _ACCUMULATION = Obstacle(
-    lambda c, f: f.layout.num_stages == f.layout.batching.gradient_accumulation_count == 1,
+    lambda c, f: f.layout.num_stages == f.layout.gradient_accumulation_count == 1,
     "without a pipeline or gradient accumulation",
     "use --gradient-accumulation-count 2 or more",
 )
 _REPLICAS = Obstacle(
-    lambda c, f: f.layout.batching.num_replicas == 1, "with one replica", "use --num-replicas 2 or more"
+    lambda c, f: f.layout.num_replicas == 1, "with one replica", "use --num-replicas 2 or more"
 )
 _PREPROCESSING = Obstacle(
     lambda c, f: not (c.eight_bit_transfer or c.accelerator_side_preprocess),
@@ -192,7 +192,7 @@ _NO_PICTURE = Obstacle(
     is_lack=False,
 )
 _OTHER_REPLICAS = Obstacle(
-    lambda c, f: f.origins["num_replicas"] == FLAG and f.layout.batching.num_replicas != c.num_replicas,
+    lambda c, f: f.origins["num_replicas"] == FLAG and f.layout.num_replicas != c.num_replicas,
     " and --num-replicas {c.num_replicas} contradict each other",
     "give one of them",
     is_lack=False,
@@ -311,16 +311,4 @@ def check_workers(instances: Instances, config: RunConfig, program: Program) -> 
     count = instances.count if isinstance(instances, Workers) else 1
     # How many all of them are is known when TensorFlow has looked.
     devices = max(config.devices or 1, 1)
-    if program.fused_micro_batches:
-        chunks = program.num_micro_batches // program.fused_micro_batches
-        check_share(chunks, count, devices)
-        check_share(chunks, config.max_workers)
-    elif max(count * devices, config.max_workers) > 1:
-        check_sharing(
-            program.num_micro_batches // program.dbn_replica_group_size,
-            program.dbn_replica_group_size,
-            count,
-            config.max_workers,
-            devices,
-            accumulation=program.gradient_accumulation_count,
-        )
+    check_sharing(program, config, count, devices)

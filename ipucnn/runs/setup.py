@@ -191,7 +191,7 @@ def prepare(
             allow_partial=config.allow_partial,
             skip_damaged=config.skip_damaged,
             # A weight update's at least: whatever the batch is, there is noise for it.
-            least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
+            least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
         )
         if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
             raise ConfigurationError(

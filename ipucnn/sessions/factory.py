@@ -39,19 +39,19 @@ def device_warnings(device: str) -> List[str]:
     """What may go wrong on a device here, one line each; for the user, before the work begins."""
     if not runs_on_ipus(device):
         return []
-    found = surroundings.look_around()
-    return [f"{doubt.message}: {doubt.hint}" for doubt in surroundings.doubts(found)]
+    facts = surroundings.look_around()
+    return [f"{doubt.message}: {doubt.hint}" for doubt in surroundings.doubts(facts)]
 
 
 def visible_gpus() -> List[Tuple[str, str]]:
     """(TensorFlow's name, what it is) of the GPUs that TensorFlow sees and may use."""
     import tensorflow as tf
 
-    found = []
+    gpus = []
     for number, device in enumerate(tf.config.get_visible_devices("GPU")):
         details = tf.config.experimental.get_device_details(device)
-        found.append((f"/device:GPU:{number}", str(details.get("device_name") or "GPU")))
-    return found
+        gpus.append((f"/device:GPU:{number}", str(details.get("device_name") or "GPU")))
+    return gpus
 
 
 def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
@@ -84,10 +84,10 @@ def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: 
         try:
             tf.config.set_logical_device_configuration(processor, parts)
         except RuntimeError:
-            there = len(tf.config.list_logical_devices("CPU"))
-            if there < num_devices:
+            existing = len(tf.config.list_logical_devices("CPU"))
+            if existing < num_devices:
                 raise ConfigurationError(
-                    f"--devices {num_devices}: TensorFlow works with {counted(there, 'device')} in this process "
+                    f"--devices {num_devices}: TensorFlow works with {counted(existing, 'device')} in this process "
                     "already",
                     "start a process of its own",
                 ) from None
@@ -129,10 +129,10 @@ def create_session(
     if runs_on_ipus(device):
         return _poplar_session(config, lambda: import_tensorflow(verbose))
     config = RunConfig() if config is None else config
-    wanted = 1 if config.devices is None or not trains else config.devices
+    requested = 1 if config.devices is None or not trains else config.devices
     import_tensorflow(
         verbose,
-        lambda: _start(device, wanted, cluster, trains),
+        lambda: _start(device, requested, cluster, trains),
         config.deterministic_operations,
         may_use_gpus=device != "cpu",
     )
@@ -142,18 +142,18 @@ def create_session(
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")
     kind, cores, memory = "gpu" if gpus else "cpu", num_cores(), host_memory_bytes()
-    found = gpus or [(f"/device:CPU:{number}", cpu_name() or "CPU") for number in range(max(wanted, 1))]
+    places = gpus or [(f"/device:CPU:{number}", cpu_name() or "CPU") for number in range(max(requested, 1))]
     if not trains:
-        found = found[:1]
-    elif len(found) < wanted:
+        places = places[:1]
+    elif len(places) < requested:
         raise MissingError(
-            f"--devices {wanted}: TensorFlow sees {counted(len(found), 'GPU')} here",
-            f"use --devices {len(found)}",
+            f"--devices {requested}: TensorFlow sees {counted(len(places), 'GPU')} here",
+            f"use --devices {len(places)}",
         )
-    elif wanted > 0 and config.devices is not None:
-        found = found[:wanted]
-    place, *others = (("" if cluster is None else cluster.place) + name for name, _ in found)
-    return HostSession(DeviceInfo(kind, found[0][1], cores, memory), place, config, cluster, others)
+    elif requested > 0 and config.devices is not None:
+        places = places[:requested]
+    place, *others = (("" if cluster is None else cluster.place) + name for name, _ in places)
+    return HostSession(DeviceInfo(kind, places[0][1], cores, memory), place, config, cluster, others)
 
 
 def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:

@@ -495,7 +495,7 @@ class Session:
         """Measures batch norm's statistics over large batches of training images, into ``evaluated``.
 
         The moving statistics stay as they are, for training to go on from; see :meth:`as_evaluated` and
-        :mod:`ipucnn.sessions.host.large_batches`.  A network without batch norm has nothing to measure.
+        :mod:`ipucnn.sessions.host.statistics`.  A network without batch norm has nothing to measure.
 
         Args:
             batches: (images, ...), images as :meth:`compile` was promised them.

@@ -3,12 +3,12 @@
 An uncompressed NumPy archive: ``weights/<layer>/<weight>`` and ``slots/<layer>/<weight>/<slot>`` in the
 project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over all of it.
 
-A file is read by this module alone, which knows no more than what :func:`save_checkpoint` writes: stored members,
-one after the other, of plain little-endian numbers.  Nothing in it is executed, nothing expands, and no more
-memory is taken than the file is long.
+Of archives no more is read than what :func:`save_checkpoint` writes: stored members of plain little-endian numbers.
+Nothing in them is executed, nothing expands, and arrays take no more memory than the file is long.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import re
@@ -16,7 +16,7 @@ import struct
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Container, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Container, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import msgspec
 import numpy as np
@@ -36,16 +36,17 @@ _AGAIN = "train again; checkpoints of this kind were written before the checksum
 _MORE_MEMORY = "end other programs, raise the limit (ulimit -v), or use a machine with more memory"
 META_BYTES = 2**28
 """How long the JSON text may be: the lines of ``metrics.jsonl`` are in it."""
-_WEIGHT_TYPES = ("<f4", "<f2")
-_SLOT_TYPES = (*_WEIGHT_TYPES, "<i8", "<i4")
-_META_TYPES = ("|u1",)
-_LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
-_END_BYTES = 22
-"""Of the end of the index, without a comment."""
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_TYPES = {"weights": ("<f4", "<f2"), "slots": ("<f4", "<f2", "<i8", "<i4")}
+"""Of arrays, by the first part of their names."""
 _ARRAY_HEADER = re.compile(
-    r"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), 'shape': \(((?:\d{1,12}, ?)*(?:\d{1,12})?)\), \} *\n"
+    rb"\x93NUMPY\x01\x00..\{'descr': '([ -~]{1,20})', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,12}, ?){0,8}(?:\d{1,12})?)\), \} *\n",
+    re.DOTALL,
 )
+_DAMAGES = (
+    zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, KeyError, OverflowError, struct.error,
+)  # fmt: skip
+"""Errors that ``zipfile`` and NumPy have of bytes that are not those of a checkpoint."""
 
 
 @dataclass
@@ -195,27 +196,24 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     name = f"checkpoint {shown(path)}"
     arrays: Dict[str, Any] = {}
-    with _reading(path) as (file, size):
+    with _opened(path) as (archive, size):
         allowed = available_bytes() // 2
         if size > allowed:
             raise InfeasibleError(
                 f"{name} needs {size_text(size)} of memory, and half of what is free is {size_text(allowed)}",
                 _MORE_MEMORY,
             )
-        members = _members(file, size)
-        header = _header_of(members, file, name)
-        for member, num_bytes in members:
-            if member in arrays:
-                raise DataError(f"{name} has '{shown_value(member)}' twice", _HINT)
-            if not member.startswith(("weights/", "slots/")):
+        header = _facts(archive, name)
+        for member in archive.namelist():
+            key, types = member[: -len(".npy")], _TYPES.get(member.partition("/")[0])
+            if types is not None:
+                what = f"{name}: the array '{shown_value(key)}'"
+                arrays[key] = _array(archive.read(member), types, what)
+            elif member != "meta.npy":
                 raise DataError(f"{name} has '{shown_value(member)}', which no checkpoint has", _HINT)
-            types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
-            arrays[member] = _array(file, num_bytes, types, f"{name}: the array '{shown_value(member)}'")
     if digest_of(arrays, header) != header["sha256"]:
         raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
-    problem = misfit(header, Facts)
-    if problem:
-        raise DataError(f"{name} is damaged: {problem}", _HINT)
+    _check_facts(header, name)
     for member, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
@@ -237,81 +235,48 @@ def read_meta(path: Path) -> Dict[str, Any]:
         InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
-    with _reading(path) as (file, size):
-        header = _header_of(_members(file, size), file, name)
-    problem = misfit(header, Facts)
-    if problem:
-        raise DataError(f"{name} is damaged: {problem}", _HINT)
+    with _opened(path) as (archive, _):
+        header = _facts(archive, name)
+    _check_facts(header, name)
     return header
 
 
-class _DamagedError(Exception):
-    """The bytes are not those of a checkpoint."""
-
-
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
-    """The opened file and its length.
+def _opened(path: Path) -> Iterator[Tuple[zipfile.ZipFile, int]]:
+    """The archive, of which nothing expands, and the length of its file.
 
     Raises:
-        DataError: it cannot be read, or the block found that it is no checkpoint.
+        DataError: it cannot be read, or the block finds that it is no checkpoint.
         InfeasibleError: memory does not suffice to read it, which says nothing about the file.
     """
     with open_regular(path, hint=_HINT) as file:
         size = file.seek(0, 2)
-        file.seek(0)
         try:
-            yield file, size
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                is_stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)
+                if not is_stored or sum(m.file_size for m in members) > size:
+                    raise zipfile.BadZipFile
+                yield archive, size
         except MemoryError:
             raise InfeasibleError(
                 f"memory does not suffice to read checkpoint {shown(path)}", _MORE_MEMORY
             ) from None
-        except (_DamagedError, UnicodeDecodeError, struct.error, OverflowError) as error:
+        except (*_DAMAGES, OSError) as error:
+            if (
+                isinstance(error, OSError) and error.errno != errno.EINVAL
+            ):  # a place before the file's beginning
+                raise
             raise DataError(f"{shown(path)} is damaged or no checkpoint", _HINT) from error
 
 
-def _members(file: BinaryIO, size: int) -> Iterator[Tuple[str, int]]:
-    """Name and length of each member; the file stands at its first byte, and is left wherever.
-
-    They are read from their own headers, one after the other: none can lie over another, expand, or claim more bytes
-    than there are.  Of the index at the end of the archive, which says the same for other programs, only the end is
-    looked at.
-    """
-    at = 0
-    while True:
-        file.seek(at)
-        start = file.read(_LOCAL_HEADER.size)
-        if start[:4] == _CENTRAL and at:
-            file.seek(max(0, size - _END_BYTES))
-            end = file.read(_END_BYTES)
-            if end[:4] != _END or end[-2:] != b"\0\0":
-                raise _DamagedError  # cut short, or something was added
-            return
-        if len(start) < _LOCAL_HEADER.size or start[:4] != _LOCAL:
-            raise _DamagedError
-        _, _, flags, method, _, _, _, packed, num_bytes, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(start)
-        name, extra = file.read(name_bytes), file.read(extra_bytes)
-        if num_bytes == 0xFFFFFFFF and extra[:2] == b"\x01\x00" and len(extra) >= 20:
-            num_bytes, packed = struct.unpack("<QQ", extra[4:20])
-        at += _LOCAL_HEADER.size + name_bytes + extra_bytes
-        # Flag 11 says that the name is UTF-8; encrypted, compressed or streamed members have others.
-        if method != 0 or flags & ~0x800 or packed != num_bytes or num_bytes > size - at:
-            raise _DamagedError
-        text = name.decode("utf-8" if flags & 0x800 else "cp437")
-        if not text.endswith(".npy"):
-            raise _DamagedError
-        yield text[: -len(".npy")], num_bytes
-        at += num_bytes
-
-
-def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) -> Dict[str, Any]:
-    """The facts, which are the first member."""
-    member, num_bytes = next(members)
-    if member != "meta" or num_bytes > META_BYTES:
-        raise _DamagedError
-    text = _array(file, num_bytes, _META_TYPES, "the facts")
+def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
+    """The facts, as far as their format and checksum."""
+    if archive.getinfo("meta.npy").file_size > META_BYTES:
+        raise zipfile.BadZipFile
+    text = _array(archive.read("meta.npy"), ("|u1",), f"{name}: the facts").tobytes()
     try:
-        header = load_record(text.tobytes().decode("utf-8"), META_BYTES)
+        header = load_record(text.decode("utf-8"), META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
     if misfit(header, _Header):
@@ -322,45 +287,21 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
     return header
 
 
-def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) -> Any:
-    """The array of a member of that length, at whose first byte the file stands.
+def _check_facts(header: Mapping[str, PlainValue], name: str) -> None:
+    problem = misfit(header, Facts)
+    if problem:
+        raise DataError(f"{name} is damaged: {problem}", _HINT)
 
-    The header is matched, not evaluated.
-    """
-    start = file.read(10)
-    if num_bytes < 10 or start[:8] != b"\x93NUMPY\x01\x00":
-        raise _DamagedError
-    header_bytes = int.from_bytes(start[8:10], "little")
-    text = file.read(min(header_bytes, num_bytes - 10)).decode("latin-1")
-    match = _ARRAY_HEADER.fullmatch(text)
-    if match is None:
-        kind = re.search(r"'descr': *(.{1,40})", text)
-        if kind is None or types == _META_TYPES:
-            raise _DamagedError
-        raise DataError(
-            f"{what} is of the type '{shown_value(kind.group(1))}', not {' or '.join(types)}", _HINT
-        )
-    kind_text, fortran, shape_text = match.groups()
-    if kind_text not in types and types == _META_TYPES:
-        raise _DamagedError
-    if kind_text not in types:
-        raise DataError(f"{what} is of the type '{shown_value(kind_text)}', not {' or '.join(types)}", _HINT)
-    shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
-    if fortran == "True" or len(shape) > 8:
-        raise DataError(f"{what} is not stored row by row, in at most 8 dimensions", _HINT)
-    wanted = np.dtype(kind_text).itemsize
-    for length in shape:
-        wanted *= length
-    left = num_bytes - 10 - header_bytes
-    if wanted != left:
-        raise DataError(f"{what} has the shape {shape} and {left} bytes, not {wanted}", _HINT)
-    data = file.read(left)
-    if len(data) != left:
-        raise _DamagedError
-    try:
-        return np.frombuffer(data, np.dtype(kind_text)).reshape(shape)
-    except ValueError as error:  # beside a length of 0 there can be others that no array has
-        raise _DamagedError from error
+
+def _array(data: bytes, types: Tuple[str, ...], what: str) -> Any:
+    """The array of a member, whose header is matched and not evaluated, as NumPy does it."""
+    end = 10 + int.from_bytes(data[8:10], "little")
+    match = _ARRAY_HEADER.fullmatch(data[:end])
+    kind = "" if match is None else match.group(1).decode("ascii")
+    if match is None or kind not in types:
+        raise DataError(f"{what} is not stored row by row as {' or '.join(types)}", _HINT)
+    shape = [int(number) for number in match.group(2).replace(b" ", b"").split(b",") if number]
+    return np.frombuffer(data, np.dtype(kind), offset=end).reshape(shape)
 
 
 def assign_weights(
@@ -377,8 +318,8 @@ def assign_weights(
     Raises:
         DataError: a weight is missing, superfluous or of another shape.
     """
-    wanted = {name: v for name, v in variables.items() if name not in skip}
-    for name, variable in wanted.items():
+    copied = {name: v for name, v in variables.items() if name not in skip}
+    for name, variable in copied.items():
         value = checkpoint.weights.get(name)
         if value is None:
             raise DataError(
@@ -396,5 +337,5 @@ def assign_weights(
             f"{what} is of another model: it has a weight {extra[0]} that the model lacks",
             "build the model it was trained with (its config.yml lies in the run folder)",
         )
-    for name, variable in wanted.items():
+    for name, variable in copied.items():
         variable.assign(checkpoint.weights[name].astype(np.float32, copy=False))

@@ -44,9 +44,9 @@ def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
     Of equal logits the lower class comes first, as argmax has it.
     """
-    own = np.take_along_axis(logits, labels[:, None], axis=1)
+    label_logits = np.take_along_axis(logits, labels[:, None], axis=1)
     lower = np.arange(logits.shape[1])[None] < labels[:, None]
-    return ((logits > own) | ((logits == own) & lower)).sum(axis=1)
+    return ((logits > label_logits) | ((logits == label_logits) & lower)).sum(axis=1)
 
 
 class EvaluationTotals:
@@ -115,8 +115,8 @@ class EvaluationTotals:
 
     def _losses(self, logs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """float64 [n]."""
-        own = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
-        loss = -own
+        label_logs = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
+        loss = -label_logs
         if self._smoothing:
             loss = (1.0 - self._smoothing) * loss - self._smoothing * logs.mean(axis=-1)
         loss = loss.reshape(len(labels), int(np.prod(labels.shape[1:]))).mean(axis=1)

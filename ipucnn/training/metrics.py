@@ -24,9 +24,8 @@ def batch_sums(
 
     Returns:
         ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts; for segmentation ``top1`` counts pixel
-        fractions and the confusion counts ``true_positives``, ``predicted`` and ``actual`` are added, with two
-        classes the background's ``true_negatives``, ``predicted_background`` and ``actual_background`` too, with more
-        classes ``right_of_K`` and ``either_of_K`` of each: pixels that are K in both, and the sum of those in either).
+        fractions, and ``top5`` is replaced by ``pixels`` that count and, of each class K, ``actual_K``, ``right_of_K``
+        and ``either_of_K``: pixels that are K in truth, in both, and the sum of those in truth and in prediction).
     """
     import tensorflow as tf
 
@@ -41,35 +40,28 @@ def batch_sums(
         sums["top1"] = tf.reduce_sum(hits * weights)
         k = min(5, int(logits.shape[-1]))
         # Of equal logits the lower class comes first, as argmax has it; what is not a number is never right.
-        own = tf.gather(logits, labels, axis=1, batch_dims=1)[:, None]
+        label_logits = tf.gather(logits, labels, axis=1, batch_dims=1)[:, None]
         classes = tf.range(tf.shape(logits)[1], dtype=labels.dtype)[None]
-        before = tf.logical_or(logits > own, tf.logical_and(tf.equal(logits, own), classes < labels[:, None]))
+        before = tf.logical_or(
+            logits > label_logits, tf.logical_and(tf.equal(logits, label_logits), classes < labels[:, None])
+        )
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=1)
-        right = tf.logical_and(rank < k, tf.math.is_finite(own[:, 0]))
+        right = tf.logical_and(rank < k, tf.math.is_finite(label_logits[:, 0]))
         sums["top5"] = tf.reduce_sum(tf.cast(right, tf.float32) * weights)
         return sums
     # Counts are of pixels that are not ignored, in samples that are not padding.
     known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(predicted, labels), tf.float32)
-    own_pixels = tf.maximum(tf.reduce_sum(known, axis=[1, 2]), 1.0)
-    sums["top1"] = tf.reduce_sum(tf.reduce_sum(hits, axis=[1, 2]) / own_pixels * weights)
+    pixels = tf.maximum(tf.reduce_sum(known, axis=[1, 2]), 1.0)
+    sums["top1"] = tf.reduce_sum(tf.reduce_sum(hits, axis=[1, 2]) / pixels * weights)
     counts = known * tf.cast(weights > 0, tf.float32)[:, None, None]
-    classes = int(logits.shape[-1])
-    foreground = tf.cast(labels > 0, tf.float32) * counts
-    claimed = tf.cast(predicted > 0, tf.float32) * counts
-    sums["true_positives"] = tf.reduce_sum(hits * foreground)
-    sums["predicted"] = tf.reduce_sum(claimed)
-    sums["actual"] = tf.reduce_sum(foreground)
-    if classes == 2:
-        sums["true_negatives"] = tf.reduce_sum(hits * (counts - foreground))
-        sums["predicted_background"] = tf.reduce_sum(counts - claimed)
-        sums["actual_background"] = tf.reduce_sum(counts - foreground)
-        return sums
-    for number in range(classes):
+    sums["pixels"] = tf.reduce_sum(counts)
+    for number in range(int(logits.shape[-1])):
         true = tf.cast(tf.equal(labels, number), tf.float32) * counts
-        found = tf.cast(tf.equal(predicted, number), tf.float32) * counts
-        sums[f"right_of_{number}"] = tf.reduce_sum(true * found)
-        sums[f"either_of_{number}"] = tf.reduce_sum(true) + tf.reduce_sum(found)
+        claimed = tf.cast(tf.equal(predicted, number), tf.float32) * counts
+        sums[f"actual_{number}"] = tf.reduce_sum(true)
+        sums[f"right_of_{number}"] = tf.reduce_sum(true * claimed)
+        sums[f"either_of_{number}"] = sums[f"actual_{number}"] + tf.reduce_sum(claimed)
     return sums
 
 
@@ -114,22 +106,20 @@ class MetricTotals:
         result = {"samples": n, "loss": t["loss"] / n, "accuracy": t["top1"] / n}
         if "top5" in t:
             result["top5"] = t["top5"] / n
-        if "true_positives" in t:
-            both = t["predicted"] + t["actual"]
-            union = both - t["true_positives"]
-            result["dice"] = 2 * t["true_positives"] / both if both else 1.0
-            result["iou"] = t["true_positives"] / union if union else 1.0
-        if "true_negatives" in t:
-            both = t["predicted_background"] + t["actual_background"]
-            result["dice_background"] = 2 * t["true_negatives"] / both if both else 1.0
-            pixels = t["actual"] + t["actual_background"]
-            result["dice_all_foreground"] = 2 * t["actual"] / (t["actual"] + pixels) if pixels else 1.0
-        classes = [key[len("right_of_") :] for key in t if key.startswith("right_of_")]
-        if classes:
-            counts = [(t[f"right_of_{k}"], t[f"either_of_{k}"]) for k in classes]
-            for k, (right, both) in zip(classes, counts):
-                result[f"dice_class_{k}"] = 2 * right / both if both else 1.0
-            result["dice"], result["iou"] = mean_scores(counts)
+        numbers = [key[len("right_of_") :] for key in t if key.startswith("right_of_")]
+        if not numbers:
+            return result
+        counts = [(t[f"right_of_{k}"], t[f"either_of_{k}"]) for k in numbers]
+        result["dice"], result["iou"] = mean_scores(counts)
+        scores = [2 * right / both if both else 1.0 for right, both in counts]
+        if len(numbers) > 2:
+            result.update({f"dice_class_{k}": score for k, score in zip(numbers, scores)})
+        elif len(numbers) == 2:
+            foreground = t["actual_1"]
+            result["dice_background"] = scores[0]
+            result["dice_all_foreground"] = (
+                2 * foreground / (foreground + t["pixels"]) if t["pixels"] else 1.0
+            )
         return result
 
 

@@ -9,7 +9,7 @@ state are rounded to 16 bits.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainValue, Tensor, TfVariable
 from ipucnn.config.options import RunConfig
@@ -109,16 +109,13 @@ def make_settings(
     exponent = values.pop("base_decay_exponent", None)
     if exponent is not None:
         values["rho"] = 1.0 - 2.0**exponent * global_batch_size
-    for key in ("momentum", "rho", "beta_1", "beta_2"):
-        if key in values and not 0 <= values[key] < 1:
+    for key, value in values.items():
+        if key in ("momentum", "rho", "beta_1", "beta_2") and not 0 <= value < 1:
             raise ConfigurationError(
-                f"optimizer parameter {key} is {values[key]:g}", f"{key} must be at least 0 and below 1"
+                f"optimizer parameter {key} is {value:g}", f"{key} must be at least 0 and below 1"
             )
-    for key in ("epsilon", "eeta", "weight_decay"):
-        if values.get(key, 0) < 0:
-            raise ConfigurationError(
-                f"optimizer parameter {key} is {values[key]:g}", f"{key} must not be negative"
-            )
+        if value < 0:
+            raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
     return OptimizerSettings(name, values, weight_decay, l2_regularization, clip_gradient_norm, ema_decay)
 
 
@@ -177,7 +174,7 @@ class LossScaler:
         beyond = tf.add_n([tf.reduce_sum(tf.cast(tf.abs(g) > self.EDGE * times, tf.float32)) for g in wide])
         return [g / factor for g in wide], beyond
 
-    def look(self, beyond: "Tensor", update: "Tensor") -> "List[Tensor]":
+    def rescale(self, beyond: "Tensor", update: "Tensor") -> "List[Tensor]":
         """Counts what :meth:`unscaled` found, and moves the scale if it is time.
 
         Args:
@@ -260,18 +257,20 @@ class Optimizer:
 
         count = tf.cast(weight_update, tf.float32) + 1.0
         gradients = self.clipped(gradients)
-        done: List[Tensor] = []
         if rounded is not None:
-            found = [
+            pairs = [
                 pair
                 for index, gradient in enumerate(gradients)
                 for pair in self._new_values(index, gradient, learning_rate, count)
             ]
-            values = rounded([value for _, value in found])
-            done += [own.assign(value) for (own, _), value in zip(found, values)]
+            values = rounded([value for _, value in pairs])
+            done = [variable.assign(value) for (variable, _), value in zip(pairs, values)]
         else:
-            for index, gradient in enumerate(gradients):
-                done += self._apply(index, gradient, learning_rate, count)
+            done = [
+                operation
+                for index, gradient in enumerate(gradients)
+                for operation in self._apply(index, gradient, learning_rate, count)
+            ]
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
                 done += [self._average(n, v, count) for n, v in zip(self._names, self._variables)]
@@ -360,44 +359,67 @@ class Optimizer:
 
         s, variable = self.settings, self._variables[index]
         if variable.dtype == tf.float16:
-            return self._apply_half(index, gradient, learning_rate, count)
-        step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
+            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
+            return [
+                kept.assign(tf.cast(tf.clip_by_value(value, kept.dtype.min, kept.dtype.max), kept.dtype))
+                for kept, value in self._new_values(index, gradient, learning_rate, count)
+            ]
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * variable
         if not s.weight_decay or s.name == "lars":
-            return [step(index, variable, gradient, learning_rate, count)]
+            return [self._kernel(index, gradient, learning_rate, count)]
         with tf.control_dependencies([gradient]):
             decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
         with tf.control_dependencies([decayed]):
-            return [step(index, variable, gradient, learning_rate, count)]
+            return [self._kernel(index, gradient, learning_rate, count)]
 
-    def _slot(self, index: int, slot: str) -> "Tensor":
-        return self.slots[f"{self._names[index]}/{slot}"].handle
-
-    def _sgd(
-        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "Tensor":
+    def _kernel(self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor") -> "Tensor":
+        """TensorFlow's operation that updates a weight of 32 bits and its state in place."""
         import tensorflow as tf
 
-        momentum = self.settings.params["momentum"]
-        if not momentum:
+        name, p, variable = self.settings.name, self.settings.params, self._variables[index]
+
+        def slot(which: str) -> "Tensor":
+            return self.slots[f"{self._names[index]}/{which}"].handle
+
+        if name in ("adam", "adamw"):
+            return tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=slot("m"),
+                v=slot("v"),
+                beta1_power=tf.pow(p["beta_1"], count),
+                beta2_power=tf.pow(p["beta_2"], count),
+                lr=learning_rate,
+                beta1=p["beta_1"],
+                beta2=p["beta_2"],
+                epsilon=p["epsilon"],
+                grad=gradient,
+            )
+        if name == "rmsprop":
+            return tf.raw_ops.ResourceApplyRMSProp(
+                var=variable.handle,
+                ms=slot("mean_square"),
+                mom=slot("momentum"),
+                lr=learning_rate,
+                rho=p["rho"],
+                momentum=p["momentum"],
+                epsilon=p["epsilon"],
+                grad=gradient,
+            )
+        if name == "lars":
+            gradient, learning_rate = self._scaled_by_layer(index, variable, gradient, learning_rate)
+        if not p["momentum"]:
             return tf.raw_ops.ResourceApplyGradientDescent(
                 var=variable.handle, alpha=learning_rate, delta=gradient
             )
         return tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle,
-            accum=self._slot(index, "momentum"),
+            accum=slot("momentum"),
             lr=learning_rate,
             grad=gradient,
-            momentum=momentum,
-            use_nesterov=bool(self.settings.params["nesterov"]),
+            momentum=p["momentum"],
+            use_nesterov=bool(p["nesterov"]),
         )
-
-    def _lars(
-        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "Tensor":
-        gradient, rate = self._scaled_by_layer(index, variable, gradient, learning_rate)
-        return self._sgd(index, variable, gradient, rate, count)
 
     def _scaled_by_layer(
         self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor"
@@ -418,99 +440,39 @@ class Optimizer:
         usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
         return gradient, rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
 
-    def _adam(
-        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "Tensor":
-        import tensorflow as tf
-
-        p = self.settings.params
-        return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=self._slot(index, "m"),
-            v=self._slot(index, "v"),
-            beta1_power=tf.pow(p["beta_1"], count),
-            beta2_power=tf.pow(p["beta_2"], count),
-            lr=learning_rate,
-            beta1=p["beta_1"],
-            beta2=p["beta_2"],
-            epsilon=p["epsilon"],
-            grad=gradient,
-        )
-
-    def _rmsprop(
-        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "Tensor":
-        import tensorflow as tf
-
-        p = self.settings.params
-        return tf.raw_ops.ResourceApplyRMSProp(
-            var=variable.handle,
-            ms=self._slot(index, "mean_square"),
-            mom=self._slot(index, "momentum"),
-            lr=learning_rate,
-            rho=p["rho"],
-            momentum=p["momentum"],
-            epsilon=p["epsilon"],
-            grad=gradient,
-        )
-
-    def _apply_half(
-        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "List[Tensor]":
-        """:meth:`_apply` for a weight of 16 bits."""
-        import tensorflow as tf
-
-        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
-            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
-            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
-
-        found = self._new_values(index, gradient, learning_rate, count)
-        return [own.assign(rounded(value, own.dtype)) for own, value in found]
-
     def _new_values(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
     ) -> "List[Tuple[TfVariable, Tensor]]":
-        """The state of a weight and the weight itself, each with what it becomes, computed in float32."""
+        """The state of a weight and the weight itself, each with its new value, by the kernels' formulas in float32."""
         import tensorflow as tf
 
-        s, variable = self.settings, self._variables[index]
-        weight, gradient, rate, count = (
-            tf.cast(tf.convert_to_tensor(value), tf.float32)
-            for value in (variable, gradient, learning_rate, count)
-        )
+        s, p, variable = self.settings, self.settings.params, self._variables[index]
+
+        def wide(value: "Union[Tensor, TfVariable]") -> "Tensor":
+            return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+        weight, gradient, rate, count = map(wide, (variable, gradient, learning_rate, count))
+        slots = {slot: self.slots[f"{self._names[index]}/{slot}"] for slot in s.slots if slot != AVERAGE[1:]}
+        old, new = {slot: wide(value) for slot, value in slots.items()}, {}
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * weight
-        change, state = self._half_change(index, weight, gradient, rate, count)
+        if s.name in ("adam", "adamw"):
+            new["m"] = p["beta_1"] * old["m"] + (1.0 - p["beta_1"]) * gradient
+            new["v"] = p["beta_2"] * old["v"] + (1.0 - p["beta_2"]) * tf.square(gradient)
+            corrected = rate * tf.sqrt(1.0 - tf.pow(p["beta_2"], count)) / (1.0 - tf.pow(p["beta_1"], count))
+            change = -corrected * new["m"] / (tf.sqrt(new["v"]) + p["epsilon"])
+        elif s.name == "rmsprop":
+            new["mean_square"] = p["rho"] * old["mean_square"] + (1.0 - p["rho"]) * tf.square(gradient)
+            step = rate * gradient * tf.math.rsqrt(new["mean_square"] + p["epsilon"])
+            new["momentum"] = p["momentum"] * old["momentum"] + step
+            change = -new["momentum"]
+        else:
+            if s.name == "lars":
+                gradient, rate = self._scaled_by_layer(index, weight, gradient, rate)
+            change = -rate * gradient
+            if p["momentum"]:
+                new["momentum"] = moved = p["momentum"] * old["momentum"] - rate * gradient
+                change = p["momentum"] * moved - rate * gradient if p["nesterov"] else moved
         if s.weight_decay and s.name != "lars":
             change = change - rate * s.weight_decay * weight
-        slots = [(self.slots[f"{self._names[index]}/{slot}"], value) for slot, value in state.items()]
-        return [*slots, (variable, weight + change)]
-
-    def _half_change(
-        self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor", count: "Tensor"
-    ) -> "Tuple[Tensor, Dict[str, Tensor]]":
-        """What is added to a weight, and the new values of its slots, all float32."""
-        import tensorflow as tf
-
-        name, p = self.settings.name, self.settings.params
-
-        def old(slot: str) -> "Tensor":
-            return tf.cast(tf.convert_to_tensor(self.slots[f"{self._names[index]}/{slot}"]), tf.float32)
-
-        if name in ("adam", "adamw"):
-            m = p["beta_1"] * old("m") + (1.0 - p["beta_1"]) * gradient
-            v = p["beta_2"] * old("v") + (1.0 - p["beta_2"]) * tf.square(gradient)
-            corrected = rate * tf.sqrt(1.0 - tf.pow(p["beta_2"], count)) / (1.0 - tf.pow(p["beta_1"], count))
-            return -corrected * m / (tf.sqrt(v) + p["epsilon"]), {"m": m, "v": v}
-        if name == "rmsprop":
-            square = p["rho"] * old("mean_square") + (1.0 - p["rho"]) * tf.square(gradient)
-            step = rate * gradient * tf.math.rsqrt(square + p["epsilon"])
-            moved = p["momentum"] * old("momentum") + step
-            return -moved, {"mean_square": square, "momentum": moved}
-        if name == "lars":
-            gradient, rate = self._scaled_by_layer(index, weight, gradient, rate)
-        if not p["momentum"]:
-            return -rate * gradient, {}
-        moved = p["momentum"] * old("momentum") - rate * gradient
-        change = p["momentum"] * moved - rate * gradient if p["nesterov"] else moved
-        return change, {"momentum": moved}
+        return [*((slots[slot], value) for slot, value in new.items()), (variable, weight + change)]

@@ -8,14 +8,26 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
+from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
-from ipucnn.training import batching as arithmetic
-from ipucnn.training.batching import Batching, Warn
+from ipucnn.training.batching import (
+    alternatives,
+    check_distributed_batch_norm,
+    divisors,
+    nearest_multiples,
+    next_power_of_two,
+    overlap_length,
+    parse_frequency,
+    updates_from_steps_per_execution,
+    updates_per_event,
+)
+
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -92,18 +104,6 @@ class Program:
         """Micro-batches per weight update over all replicas."""
         return self.gradient_accumulation_count * self.num_replicas
 
-    @property
-    def batching(self) -> Batching:
-        """The three factors of the global batch."""
-        return Batching(self.micro_batch_size, self.gradient_accumulation_count, self.num_replicas)
-
-    @property
-    def layout(self) -> "Layout":
-        """The part that needs no data set."""
-        return Layout(
-            self.batching, self.num_stages, self.device_mapping, self.ipus_per_replica, self.warnings
-        )
-
     def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
         """The same program with the pipeline splits filled in (their number is checked), and who chose them."""
         if len(splits) != self.num_stages - 1:
@@ -125,13 +125,13 @@ class Program:
             ConfigurationError: it does not divide a weight update into whole groups of micro-batches.
         """
         group = self.dbn_replica_group_size
-        legal = [d for d in arithmetic.divisors(self.num_micro_batches) if d % group == 0]
+        legal = [d for d in divisors(self.num_micro_batches) if d % group == 0]
         if fused not in legal:
             near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
             raise ConfigurationError(
                 f"--fused-micro-batches {fused} does not divide the {self.num_micro_batches} micro-batches of "
                 "a weight update into whole groups",
-                "use --fused-micro-batches " + " or ".join(map(str, near)),
+                "use --fused-micro-batches " + alternatives(near),
             )
         return self.with_fused(fused)
 
@@ -155,59 +155,45 @@ def _named_splits(config: RunConfig) -> Tuple[str, ...]:
     return () if config.pipeline_splits == (AUTO,) else tuple(config.pipeline_splits)
 
 
-def _stages(config: RunConfig) -> int:
-    """Number of pipeline stages the configuration asks for."""
-    splits = len(_named_splits(config))
-    wanted = config.ipus_per_replica
-    if config.pipeline_splits == (AUTO,) and wanted is None and not config.device_mapping:
+def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
+    """The IPU of each pipeline stage, counted from 0 within a replica.
+
+    Raises:
+        ConfigurationError: splits, mapping and IPUs name different numbers of stages.
+    """
+    splits, ipus, mapping = (
+        len(_named_splits(config)),
+        config.ipus_per_replica,
+        tuple(config.device_mapping or ()),
+    )
+    if config.pipeline_splits == (AUTO,) and ipus is None and not mapping:
         raise ConfigurationError(
             "--pipeline-splits auto, but nothing says how many stages there are",
             "add --ipus-per-replica K; `ipucnn plan-splits MODEL --ipus N` finds the best number",
         )
-    if config.device_mapping:
-        stages = len(config.device_mapping)
-        if splits and splits + 1 != stages:
-            raise ConfigurationError(
-                f"--device-mapping names {counted(stages, 'stage')}, but there are {splits + 1} with "
-                f"{counted(splits, 'pipeline split')}",
-                f"give {splits + 1} numbers in --device-mapping",
-            )
-        if wanted not in (None, max(config.device_mapping) + 1):
-            raise ConfigurationError(
-                f"--ipus-per-replica {wanted} does not suit --device-mapping, which uses "
-                f"{counted(max(config.device_mapping) + 1, 'IPU')}",
-                f"use --ipus-per-replica {max(config.device_mapping) + 1}, or drop it",
-            )
-        return stages
-    if splits:
-        if wanted not in (None, splits + 1):
-            raise ConfigurationError(
-                f"--ipus-per-replica {wanted} does not suit {splits + 1} stages, opened by "
-                f"{counted(splits, 'pipeline split')}",
-                f"use --ipus-per-replica {splits + 1}, or drop --pipeline-splits to have them chosen",
-            )
-        return splits + 1
-    return wanted or 1
-
-
-def _mapping(config: RunConfig, num_stages: int) -> Tuple[int, ...]:
-    mapping = tuple(config.device_mapping) if config.device_mapping else tuple(range(num_stages))
-    used = sorted(set(mapping))
-    if used != list(range(len(used))):
+    if mapping and splits and len(mapping) != splits + 1:
+        raise ConfigurationError(
+            f"--device-mapping names {counted(len(mapping), 'stage')}, but there are {splits + 1} with "
+            f"{counted(splits, 'pipeline split')}",
+            f"give {splits + 1} numbers in --device-mapping",
+        )
+    mapping = mapping or tuple(range(splits + 1 if splits else ipus or 1))
+    used = max(mapping) + 1
+    if ipus not in (None, used):
+        what, instead = f"--device-mapping, which uses {counted(used, 'IPU')}", "it"
+        if not config.device_mapping:
+            what = f"{used} stages, opened by {counted(splits, 'pipeline split')}"
+            instead = "--pipeline-splits to have them chosen"
+        raise ConfigurationError(
+            f"--ipus-per-replica {ipus} does not suit {what}",
+            f"use --ipus-per-replica {used}, or drop {instead}",
+        )
+    if set(mapping) != set(range(used)):
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))} leaves IPUs out",
             "number the IPUs of a replica from 0 without gaps, for example 0 1 1 0",
         )
     return mapping
-
-
-def _check_pipeline(config: RunConfig, num_stages: int) -> None:
-    if num_stages == 1 and config.recomputation:
-        raise ConfigurationError(
-            "--recomputation needs a pipeline: it recomputes stages",
-            "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
-        )
-    stage_proportions(config.available_memory_proportion, num_stages)
 
 
 def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tuple[float, float], ...]:
@@ -232,32 +218,6 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
         if num_stages > 1
         else "give one value",
     )
-
-
-def _periods(
-    config: RunConfig, updates_per_epoch: int, per_execution: int, executions_per_log: int, warn: Warn
-) -> Tuple[int, int, int]:
-    """(executions per checkpoint, first checkpoint execution, executions per validation)."""
-    executions_per_epoch = Fraction(updates_per_epoch, per_execution)
-    checkpoint = 0
-    frequency = _checkpoint_frequency(config)
-    if frequency > 0:
-        exact = executions_per_epoch / frequency
-        checkpoint = max(1, round(exact))
-        if executions_per_log > 1:
-            per_checkpoint = arithmetic.updates_per_event(updates_per_epoch, config.num_epochs, frequency)
-            checkpoint = per_checkpoint // per_execution
-        if checkpoint != exact and config.ckpts_per_epoch is not None:
-            possible = float(executions_per_epoch / checkpoint)
-            warn(
-                f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
-                f"writing {possible:.4g} per epoch"
-            )
-    first = int(-(-(config.first_ckpt_epoch * updates_per_epoch) // per_execution))
-    validation = 0
-    if config.validation and config.validation_freq > 0:
-        validation = max(1, round(executions_per_epoch * config.validation_freq))
-    return checkpoint, first, validation
 
 
 def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
@@ -293,53 +253,69 @@ def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tup
     return tuple(what for _, what, _ in conflicts), tuple(instead for _, _, instead in conflicts)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What of a Program needs no data set: batch, pipeline and IPUs."""
+def _replicas(config: RunConfig, ipus_per_replica: int) -> int:
+    """Replicas that were asked for, or that fill the IPUs that were."""
+    ipus, replicas = config.ipus, config.num_replicas
+    if ipus is None:
+        return replicas
+    if ipus % ipus_per_replica:
+        raise ConfigurationError(
+            f"--ipus {ipus} is not a multiple of the {counted(ipus_per_replica, 'IPU')} that one replica takes",
+            f"use --ipus {alternatives(nearest_multiples(ipus, ipus_per_replica))}",
+        )
+    filled = ipus // ipus_per_replica
+    if replicas not in (1, filled):
+        raise ConfigurationError(
+            f"--ipus {ipus} makes {counted(filled, 'replica')} of {counted(ipus_per_replica, 'IPU')}, but "
+            f"--num-replicas is {replicas}",
+            f"drop one of them, or use --ipus {replicas * ipus_per_replica}",
+        )
+    return filled
 
-    batching: Batching
-    num_stages: int
-    device_mapping: Tuple[int, ...]
-    ipus_per_replica: int
-    warnings: Tuple[str, ...]
 
-
-def make_layout(config: RunConfig) -> Layout:
-    """Checks and computes the part of the Program that needs no data set.
+def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: Warn) -> int:
+    """The gradient accumulation count: as it was asked for, or nearest to the global batch that was.
 
     Raises:
-        ConfigurationError: an illegal combination, with the nearest legal values.
+        ConfigurationError: both are given, the schedule does not allow the count, or the global batch is more than 32
+            bits count: each of its factors may be legal, and the product not.
     """
-    warnings: List[str] = []
-    warn = warnings.append
-    _check_auto_loss_scaling(config, warn)
-    stages = _stages(config)
-    _check_pipeline(config, stages)
-    mapping = _mapping(config, stages)
-    ipus_per_replica = arithmetic.next_power_of_two(max(mapping) + 1)
-    if ipus_per_replica != max(mapping) + 1:
-        warn(f"a replica of {max(mapping) + 1} IPUs occupies {ipus_per_replica}: IPUs come in powers of two")
-    replicas = config.num_replicas
-    if config.ipus is not None:
-        filled = arithmetic.replicas_for_ipus(config.ipus, ipus_per_replica)
-        if replicas not in (1, filled):
-            raise ConfigurationError(
-                f"--ipus {config.ipus} makes {counted(filled, 'replica')} of {counted(ipus_per_replica, 'IPU')}, but "
-                f"--num-replicas is {replicas}",
-                f"drop one of them, or use --ipus {replicas * ipus_per_replica}",
-            )
-        replicas = filled
-    batch = arithmetic.make_batching(
+    size, count, batch = (
         config.micro_batch_size,
-        replicas,
         config.gradient_accumulation_count,
         config.global_batch_size,
-        schedule=config.pipeline_schedule,
-        num_stages=stages,
-        warn=warn,
     )
-    arithmetic.check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
-    return Layout(batch, stages, mapping, ipus_per_replica, tuple(warnings))
+    base, per_step = overlap_length(config.pipeline_schedule, num_stages), size * num_replicas
+    rule = f"the {config.pipeline_schedule} schedule with {num_stages} stages needs a multiple of {base}"
+    if count is not None and batch is not None:
+        raise ConfigurationError(
+            f"--gradient-accumulation-count {count} and --global-batch-size {batch} are both given, but one follows "
+            "from the other",
+            f"drop one: {count} accumulated micro-batches of {size} on {counted(num_replicas, 'replica')} are a "
+            f"global batch of {per_step * count}",
+        )
+    if count is not None and count % base:
+        raise ConfigurationError(
+            f"--gradient-accumulation-count {count} is not possible: {rule}",
+            f"use --gradient-accumulation-count {alternatives(nearest_multiples(count, base))}",
+        )
+    if batch is not None:
+        count = max(1, math.floor(Fraction(batch, per_step * base) + Fraction(1, 2))) * base
+        if count * per_step != batch:
+            because = f"; {rule}" if base > 1 else ""
+            warn(
+                f"global batch size {batch:,} is not a multiple of micro-batch {size:,} x "
+                f"{counted(num_replicas, 'replica')}{because}: using {count * per_step:,} "
+                f"(gradient accumulation count {count:,})"
+            )
+    count = count or base
+    if count * per_step > MAX_COUNT:
+        raise ConfigurationError(
+            f"the global batch of {count * per_step:,} samples (micro-batch {size:,} x accumulation {count:,} x "
+            f"{counted(num_replicas, 'replica')}) is above {MAX_COUNT:,}",
+            f"lower --gradient-accumulation-count to {max(1, MAX_COUNT // per_step)} or less, or one of the others",
+        )
+    return count
 
 
 def validation_replicas(
@@ -353,9 +329,70 @@ def validation_replicas(
         num_replicas: of training, in all processes.
         num_instances: processes of ``poprun``, which share the samples; each has IPUs of its own.
     """
-    if config.pipeline_validation_model:
-        return num_replicas // num_instances
-    return num_replicas * ipus_per_replica // num_instances
+    whole = 1 if config.pipeline_validation_model else ipus_per_replica
+    return num_replicas * whole // num_instances
+
+
+def make_layout(config: RunConfig) -> Program:
+    """The part of the Program that needs no data set: what depends on one is 0, and so is the seed.
+
+    Raises:
+        ConfigurationError: an illegal combination, with the nearest legal values.
+    """
+    warnings: List[str] = []
+    _check_auto_loss_scaling(config, warnings.append)
+    mapping = _device_mapping(config)
+    stages, used = len(mapping), max(mapping) + 1
+    if stages == 1 and config.recomputation:
+        raise ConfigurationError(
+            "--recomputation needs a pipeline: it recomputes stages",
+            "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
+        )
+    stage_proportions(config.available_memory_proportion, stages)
+    ipus_per_replica = next_power_of_two(used)
+    if ipus_per_replica != used:
+        warnings.append(f"a replica of {used} IPUs occupies {ipus_per_replica}: IPUs come in powers of two")
+    replicas = _replicas(config, ipus_per_replica)
+    accumulation = _accumulation(config, stages, replicas, warnings.append)
+    check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
+    return Program(
+        micro_batch_size=config.micro_batch_size,
+        gradient_accumulation_count=accumulation,
+        num_replicas=replicas,
+        global_batch_size=config.micro_batch_size * accumulation * replicas,
+        gradient_accumulation_reduction_method=config.gradient_accumulation_reduction_method,
+        dbn_replica_group_size=config.dbn_replica_group_size,
+        num_epochs=config.num_epochs,
+        weight_updates_per_epoch=0,
+        samples_per_epoch=0,
+        samples_discarded_per_epoch=0,
+        weight_updates_per_execution=0,
+        steps_per_execution=0,
+        num_executions=0,
+        executions_per_checkpoint=0,
+        first_checkpoint_execution=0,
+        executions_per_validation=0,
+        validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
+        validation_num_replicas=config.validation_num_replicas or 0,
+        num_stages=stages,
+        pipeline_splits=_named_splits(config),
+        device_mapping=mapping,
+        pipeline_schedule=config.pipeline_schedule,
+        recomputation=config.recomputation,
+        available_memory_proportion=tuple(config.available_memory_proportion),
+        ipus_per_replica=ipus_per_replica,
+        num_ipus=replicas * ipus_per_replica,
+        precision=config.precision,
+        loss_scaling=config.loss_scaling,
+        seed=0,
+        auto_loss_scaling=config.auto_loss_scaling and config.precision != "32.32",
+        clip_gradient_norm=config.clip_gradient_norm or 0.0,
+        ema_decay=config.ema_decay or 0.0,
+        mixup=config.mixup or 0.0,
+        cutmix=config.cutmix or 0.0,
+        random_erasing=config.random_erasing or 0.0,
+        warnings=tuple(warnings),
+    )
 
 
 def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instances: int = 1) -> Program:
@@ -371,93 +408,162 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
         ConfigurationError: an illegal combination, with the nearest legal values.
     """
     layout = make_layout(config)
-    batch, stages, replicas = layout.batching, layout.num_stages, layout.batching.num_replicas
-    ipus_per_replica = layout.ipus_per_replica
-    warnings = list(layout.warnings)
-    warn = warnings.append
-    epoch = arithmetic.make_epoch(
-        num_samples,
-        batch,
-        config.weight_updates_per_epoch,
-        config.pad_dataset,
-        arithmetic.overlap_length(config.pipeline_schedule, stages),
-        config.global_batch_size is not None,
-    )
-    arithmetic.check_length(epoch.weight_updates, config.num_epochs)
-    updates, executions_per_log = _execution_length(config, batch, epoch.weight_updates, warn)
-    checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, executions_per_log, warn)
-    return Program(
-        micro_batch_size=batch.micro_batch_size,
-        gradient_accumulation_count=batch.gradient_accumulation_count,
-        num_replicas=replicas,
-        global_batch_size=batch.global_batch_size,
-        gradient_accumulation_reduction_method=config.gradient_accumulation_reduction_method,
-        dbn_replica_group_size=config.dbn_replica_group_size,
-        num_epochs=config.num_epochs,
-        weight_updates_per_epoch=epoch.weight_updates,
-        samples_per_epoch=epoch.samples,
-        samples_discarded_per_epoch=epoch.samples_discarded,
-        samples_padded_per_epoch=epoch.samples_padded,
+    warnings, size = list(layout.warnings), layout.global_batch_size
+    per_epoch = _weight_updates_per_epoch(config, layout, num_samples)
+    if per_epoch * config.num_epochs > MAX_COUNT:
+        raise ConfigurationError(
+            f"{config.num_epochs} epochs of {per_epoch} weight updates are {per_epoch * config.num_epochs}, and a run "
+            f"has at most {MAX_COUNT}",
+            f"use --num-epochs {MAX_COUNT // per_epoch} or less",
+        )
+    samples = num_samples if config.pad_dataset else per_epoch * size
+    updates, executions_per_log = _execution_length(config, layout, per_epoch, warnings.append)
+    validation = 0
+    if config.validation and config.validation_freq > 0:
+        validation = max(1, round(Fraction(per_epoch, updates) * config.validation_freq))
+    return replace(
+        layout,
+        seed=seed,
+        weight_updates_per_epoch=per_epoch,
+        samples_per_epoch=samples,
+        samples_discarded_per_epoch=max(0, num_samples - samples),
+        samples_padded_per_epoch=per_epoch * size - samples,
         weight_updates_per_execution=updates,
         executions_per_log=executions_per_log,
-        auto_loss_scaling=config.auto_loss_scaling and config.precision != "32.32",
-        steps_per_execution=updates * batch.gradient_accumulation_count,
-        num_executions=epoch.weight_updates * config.num_epochs // updates,
-        executions_per_checkpoint=checkpoint,
-        first_checkpoint_execution=first,
+        steps_per_execution=updates * layout.gradient_accumulation_count,
+        num_executions=per_epoch * config.num_epochs // updates,
+        executions_per_checkpoint=_executions_per_checkpoint(
+            config, per_epoch, updates, executions_per_log, warnings.append
+        ),
+        first_checkpoint_execution=int(-(-(config.first_ckpt_epoch * per_epoch) // updates)),
         executions_per_validation=validation,
-        validation_micro_batch_size=config.validation_micro_batch_size or batch.micro_batch_size,
-        validation_num_replicas=config.validation_num_replicas
-        or validation_replicas(config, replicas, ipus_per_replica, num_instances),
-        num_stages=stages,
-        pipeline_splits=_named_splits(config),
-        device_mapping=layout.device_mapping,
-        pipeline_schedule=config.pipeline_schedule,
-        recomputation=config.recomputation,
-        available_memory_proportion=tuple(config.available_memory_proportion),
-        ipus_per_replica=ipus_per_replica,
-        num_ipus=replicas * ipus_per_replica,
-        precision=config.precision,
-        loss_scaling=config.loss_scaling,
-        seed=seed,
-        clip_gradient_norm=config.clip_gradient_norm or 0.0,
-        ema_decay=config.ema_decay or 0.0,
-        mixup=config.mixup or 0.0,
-        cutmix=config.cutmix or 0.0,
-        random_erasing=config.random_erasing or 0.0,
+        validation_num_replicas=layout.validation_num_replicas
+        or validation_replicas(config, layout.num_replicas, layout.ipus_per_replica, num_instances),
         warnings=tuple(warnings),
     )
+
+
+def _weight_updates_per_epoch(config: RunConfig, layout: Program, num_samples: int) -> int:
+    """Whole weight updates only: samples that are left over are discarded, or one more weight update is padded.
+
+    A prescribed number may be more than the data set holds: another permutation of it then starts within the epoch.
+
+    Raises:
+        ConfigurationError: the data set holds less than one global batch and is not padded, or the number is
+            prescribed and the data set padded.
+    """
+    prescribed, size = config.weight_updates_per_epoch, layout.global_batch_size
+    if prescribed not in (None, -1):
+        if config.pad_dataset:
+            raise ConfigurationError(
+                f"--pad-dataset and --weight-updates-per-epoch {prescribed} are both given, and each says where an "
+                "epoch ends",
+                "drop one of them",
+            )
+        return prescribed
+    if config.pad_dataset:
+        return max(1, -(-num_samples // size))
+    if num_samples < size:
+        raise ConfigurationError(
+            f"the global batch of {size:,} samples ({layout.micro_batch_size:,} x "
+            f"{layout.gradient_accumulation_count:,} x {layout.num_replicas:,}) is larger than the training set of "
+            f"{num_samples:,}",
+            _smaller_batch(config, layout, num_samples),
+        )
+    return num_samples // size
+
+
+def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
+    """The hint where the global batch is more than the data set holds.
+
+    The accumulation is made smaller if that is enough, then the micro-batch, then the number of replicas.
+    """
+    base = overlap_length(layout.pipeline_schedule, layout.num_stages)
+    size, replicas = layout.micro_batch_size, layout.num_replicas
+    if num_samples < base:
+        return f"take a larger data set: a weight update of this schedule takes at least {base:,} samples"
+    options = []
+    count = num_samples // (size * replicas * base) * base
+    if not count:
+        count, size = base, num_samples // (replicas * base)
+        if not size:
+            size, replicas = 1, num_samples // base
+            options.append(f"--num-replicas {replicas}")
+        options.append(f"--micro-batch-size {size}")
+    if config.global_batch_size is not None:
+        options.append(f"--global-batch-size {size * count * replicas}")
+    elif count != layout.gradient_accumulation_count:
+        options.append(f"--gradient-accumulation-count {count}")
+    return f"use {' '.join(options)}, or less"
 
 
 def _checkpoint_frequency(config: RunConfig) -> Fraction:
     """Checkpoints per epoch; 0 for none."""
     if not config.checkpoints:
         return Fraction(0)
-    return arithmetic.parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
+    return parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
 
 
-def _execution_length(
-    config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Warn
-) -> Tuple[int, int]:
+def _executions_per_checkpoint(
+    config: RunConfig, per_epoch: int, per_execution: int, executions_per_log: int, warn: Warn
+) -> int:
+    """0: there are none."""
+    frequency, executions_per_epoch = _checkpoint_frequency(config), Fraction(per_epoch, per_execution)
+    if not frequency:
+        return 0
+    exact = executions_per_epoch / frequency
+    executions = max(1, round(exact))
+    if executions_per_log > 1:  # executions are as short as checkpoints need them
+        executions = updates_per_event(per_epoch, config.num_epochs, frequency) // per_execution
+    if executions != exact and config.ckpts_per_epoch is not None:
+        warn(
+            f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
+            f"writing {float(executions_per_epoch / executions):.4g} per epoch"
+        )
+    return executions
+
+
+def _execution_length(config: RunConfig, layout: Program, per_epoch: int, warn: Warn) -> Tuple[int, int]:
     """Weight updates of an execution, and executions from one log to the next.
 
     An execution ends with a log.  Where checkpoints were asked for more often than logs, it is as long as both allow:
     the greatest common divisor of both periods, as in the public application (``program_steps.py``).
+
+    Raises:
+        ConfigurationError: a prescribed length, or less than one log per epoch, that the epochs do not divide into.
     """
-    epochs, steps = config.num_epochs, config.steps_per_execution
+    epochs, steps, total = config.num_epochs, config.steps_per_execution, per_epoch * config.num_epochs
     if steps is not None:
-        return arithmetic.updates_from_steps_per_execution(steps, batch, updates_per_epoch, epochs), 1
-    frequency = arithmetic.parse_frequency(config.logs_per_epoch)
-    warnings: List[str] = []
-    per_log = updates = arithmetic.weight_updates_per_log(
-        updates_per_epoch, epochs, frequency, warnings.append
-    )
+        return updates_from_steps_per_execution(
+            steps, layout.gradient_accumulation_count, per_epoch, epochs
+        ), 1
+    frequency = parse_frequency(config.logs_per_epoch)
+    if 0 < frequency < 1 and (frequency * epochs).denominator != 1:
+        possible = "".join(f" or 1/{d}" for d in divisors(epochs)[1:])
+        raise ConfigurationError(
+            f"it is not possible to log {_shown(1 / frequency)} epochs at a time for {epochs} epochs",
+            f"use --logs-per-epoch 1{possible}, or another --num-epochs",
+        )
+    per_log = updates = updates_per_event(per_epoch, epochs, frequency) if frequency else total
     checkpoints = _checkpoint_frequency(config)
     if config.ckpts_per_epoch is not None and checkpoints:
-        per_checkpoint = arithmetic.updates_per_event(updates_per_epoch, epochs, checkpoints)
-        if per_checkpoint < per_log:
-            updates = math.gcd(per_log, per_checkpoint)
-    # One log in all is one execution, and told of as such, unless checkpoints come between.
-    for warning in warnings if frequency or updates == per_log else []:
-        warn(warning)
+        updates = math.gcd(per_log, min(per_log, updates_per_event(per_epoch, epochs, checkpoints)))
+    if not frequency and updates == per_log:
+        warn(
+            f"--logs-per-epoch 0: the entire training run of {counted(total, 'weight update')} is one execution"
+        )
+    elif frequency >= 1 and per_epoch != frequency * per_log:
+        warn(
+            f"{_shown(frequency)} logs per epoch are not possible with {counted(per_epoch, 'weight update')} per "
+            f"epoch: logging {counted(per_epoch // per_log, 'time')} per epoch"
+        )
+    elif 0 < frequency < 1 and total != frequency * epochs * per_log:
+        warn(
+            f"{_shown(frequency)} logs per epoch are not possible with {counted(total, 'weight update')} in "
+            f"{counted(epochs, 'epoch')}: logging {counted(total // per_log, 'time')} in the run"
+        )
     return updates, per_log // updates
+
+
+def _shown(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.6g}"

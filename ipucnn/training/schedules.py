@@ -38,9 +38,9 @@ def _check_keys(what: str, params: Mapping[str, PlainValue], required: Sequence[
     missing = [key for key in required if key not in params]
     unknown = [key for key in params if key not in required]
     if missing or unknown:
-        found = f"lacks {', '.join(missing)}" if missing else f"has an unknown key '{unknown[0]}'"
+        problem = f"lacks {', '.join(missing)}" if missing else f"has an unknown key '{unknown[0]}'"
         hint = did_you_mean(unknown[0], required) if unknown and not missing else None
-        raise ConfigurationError(f"{what} {found}", hint or f"its keys are {', '.join(required)}")
+        raise ConfigurationError(f"{what} {problem}", hint or f"its keys are {', '.join(required)}")
 
 
 def _number(what: str, key: str, value: object, minimum: Optional[float] = None) -> float:

@@ -488,9 +488,7 @@ def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig)
         config: of the run.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
-    return _asking(
-        model, name, lambda: plan_settings(config, program.layout), program.pipeline_splits, None, advice
-    )
+    return _asking(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
 
 
 def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:

@@ -11,6 +11,7 @@ would, and they do not depend on how many micro-batches are computed as one.
 The functions are compiled by XLA, which makes one pass over memory of them; as single operations they take ten.
 """
 
+import functools
 import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional, Sequence
@@ -127,19 +128,12 @@ def stochastic(x: Tensor, keys: Tensor, overflow_to_nan: bool = False) -> Tensor
     return _finish(x, magnitude, rounded, overflow_to_nan)
 
 
-def _compiled(function: Callable[..., Tensor], *values: Tensor, overflow_to_nan: bool) -> Tensor:
-    """One of the two, compiled by XLA."""
-    key = (function.__name__, overflow_to_nan)
-    if key not in _COMPILED:
-
-        def call(*values: Tensor) -> Tensor:
-            return function(*values, overflow_to_nan)
-
-        _COMPILED[key] = tf.function(call, autograph=False, jit_compile=True)
-    return _COMPILED[key](*values)
-
-
-_COMPILED: Any = {}
+@functools.lru_cache(maxsize=None)
+def compiled(rounding: Callable[..., Tensor], overflow_to_nan: bool = False) -> Callable[..., Tensor]:
+    """:func:`nearest` or :func:`stochastic`, compiled by XLA once in a process, of all arguments but the last."""
+    bound = functools.partial(rounding, overflow_to_nan=overflow_to_nan)
+    traced: Callable[..., Tensor] = tf.function(bound, autograph=False, jit_compile=True)
+    return traced
 
 
 class Rounding:
@@ -164,15 +158,15 @@ class Rounding:
         a = self._arithmetic
         if a.is_half:
             # Exceptions are found as what overflow leaves behind.
-            options = {"overflow_to_nan": a.nanoo or a.fp_exceptions}
+            overflow_to_nan = a.nanoo or a.fp_exceptions
             if self._streams is None:
-                rounded = _compiled(nearest, tf.reshape(x, [-1]), **options)
+                rounded = compiled(nearest, overflow_to_nan)(tf.reshape(x, [-1]))
             else:
                 keys = _mix(self._streams + tf.constant(zlib.crc32(place.encode()), tf.uint32))
                 rows = tf.reshape(x, [tf.shape(self._streams)[0], -1])
                 if x.shape.num_elements() is not None and self._streams.shape[0] is not None:
                     rows = tf.reshape(x, [int(self._streams.shape[0]), -1])
-                rounded = _compiled(stochastic, rows, keys, **options)
+                rounded = compiled(stochastic, overflow_to_nan)(rows, keys)
             x = _like(rounded, x)
         return tf.debugging.check_numerics(x, EXCEPTION + place) if a.fp_exceptions else x
 
@@ -191,7 +185,7 @@ class Rounding:
         """The network's input, rounded: always to nearest, as the host of an IPU does it."""
         if not self._arithmetic.is_half:
             return x
-        return _like(_compiled(nearest, tf.reshape(x, [-1]), overflow_to_nan=False), x)
+        return _like(compiled(nearest)(tf.reshape(x, [-1])), x)
 
     def all(self, tensors: Sequence[Tensor], place: str) -> List[Tensor]:
         """Tensors that have nothing to do with micro-batches, rounded at once."""

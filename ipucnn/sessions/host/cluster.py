@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import math
 import os
 import queue
 import secrets
@@ -69,29 +70,18 @@ def facts_of_machine() -> Dict[str, Any]:
     return facts
 
 
-def _refuse_differences(everyone: Sequence[Mapping[str, PlainValue]]) -> None:
-    """Refuses workers that would not train the same network; all of them come to the same verdict.
+def _differences(everyone: Sequence[Mapping[str, PlainValue]], part: str) -> List[str]:
+    """What the workers have otherwise than worker 0, one line each: the same verdict on all of them.
 
-    Raises:
-        ConfigurationError: naming the worker and what differs.
+    Args:
+        everyone: their facts, in their order.
+        part: which of them: ``run`` or ``machine``.
     """
-    for rank, other in enumerate(everyone):
-        for name, value in everyone[0]["run"].items():
-            theirs = other["run"].get(name)
-            if theirs != value:
-                raise ConfigurationError(
-                    f"worker {rank} has {name} {shown_value(theirs)}, and worker 0 has {shown_value(value)}",
-                    "start all workers with the same command, data and version of ipucnn",
-                )
-
-
-def _byte_differences(everyone: Sequence[Mapping[str, PlainValue]]) -> List[str]:
-    """What differs that can change the last digits, one line each."""
     return [
-        f"worker {rank} has {name} {shown_value(other['machine'].get(name))}, and worker 0 has {shown_value(value)}"
+        f"worker {rank} has {name} {shown_value(other[part].get(name))}, and worker 0 has {shown_value(value)}"
         for rank, other in enumerate(everyone)
-        for name, value in everyone[0]["machine"].items()
-        if other["machine"].get(name) != value
+        for name, value in everyone[0][part].items()
+        if other[part].get(name) != value
     ]
 
 
@@ -180,20 +170,19 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
         ConfigurationError: the address is not to be had, or one of them is of another cluster.
     """
     host, port = split_address(workers.addresses[0], workers.source)
-    loopback = host == "localhost" or _is_loopback(host)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # It listens everywhere: the name of a machine may stand for another of its addresses than the others reach.
+    listens_at = {"localhost": "127.0.0.1"}.get(host, host if _is_loopback(host) else "")
     links: Dict[int, _Link] = {}
     problem = ""
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1" if loopback and ":" not in host else host if loopback else "", port))
-            listener.listen(workers.count)
-        except OSError as error:
-            raise ConfigurationError(
-                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}",
-                "use another port, and make sure that only one worker is number 0",
-            ) from None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((listens_at, port), family=family, backlog=workers.count)
+    except OSError as error:
+        raise ConfigurationError(
+            f"worker 0 cannot listen at {workers.addresses[0]}: {os.strerror(error.errno or 0)}",
+            "use another port, and make sure that only one worker is number 0",
+        ) from None
+    with listener, contextlib.ExitStack() as failed:
         listener.settimeout(_RETRY_S)
         while len(links) < workers.count - 1:
             interrupts.check()
@@ -205,26 +194,20 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
                     "start them with the same command, or raise --start-timeout",
                 )
             try:
-                connection = listener.accept()[0]
+                link = _Link(-1, listener.accept()[0])
             except socket.timeout:
                 continue
-            link = _Link(-1, connection)
             try:
                 link.set_deadline(GRACE_S)
-                rank = _welcome(link, workers, links)
+                link.rank = _welcome(link, workers, links)
             except _NO_WORKER as error:
                 if isinstance(error, _SentAway):
                     problem = f"; one was sent away, as {error}"
                 link.close()
-                continue
-            link.rank = rank
-            links[rank] = link
-    except BaseException:
-        for link in links.values():
-            link.close()
-        raise
-    finally:
-        listener.close()
+            else:
+                links[link.rank] = link
+                failed.callback(link.close)
+        failed.pop_all()
     return links
 
 
@@ -277,10 +260,10 @@ def _connect(workers: Workers, until: float) -> _Link:
             continue
         try:
             link.set_deadline(GRACE_S)
-            own = secrets.token_hex(16)
+            challenge = secrets.token_hex(16)
             nonce = str(link.receive(_MAX_GREETING_BYTES)["nonce"])
             proof = _proof(nonce, workers.index, workers.count)
-            link.send({"rank": workers.index, "count": workers.count, "nonce": own, "proof": proof})
+            link.send({"rank": workers.index, "count": workers.count, "nonce": challenge, "proof": proof})
             answer = link.receive(_MAX_GREETING_BYTES)
             if "problem" in answer:
                 raise ConfigurationError(
@@ -288,7 +271,7 @@ def _connect(workers: Workers, until: float) -> _Link:
                     f"{printable(str(answer['problem']))}",
                     "start all workers of a run with the same command and the same secret",
                 )
-            if not hmac.compare_digest(str(answer["proof"]), _proof(own, 0, workers.count)):
+            if not hmac.compare_digest(str(answer["proof"]), _proof(challenge, 0, workers.count)):
                 raise ConfigurationError(
                     f"the program that listens at {workers.addresses[0]} does not know this run's secret "
                     f"({SECRET_VARIABLE})",
@@ -381,31 +364,28 @@ class Cluster:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
 
-    def exchange_arrays(self, what: str, own: Optional[np.ndarray]) -> List[np.ndarray]:
+    def exchange_arrays(self, what: str, array: Optional[np.ndarray]) -> List[np.ndarray]:
         """The arrays of all workers, in their order; of those who have none, nothing.
 
         Args:
             what: the place, as for :meth:`exchange`.
-            own: float32, of any size; None: this worker has none.
+            array: float32, of any size; None: this worker has none.
         """
         if self.count == 1:
-            return [] if own is None else [own]
-        data = b"" if own is None else np.ascontiguousarray(own, np.float32).tobytes()
+            return [] if array is None else [array]
+        shapes = self.exchange(what, None if array is None else list(array.shape))
+        data = b"" if array is None else np.ascontiguousarray(array, np.float32).tobytes()
+        longest = max(0 if shape is None else 4 * math.prod(shape) for shape in shapes)
+        parts: List[List[bytes]] = [[] for _ in shapes]
         size = _PIECE_BYTES // self.count
-
-        def piece(number: int) -> str:
-            return base64.b64encode(data[number * size : (number + 1) * size]).decode()
-
-        told = self.exchange(what, [None if own is None else [list(own.shape), len(data)], piece(0)])
-        parts = [[base64.b64decode(first)] for _, first in told]
-        longest = max(head[1] if head is not None else 0 for head, _ in told)
-        for number in range(1, -(-longest // size)):
-            for rank, more in enumerate(self.exchange(what, piece(number))):
-                parts[rank].append(base64.b64decode(more))
+        for first in range(0, longest, size):
+            pieces = self.exchange(what, base64.b64encode(data[first : first + size]).decode())
+            for part, piece in zip(parts, pieces):
+                part.append(base64.b64decode(piece))
         return [
-            np.frombuffer(b"".join(whole), np.float32).reshape(head[0])
-            for (head, _), whole in zip(told, parts)
-            if head is not None
+            np.frombuffer(b"".join(part), np.float32).reshape(shape)
+            for shape, part in zip(shapes, parts)
+            if shape is not None
         ]
 
     def require_same(self, what: str, digest: str) -> None:
@@ -567,15 +547,11 @@ class Cluster:
         problem = ""
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                with socket.socket(family) as own:
-                    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    own.bind(("", port))
+                socket.create_server(("", port), family=family).close()
             except OSError as error:
                 # A machine may have addresses of one kind only.
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                    problem = error.strerror or "it is taken"
+                    problem = os.strerror(error.errno or 0)
         for rank, told in enumerate(self.exchange("TensorFlow is there", problem)):
             if told:
                 raise ConfigurationError(
@@ -714,14 +690,17 @@ def join(
         links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
         cluster = Cluster(workers, links)
     try:
-        own = {
+        facts = {
             "run": {"ipucnn": __version__, **run},
             "machine": facts_of_machine(),
             "threads": threads,
         }
-        everyone = cluster.exchange("facts", own)
-        _refuse_differences(everyone)
-        cluster.warnings = _byte_differences(everyone)
+        everyone = cluster.exchange("facts", facts)
+        for difference in _differences(everyone, "run")[:1]:
+            raise ConfigurationError(
+                difference, "start all workers with the same command, data and version of ipucnn"
+            )
+        cluster.warnings = _differences(everyone, "machine")
         if cluster.warnings and config.require_same_bytes:
             raise ConfigurationError(
                 f"--require-same-bytes: {cluster.warnings[0]}",

@@ -20,39 +20,38 @@ TRAINING_FACTOR = 4
 
 
 class Capacity(NamedTuple):
-    """What a machine can do at once.
+    """What each worker can do: the least that one of them can.
 
     Attributes:
-        memory_bytes: of the machine; 0 if unknown.
-        bytes_per_sample: of all layer outputs.
-        operations: that keep all cores busy.
+        devices: that may take part in training.
+        operations: that keep all cores of a CPU busy; 1 on GPUs.
+        memory_bytes: of the machine; 0 if unknown, or on GPUs.
+        bytes_per_sample: of all layer outputs of the network.
     """
 
+    devices: int = 1
+    operations: int = 1
     memory_bytes: int = 0
     bytes_per_sample: int = 0
-    operations: int = 1
 
     def trained(self, samples: int) -> int:
         """How many chunks of so many samples are trained side by side at most."""
-        return self._at_once(TRAINING_FACTOR * samples)
+        return self.evaluated(TRAINING_FACTOR * samples)
 
     def evaluated(self, samples: int) -> int:
         """How many batches of so many samples are evaluated side by side; there is no backward pass."""
-        return self._at_once(samples)
-
-    def _at_once(self, samples: int) -> int:
-        if not self.memory_bytes or self.operations == 1:
+        needed = self.bytes_per_sample * samples
+        if not self.memory_bytes or not needed:
             return self.operations
-        needed = max(1, self.bytes_per_sample * samples)
         return max(1, min(self.operations, int(self.memory_bytes * MEMORY_FRACTION) // needed))
 
 
-def choose_devices(units: int, there: int, workers: int, max_workers: int, is_fused: bool) -> int:
+def choose_devices(units: int, devices: int, workers: int, max_workers: int, is_fused: bool) -> int:
     """The most devices of a worker that can share a weight update evenly.
 
     Args:
         units: chunks of the weight update, or groups of micro-batches that are computed together in any case.
-        there: devices of the worker.
+        devices: of the worker.
         workers: that there are.
         max_workers: that are to share a weight update later.
         is_fused: whether units are chunks.
@@ -60,7 +59,7 @@ def choose_devices(units: int, there: int, workers: int, max_workers: int, is_fu
     together = [n for n in divisors(units) if n % workers == 0]
     if not is_fused and max_workers > 1:
         together = [n for n in together if max_workers % n == 0]
-    return max([n // workers for n in together if n // workers <= there], default=1)
+    return max([n // workers for n in together if n // workers <= devices], default=1)
 
 
 def choose_lanes(chunks: int, most: int, workers: int) -> int:
@@ -97,6 +96,26 @@ def choose_fused(
         limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // (2 if halves else 1))
     usable = halves or fusible(num_micro_batches, group_size, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
+
+
+def similar_to(
+    fused: int,
+    num_micro_batches: int,
+    micro_batch_size: int,
+    group_size: int,
+    bytes_per_sample: int,
+    memory_bytes: int,
+    num_sharing: int,
+) -> List[int]:
+    """The numbers of micro-batches to try beside ``fused``: from a quarter of it to four times as many.
+
+    Arguments are those of :func:`choose_fused`; where memory does not suffice, Linux ends the process.
+    """
+    largest = num_micro_batches
+    if memory_bytes:
+        largest = fused_in_memory(bytes_per_sample * micro_batch_size, memory_bytes)
+    usable = fusible(num_micro_batches, group_size, num_sharing)
+    return [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
 
 
 def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ipucnn import interrupts
-from ipucnn.compiled import HAS_KERNELS, unseen
+from ipucnn.compiled import unseen
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import private_cache_folder
 from ipucnn.machine import (
@@ -114,16 +114,14 @@ def _address_space_bytes() -> Optional[int]:
 
 def _library_bytes() -> int:
     """The least address space that TensorFlow's own libraries take; 0 where they are not found."""
-    found = importlib.util.find_spec("tensorflow")
-    sizes: Dict[Tuple[int, int], int] = {}
-    for place in (found.submodule_search_locations if found is not None else None) or ():
-        for pattern in LIBRARIES:
-            for path in Path(place).glob(pattern):
-                with contextlib.suppress(OSError):
-                    status = path.stat()
-                    # A library may have several names.
-                    sizes[status.st_dev, status.st_ino] = status.st_size
-    return int(sum(sizes.values()) * MAPPED_PART)
+    package = importlib.util.find_spec("tensorflow")
+    files: Dict[Tuple[int, int], int] = {}  # a library may have several names
+    for place in (package.submodule_search_locations if package is not None else None) or ():
+        for path in (path for pattern in LIBRARIES for path in Path(place).glob(pattern)):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files[status.st_dev, status.st_ino] = status.st_size
+    return int(sum(files.values()) * MAPPED_PART)
 
 
 def _memory_there_is() -> Iterator[Tuple[str, int]]:
@@ -144,8 +142,7 @@ def import_tensorflow(
 ) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
-    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
-      once depthwise weight gradients are computed otherwise (``fast_layers.py``).
+    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs.
     - Operations are asked to be deterministic, unless that is not wanted.
     - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
       ``verbose`` or the import fails.
@@ -159,13 +156,11 @@ def import_tensorflow(
 
     Raises:
         ConfigurationError: TensorFlow works with another number of threads already.
-        MissingError: TensorFlow or Numba is not installed, or this process may not have the memory that it takes.
+        MissingError: TensorFlow is not installed, or this process may not have the memory that it takes.
         Interruption: a signal came, whatever the libraries made of it.
     """
     if "tensorflow" not in sys.modules:
         check_memory()
-        if HAS_KERNELS and importlib.util.find_spec("numba") is None:
-            raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
         set_variables(deterministic)
         _check_keras_settings()
         if not verbose:
@@ -270,20 +265,20 @@ def import_matplotlib() -> Any:
 
 def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bool) -> None:
     """What must come before TensorFlow looks for devices."""
-    wanted, are_required = fixed_threads(), are_threads_required()
-    there = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    threads, are_required = fixed_threads(), are_threads_required()
+    current = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
     if not are_required and may_use_gpus and tf.config.get_visible_devices("GPU"):
         # Half of the cores are for CPUs, which compute two chunks side by side.
-        wanted = None
-        fix_threads(there, required=False)
-    if wanted is not None and wanted != there:
+        threads = None
+        fix_threads(current, required=False)
+    if threads is not None and threads != current:
         try:
-            tf.config.threading.set_intra_op_parallelism_threads(wanted)
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
         except RuntimeError:
-            fix_threads(there, required=False)
+            fix_threads(current, required=False)
             if are_required:
                 raise ConfigurationError(
-                    f"--threads {wanted}: TensorFlow works with {there} in this process already",
+                    f"--threads {threads}: TensorFlow works with {current} in this process already",
                     "start a process of its own",
                 ) from None
     if start is not None:

@@ -76,9 +76,9 @@ class Network:
 
     def _leaving(self, number: int) -> List[str]:
         """The layers of a stage whose outputs are read by later stages, or are the network's."""
-        own = {step.name for step in self._stages[number]}
+        names = {step.name for step in self._stages[number]}
         later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
-        return sorted(own & (later | {self._output}))
+        return sorted(names & (later | {self._output}))
 
     def __call__(
         self,
@@ -98,24 +98,24 @@ class Network:
         # The host casts images before IPUs get them, always to nearest.
         tensors = {self._input: rounding.images(images)}
         for number, steps in enumerate(self._stages):
-            own = {step.name for step in steps}
-            sources = sorted({name for step in steps for name in step.inputs} - own)
-            wanted = self._leaving(number)
+            names = {step.name for step in steps}
+            sources = sorted({name for step in steps for name in step.inputs} - names)
+            leaving = self._leaving(number)
 
             def stage(
                 inputs: Sequence[Tensor],
                 context: Optional[ExecutionContext],
                 number: int = number,
                 sources: Sequence[str] = sources,
-                wanted: Sequence[str] = wanted,
+                leaving: Sequence[str] = leaving,
             ) -> List[Tensor]:
-                found = self._run(number, dict(zip(sources, inputs)), training, rounding, context)
-                return [found[name] for name in wanted]
+                tensors_after = self._run(number, dict(zip(sources, inputs)), training, rounding, context)
+                return [tensors_after[name] for name in leaving]
 
             given = [tensors[name] for name in sources]
             is_last = number == len(self._stages) - 1
             outputs = stage(given, context) if is_last else _recomputed(stage, given, context)
-            tensors.update(zip(wanted, outputs))
+            tensors.update(zip(leaving, outputs))
         return tensors[self._output]
 
     def _run(
@@ -166,13 +166,13 @@ def _recomputed(
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch([*again, *variables])
                     outputs = stage(again, before)
-                found = tape.gradient(
+                gradients = tape.gradient(
                     outputs,
                     [*again, *variables],
                     output_gradients=list(upstream),
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
-            return found[: len(inputs)], found[len(inputs) :]
+            return gradients[: len(inputs)], gradients[len(inputs) :]
 
         return stage(inputs, context), gradient
 
@@ -209,9 +209,9 @@ class Weights:
             self.kept.update({name: tf.Variable(read[name], trainable=False) for name in self.rounded})
         trained = {id(tf_variable(v)) for v in model.trainable_weights}
         self.trainable = [name for name, v in read.items() if id(v) in trained]
-        self.settle()
+        self.round_to_nearest()
 
-    def settle(self) -> None:
+    def round_to_nearest(self) -> None:
         """Rounds to nearest what the layers read: for whatever is no training."""
         self._copy(self.rounded, self._rounding)
 

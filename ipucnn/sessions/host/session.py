@@ -34,13 +34,12 @@ from ipucnn.sessions.host.division import (
     choose_devices,
     choose_fused,
     choose_lanes,
-    fused_in_memory,
-    fusible,
+    similar_to,
 )
-from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
-from ipucnn.sessions.host.workers import check_share, check_sharing
+from ipucnn.sessions.host.workers import check_sharing
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -112,7 +111,7 @@ class HostSession(Session):
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
-        self.places = self._there = (place, *others)
+        self.places = self._devices = (place, *others)
         self.lanes = 1
         self._capacity = Capacity()
         self._on_cpu = device.kind == "cpu"
@@ -150,8 +149,8 @@ class HostSession(Session):
         if program.precision != self._precision:
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
-        self.places = self._there[: self._choose_devices(program)]
-        self._look_at_machine(model)
+        self._take_capacity(model)
+        self.places = self._devices[: self._choose_devices(program)]
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
@@ -178,15 +177,14 @@ class HostSession(Session):
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
             _check_own_layers(model, program)
-            chunks = program.num_micro_batches // program.fused_micro_batches
-            check_share(chunks, self._cluster.count, len(self.places))
+            check_sharing(program, self._config, self._cluster.count, len(self.places))
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._make_forward(model, loss)
         self._large_batches = LargeBatches(
-            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._capacity.evaluated
+            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._evaluated_at_once
         )
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
@@ -194,43 +192,31 @@ class HostSession(Session):
     @property
     def num_devices(self) -> Tuple[int, int]:
         """How many devices share the training, and how many there are."""
-        return len(self.places), len(self._there)
+        return len(self.places), len(self._devices)
+
+    def _take_capacity(self, model: KerasModel) -> None:
+        """Agrees with the other workers on what each of them can do: the least that one of them can."""
+        operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
+        everyone = self._cluster.exchange("capacity", [len(self._devices), operations, memory])
+        devices, operations, memory = (int(min(values)) for values in zip(*everyone))
+        self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
 
     def _choose_devices(self, program: Program) -> int:
-        """How many devices take part: as many as were asked for, else the most that can share a weight update evenly.
-
-        Raises:
-            ConfigurationError: other workers have other numbers of devices.
-        """
-        wanted, workers, most = len(self._there), self._cluster.count, self._config.max_workers
-        fused, group = program.fused_micro_batches, program.dbn_replica_group_size
-        units = program.num_micro_batches // (fused or group)
+        """How many devices take part: as many as were asked for, else the most that share a weight update evenly."""
+        fused, workers, devices = program.fused_micro_batches, self._cluster.count, self._capacity.devices
         if self._config.devices is None:
-            wanted = choose_devices(units, wanted, workers, most, bool(fused))
-        if not fused:
-            check_sharing(
-                units, group, workers, most, wanted, accumulation=program.gradient_accumulation_count
-            )
-        everyone = self._cluster.exchange("devices", wanted)
-        for rank, other in enumerate(everyone):
-            if other != everyone[0]:
-                raise ConfigurationError(
-                    f"worker {rank} has {counted(other, 'device')}, and worker 0 has {everyone[0]}",
-                    f"add --devices {min(everyone)} on all of them",
-                )
-        return wanted
-
-    def _look_at_machine(self, model: KerasModel) -> None:
-        """How many operations keep all cores busy, on each of the workers, and how much memory a sample takes."""
-        own = operations_at_once() if self._on_cpu and len(self.places) == 1 else 1
-        operations = int(min(self._cluster.exchange("operations at once", own)))
-        self._capacity = Capacity(self.device.memory_bytes, activation_bytes_per_sample(model), operations)
+            units = program.num_micro_batches // (fused or program.dbn_replica_group_size)
+            devices = choose_devices(units, devices, workers, self._config.max_workers, bool(fused))
+        check_sharing(program, self._config, workers, devices)
+        return devices
 
     def _choose_lanes(self, program: Program) -> int:
-        """How many of the chunks of a program are computed side by side."""
+        """How many of a program's chunks each device computes side by side; several devices compute one each."""
+        if len(self.places) > 1:
+            return 1
         fused = program.fused_micro_batches
-        most = min(self._cluster.exchange("lanes", self._capacity.trained(fused * program.micro_batch_size)))
-        return choose_lanes(program.num_micro_batches // fused, most, self._cluster.count)
+        at_once = self._capacity.trained(fused * program.micro_batch_size)
+        return choose_lanes(program.num_micro_batches // fused, at_once, self._cluster.count)
 
     def _choose_fused(
         self,
@@ -239,34 +225,17 @@ class HostSession(Session):
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: Optional[MakeDataset],
     ) -> int:
-        """How many micro-batches are computed as one, as worker 0 finds best; one where layers may mix samples."""
+        """How many micro-batches are computed as one; one where layers may mix samples."""
         if own_layers(model):
             return 1
-        per_sample = self._capacity.bytes_per_sample
-        memory = self.device.memory_bytes if self._on_cpu else 0
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
-        fused = self._cluster.first(
-            "fused",
-            choose_fused(
-                program.num_micro_batches,
-                program.micro_batch_size,
-                program.dbn_replica_group_size,
-                per_sample,
-                memory,
-                sharing,
-                self._on_cpu,
-            ),
-        )
+        sizes = (program.num_micro_batches, program.micro_batch_size, program.dbn_replica_group_size)
+        capacity = (self._capacity.bytes_per_sample, self._capacity.memory_bytes)
+        fused = choose_fused(*sizes, *capacity, sharing, self._on_cpu)
         if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-            largest = program.num_micro_batches
-            if memory:
-                largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
-            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing)
-            # Up to four times more, and down to a quarter, are tried; where memory is not there Linux ends the process.
-            tried = [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
-            tried = self._cluster.first("tried", tried)
+            tried = similar_to(fused, *sizes, *capacity, sharing)
             fused = self._measure_fused(program, fused, tried, loop_of, make_dataset)
-        return int(fused)
+        return fused
 
     def _measure_fused(
         self,
@@ -391,8 +360,8 @@ class HostSession(Session):
         with tf.device(self.place), _exceptions(
             first, first + num_weight_updates
         ), self._memory_of_training():
-            found = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
-            losses, hits = (values.numpy().tolist() for values in found)
+            results = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
+            losses, hits = (values.numpy().tolist() for values in results)
         return TrainedPart(losses, hits, time.perf_counter() - started)
 
     def _memory_of_training(self) -> ContextManager[None]:
@@ -414,9 +383,9 @@ class HostSession(Session):
         assert self._loop is not None and self._weights is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         with tf.device(self.place), _exceptions(), self._memory_of_training():
-            self._weights.settle()
+            self._weights.round_to_nearest()
             self._loop.collect(iterator, tf.constant(num_updates))
-            self._weights.settle()
+            self._weights.round_to_nearest()
 
     def measure_statistics(self, batches: TfDataset) -> None:
         """A pass in the numbers that the session computes in."""
@@ -424,7 +393,7 @@ class HostSession(Session):
         weights = self.state.weights
         running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
-            self._settle()  # which rounds the running statistics, too
+            self._round_weights()  # which rounds the running statistics, too
             self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
         for name, value in running.items():
             weights[name].assign(value)
@@ -448,7 +417,7 @@ class HostSession(Session):
         )
         self._cluster.require_same("weights", digest_of(values, {}))
         self._make_forward(model, loss)
-        self._look_at_machine(model)
+        self._take_capacity(model)
 
     def _make_forward(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Makes the functions of evaluation: images to logits, and logits to what they add to the metrics."""
@@ -480,11 +449,11 @@ class HostSession(Session):
             "use a smaller --validation-micro-batch-size",
         )
         with tf.device(self.place), _exceptions(), memory:
-            self._settle()
-            own = self._capacity.operations
+            self._round_weights()
             if first is not None:
-                own, batches = self._capacity.evaluated(size), itertools.chain([first], batches)
-            at_once = min(self._cluster.exchange("batches at once", own))
+                batches = itertools.chain([first], batches)
+            # A worker without a batch knows no size.
+            at_once = min(self._cluster.exchange("batches at once", self._evaluated_at_once(size)))
             together = len(self.places) * at_once
             while True:
                 interrupts.check()
@@ -498,6 +467,10 @@ class HostSession(Session):
                 if any(len(theirs) < together for theirs in everyones):
                     return totals.result()
 
+    def _evaluated_at_once(self, samples: int) -> int:
+        """How many batches of so many samples each device evaluates side by side."""
+        return 1 if len(self.places) > 1 else self._capacity.evaluated(samples)
+
     def _sums(self, group: Sequence[Batch], at_once: int) -> List[Dict[str, float]]:
         """What some batches, ``at_once`` for each device at most, add to the metrics."""
         forward, sums_of, pack = self._forward, self._sums_of_logits, self._preprocessing.pack
@@ -509,8 +482,8 @@ class HostSession(Session):
                 return sums_of(forward(pack(images)), labels, weights)
 
         # A GPU computes on while the next one is told what to do.
-        found = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
-        return [{name: float(value) for name, value in sums.items()} for sums in found]
+        results = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
+        return [{name: float(value) for name, value in sums.items()} for sums in results]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -527,8 +500,8 @@ class HostSession(Session):
         left, rank = iter(batches), self._cluster.rank
         while True:
             group = list(itertools.islice(left, self._cluster.count))
-            own = self.predict([group[rank][0]])[0] if rank < len(group) else None
-            yield from zip(group, self._cluster.exchange_arrays("logits", own))
+            array = self.predict([group[rank][0]])[0] if rank < len(group) else None
+            yield from zip(group, self._cluster.exchange_arrays("logits", array))
             if len(group) < self._cluster.count:
                 return
 
@@ -540,22 +513,22 @@ class HostSession(Session):
 
         def of_batch(images: Tensor) -> np.ndarray:
             with tf.device(self.place):
-                found: np.ndarray = np.asarray(predict(pack(images)))
-            return found
+                array: np.ndarray = np.asarray(predict(pack(images)))
+            return array
 
         with tf.device(self.place), _exceptions():
-            self._settle()
+            self._round_weights()
             batches = iter(dataset)
             first = next(batches, None)
             if first is None:
                 return []
             given = ((images,) for images in itertools.chain([first], batches))
-            return list(side_by_side(of_batch, given, self._capacity.evaluated(len(first))))
+            return list(side_by_side(of_batch, given, self._evaluated_at_once(len(first))))
 
-    def _settle(self) -> None:
+    def _round_weights(self) -> None:
         """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""
         assert self._weights is not None
-        self._weights.settle()
+        self._weights.round_to_nearest()
 
 
 def _check_own_layers(model: KerasModel, program: Program) -> None:
@@ -564,12 +537,12 @@ def _check_own_layers(model: KerasModel, program: Program) -> None:
     Raises:
         ConfigurationError: naming the layer.
     """
-    own = own_layers(model)
+    layers = own_layers(model)
     together = max(program.fused_micro_batches, program.dbn_replica_group_size)
-    if own and together > 1:
+    if layers and together > 1:
         option = "--fused-micro-batches" if program.fused_micro_batches > 1 else "--dbn-replica-group-size"
         raise ConfigurationError(
-            f"{option} {together}: layer '{own[0]}' of the network is of a class of its own and may mix samples, so "
+            f"{option} {together}: layer '{layers[0]}' of the network is of a class of its own and may mix samples, so "
             "that micro-batches are computed one by one",
             f"drop {option}",
         )
@@ -593,12 +566,12 @@ def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iter
             "add --no-deterministic-operations: a GPU then gives other last digits each time",
         ) from None
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(rf"{EXCEPTION}(.*?) : Tensor had (\w+)", str(error))
-        if found is None:
+        match = re.search(rf"{EXCEPTION}(.*?) : Tensor had (\w+)", str(error))
+        if match is None:
             raise
         when = "" if last is None else f", in weight updates {(first or 0) + 1} to {last}"
         raise NotFiniteError(
-            f"--fp-exceptions: {EXCEPTION}{found.group(1)}{when}: its result is too large, or no number",
+            f"--fp-exceptions: {EXCEPTION}{match.group(1)}{when}: its result is too large, or no number",
             "lower --loss-scaling or the learning rate, or drop --fp-exceptions; checkpoints written before are kept",
         ) from None
 

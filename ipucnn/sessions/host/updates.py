@@ -6,17 +6,18 @@ of one process, GPUs, share its chunks in the same way: each computes one at a t
 CPU computes several chunks side by side, each in a lane, as if it were as many devices.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.datasets.preprocessing import ChannelAffine
-from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
+from ipucnn.models.layers.micro_batches import ExecutionContext
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.statistics import Move, MovingStatistics
 from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import Program
@@ -46,18 +47,6 @@ class Preprocessing:
 
 _Found = TypeVar("_Found")
 AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
-
-
-class Move(NamedTuple):
-    """What a chunk has to say of moving statistics, and what is done with that when the chunk's turn comes.
-
-    Attributes:
-        statistic: float32, of the chunk alone.
-        settle: (statistic, chunk's number within the weight update); in the order of chunks.
-    """
-
-    statistic: Tensor
-    settle: Callable[[Tensor, Tensor], None]
 
 
 class UpdateLoop:
@@ -115,24 +104,7 @@ class UpdateLoop:
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
-        moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
-            layer.name: (
-                weights.kept[f"{layer.name}/moving_mean"],
-                weights.kept[f"{layer.name}/moving_variance"],
-                layer.momentum,
-            )
-            for layer in norms
-        }
-        once = {layer.name for layer in norms if layer.moves_once}
-        self._norms = {name: variables for name, variables in moving.items() if name not in once}
-        # Those that move once per weight update, and the sums over its chunks for each group of replicas.
-        self._once = {name: variables for name, variables in moving.items() if name in once}
-        groups = program.num_replicas // program.dbn_replica_group_size
-        self._sums = {
-            name: tf.Variable(tf.zeros([groups, 2, mean.shape[0]]), trainable=False)
-            for name, (mean, _, _) in self._once.items()
-        }
+        self._statistics = MovingStatistics(model, program, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
         # The numbers of its collectives: the one of each step, and what comes after the last step.
@@ -160,13 +132,13 @@ class UpdateLoop:
     @property
     def received_bytes(self) -> int:
         """What a worker gets from collectives in a weight update, its own part included."""
-        every_step, *once = (self._cluster.received_bytes[number] for number in self._collectives)
-        return every_step * self._steps + sum(once)
+        every_step, *last = (self._cluster.received_bytes[number] for number in self._collectives)
+        return every_step * self._steps + sum(last)
 
     @property
     def has_batch_norm(self) -> bool:
         """Whether the model has moving statistics that move with every micro-batch."""
-        return bool(self._norms)
+        return bool(self._statistics.variables)
 
     def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
         """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
@@ -174,29 +146,26 @@ class UpdateLoop:
         The forward pass is that of training; no weight changes.
         """
         steps = tf.cast(num_updates, tf.int64) * self._steps
-        order = list(self._norms.items())
-        moving = [variable for _, variables in order for variable in variables[:2]]
 
         def means(chunk: Tensor) -> List[Tensor]:
-            images = iterator.get_next()[0]
-            context = self._context(chunk)
+            images, context = iterator.get_next()[0], self._context(chunk)
             self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
-            found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
-            return [tf.reduce_mean(statistic, axis=0) for name, _ in order for statistic in found[name]]
+            return self._statistics.means(context)
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            found = self._on_devices(step, means)
+            parts = self._on_devices(step, means)
             added = self._in_order(
-                step, found, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
+                step, parts, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
             )
             return (step + 1, *added)
 
-        start = [tf.zeros(variable.shape) for variable in moving]
+        variables = self._statistics.variables
+        start = [tf.zeros(variable.shape) for variable in variables]
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
         count = tf.cast(num_updates, tf.int64) * self._chunks
-        for variable, total in zip(moving, sums):
+        for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
     def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Found]) -> List[_Found]:
@@ -208,37 +177,37 @@ class UpdateLoop:
             step: scalar int64.
             compute: chunk's number -> what it gives.
         """
-        found = []
+        results = []
         for number, device in enumerate(self._devices):
             with tf.device(device):
                 turn = step * len(self._devices) + number
-                found.append(compute(turn * self._cluster.count + self._cluster.rank))
-        return found
+                results.append(compute(turn * self._cluster.count + self._cluster.rank))
+        return results
 
     def _in_order(
-        self, step: Tensor, found: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
+        self, step: Tensor, results: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
     ) -> Sequence[Tensor]:
         """Adds what the chunks of a step gave to sums, chunk by chunk, as one device of one worker would.
 
         Args:
             step: scalar int64.
-            found: float32, of the chunk of each of this worker's devices.
+            results: float32, of the chunk of each of this worker's devices.
             sums: to be added to.
             add: (chunk's number, its parts, sums) -> sums.
         """
         workers, devices = self._cluster.count, len(self._devices)
         together = workers * devices
         if workers == 1 and len(set(self._devices)) == 1:
-            for number, parts in enumerate(found):
+            for number, parts in enumerate(results):
                 sums = self._added(step * together + number, number, parts, sums, add)
             return sums
-        shapes = [[int(n) for n in part.shape] for part in found[0]]
+        shapes = [[int(n) for n in part.shape] for part in results[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        own = []
-        for device, parts in zip(self._devices, found):
+        flat = []
+        for device, parts in zip(self._devices, results):
             with tf.device(device):
-                own.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
-        gathered = tf.concat(own, axis=0)
+                flat.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
+        gathered = tf.concat(flat, axis=0)
         if workers > 1:
             gathered = self._cluster.gather(gathered)
         gathered = tf.reshape(gathered, [workers, devices, sum(sizes)])
@@ -284,25 +253,26 @@ class UpdateLoop:
     def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
         """One weight update; returns its mean loss and accuracy."""
         total = float(self._program.num_micro_batches)
-        own = self._rounding_of_weights(update)
-        self._weights.copy(own)
+        # All replicas have the weights and the optimizer's state in common, and each has gradients of its own.
+        rounding = self._rounding_of_update(update, ("ON", "RI"))
+        self._weights.copy(rounding)
         if self._chunks == 1:
             chunk = tf.constant(0, tf.int64)
             gradients, loss, hits, moves = self._chunk(iterator, update, chunk)
             for move in moves:
-                move.settle(move.statistic, chunk)
+                move.apply(move.statistic, chunk)
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
-            gradients = self._weights.round_gradients(gradients, self._rounding_of_gradients(update))
+            gradients = self._weights.round_gradients(gradients, self._rounding_of_update(update, ("ON",)))
         if self.scaler is not None:
             gradients, beyond = self.scaler.unscaled(gradients)
-            self.scaler.look(beyond, update)
+            self.scaler.rescale(beyond, update)
         elif self._scale != 1.0:
             gradients = [g / self._scale for g in gradients]
         rounded = None
         if self._arithmetic.precision == "16.16":
-            rounded = lambda values: own.all(values, "the weights and the optimizer's state")  # noqa: E731
+            rounded = lambda values: rounding.all(values, "the weights and the optimizer's state")  # noqa: E731
         self._optimizer.apply(gradients, rate, update, rounded)
         return loss / total, hits / (total * self._program.micro_batch_size)
 
@@ -311,23 +281,23 @@ class UpdateLoop:
         first = count if self._is_ordered else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            found = self._on_devices(step, lambda chunk: self._chunk(iterator, update, chunk))
-            moves = found[0][-1]
-            others = [[loss, hits, *(move.statistic for move in moves)] for _, loss, hits, moves in found]
+            results = self._on_devices(step, lambda chunk: self._chunk(iterator, update, chunk))
+            moves = results[0][-1]
+            others = [[loss, hits, *(move.statistic for move in moves)] for _, loss, hits, moves in results]
 
             def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
                 loss, hits, *statistics = parts[first:]
                 for move, statistic in zip(moves, statistics):
-                    move.settle(statistic, chunk)
-                own = self._add_gradients(chunk, parts[:first], sums[:first])
-                return [*own, sums[first] + loss, sums[first + 1] + hits]
+                    move.apply(statistic, chunk)
+                added_gradients = self._add_gradients(chunk, parts[:first], sums[:first])
+                return [*added_gradients, sums[first] + loss, sums[first + 1] + hits]
 
             if self._is_ordered:
-                parts = [[*gradients, *more] for (gradients, *_), more in zip(found, others)]
+                parts = [[*gradients, *more] for (gradients, *_), more in zip(results, others)]
                 return (step + 1, *self._in_order(step, parts, sums, add))
             added: Sequence[Tensor] = sums[:count]
-            for number, (gradients, *_) in enumerate(found):
-                turn = step * len(found) + number
+            for number, (gradients, *_) in enumerate(results):
+                turn = step * len(results) + number
                 added = self._added(turn, number, gradients, added, self._add_gradients)
             return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
 
@@ -371,7 +341,7 @@ class UpdateLoop:
 
     def _chunk(
         self, iterator: TfIterator, update: Tensor, chunk: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor, List["Move"]]:
+    ) -> Tuple[List[Tensor], Tensor, Tensor, List[Move]]:
         """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits, statistics."""
         images, labels, *weights = iterator.get_next()
         images = self._unpack(images)
@@ -395,33 +365,32 @@ class UpdateLoop:
         )
         if self._arithmetic.is_half:
             gradients = [g * share for g in gradients]
-        moves = [*self._moves(context, chunk), *self._moves_once(context, chunk)]
         truth = class_numbers(labels)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels, moves
+        return (
+            gradients,
+            tf.reduce_sum(losses),
+            tf.reduce_sum(right) / pixels,
+            self._statistics.moves(context, chunk),
+        )
 
     def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
         """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
         micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
+        return self._rounding(update, micro_batches, ("ON",))
+
+    def _rounding_of_update(self, update: Tensor, modes: Sequence[str]) -> Rounding:
+        """That of what belongs to no micro-batch."""
+        return self._rounding(update, tf.constant([self._program.num_micro_batches], tf.int64), modes)
+
+    def _rounding(self, update: Tensor, micro_batches: Tensor, modes: Sequence[str]) -> Rounding:
+        """Rounding, stochastic in some of the modes of ``--stochastic-rounding``."""
+        if self._arithmetic.stochastic_rounding not in modes:
+            return Rounding(self._arithmetic)
         return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
-
-    def _rounding_of_gradients(self, update: Tensor) -> Rounding:
-        """That of the weights' gradients, which differ from replica to replica."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
-        return self._rounding_of_weights(update)
-
-    def _rounding_of_weights(self, update: Tensor) -> Rounding:
-        """That of what all replicas have in common: weights and the optimizer's state."""
-        if self._arithmetic.stochastic_rounding == "OFF":
-            return Rounding(self._arithmetic)
-        none_of_them = tf.constant([self._program.num_micro_batches], tf.int64)
-        return Rounding(self._arithmetic, streams(self._program.seed, update, none_of_them))
 
     def _padding_scale(self, update: Tensor) -> Tensor:
         """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
@@ -439,74 +408,3 @@ class UpdateLoop:
             seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
             num_micro_batches=self._fused,
         )
-
-    def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
-        """Moving statistics that move once per weight update, in its last chunk.
-
-        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
-        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
-        differ by stays out of it, as in the public application (``batch_norm.py``).
-        """
-        p = self._program
-        in_chunk = self._fused // p.dbn_replica_group_size
-        groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
-
-        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
-            def settle(sums: Tensor, chunk: Tensor) -> None:
-                total = self._sums[name]
-                if self._chunks > 1:
-                    sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
-                    total.assign(sums)
-                means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
-                new_mean = tf.reduce_mean(means, axis=0)
-                new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-                everywhere = numbers * float(p.num_replicas)
-                new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
-                moving_mean, moving_variance, momentum = self._once[name]
-                is_last = tf.equal(chunk, self._chunks - 1)
-                for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                    moved = moving * momentum + new * (1.0 - momentum)
-                    moving.assign(tf.where(is_last, moved, moving))
-
-            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
-            sums.set_shape(self._sums[name].shape)
-            return Move(sums, settle)
-
-        return [
-            of_layer(layer.name, mean, variance, numbers)
-            for layer, mean, variance, numbers in context.update_statistics
-        ]
-
-    def _moves(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
-        """Moving statistics after this chunk, in closed form.
-
-        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
-        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
-        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
-        """
-        p = self._program
-        group = p.dbn_replica_group_size
-        groups = self._fused // group
-        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
-            group
-        )
-        step = tf.floor(position / float(p.num_replicas))
-        count = float(p.gradient_accumulation_count)
-
-        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
-            def settle(share: Tensor, chunk: Tensor) -> None:
-                decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
-                moving.assign(moving * decay + share)
-
-            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            share = tf.linalg.matvec(statistic, weight, transpose_a=True)
-            share.set_shape(moving.shape)
-            return Move(share, settle)
-
-        moves = []
-        for layer, mean, variance in context.batch_statistics:
-            moving_mean, moving_variance, momentum = self._norms[layer.name]
-            moves.append(of_variable(moving_mean, momentum, mean))
-            moves.append(of_variable(moving_variance, momentum, variance))
-        return moves

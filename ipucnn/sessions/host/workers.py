@@ -132,8 +132,8 @@ def _from_tf_config(env: Mapping[str, str]) -> Optional[Workers]:
         'it looks like {"cluster": {"worker": ["A:5000", "B:5000"]}, "task": {"type": "worker", "index": 0}}'
     )
     try:
-        told = json.loads(text)
-        cluster, task = told.get("cluster") or {}, told.get("task") or {}
+        named = json.loads(text)
+        cluster, task = named.get("cluster") or {}, named.get("task") or {}
         others = sorted(set(cluster) - {"chief", "worker"})
         addresses = [str(a) for job in ("chief", "worker") for a in cluster.get(job) or []]
         kind, index = task.get("type", "worker"), int(task.get("index", 0))
@@ -191,11 +191,11 @@ def expand_nodes(text: str) -> List[str]:
     for part in re.findall(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*(?:,|$)", text):
         names = [""]
         for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part.rstrip(",")):
-            found = list(itertools.islice(_expand_range(piece), _MOST_NODES + 1))
+            expanded = list(itertools.islice(_expand_range(piece), _MOST_NODES + 1))
             # Before they are made: two ranges of 65,536 would take all memory.
-            if len(names) * len(found) + len(nodes) > _MOST_NODES:
+            if len(names) * len(expanded) + len(nodes) > _MOST_NODES:
                 raise ValueError(f"the node list {shown_value(text)} is too long")
-            names = [name + more for name in names for more in found]
+            names = [name + more for name in names for more in expanded]
             if any(len(name) > _LONGEST_NAME for name in names):
                 raise ValueError(f"{shown_value(text)} is no node list")
         nodes += [name for name in names if name]
@@ -209,25 +209,25 @@ def _expand_range(piece: str) -> Iterator[str]:
         yield piece
         return
     for item in piece[1:-1].split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
-        numbers = range(0) if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
-        if found is None or not numbers:
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
+        numbers = range(0) if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
+        if match is None or not numbers:
             raise ValueError(f"{shown_value(item)} is no range of nodes")
         for number in numbers:
-            yield str(number).zfill(len(found[1]))
+            yield str(number).zfill(len(match[1]))
 
 
 def _tasks_per_node(text: str) -> List[int]:
     """``2(x3),1`` is 2, 2, 2 and 1."""
     tasks: List[int] = []
     for item in text.split(","):
-        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
-        if found is None:
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
+        if match is None:
             raise ValueError(f"{shown_value(text)} does not say how many tasks a node has")
-        times = int(found.group(2) or 1)
+        times = int(match.group(2) or 1)
         if len(tasks) + times > _MOST_NODES:
             raise ValueError(f"{shown_value(text)} has more than {_MOST_NODES:,} nodes")
-        tasks += [int(found.group(1))] * times
+        tasks += [int(match.group(1))] * times
     return tasks
 
 
@@ -251,12 +251,12 @@ def _require_private(address: str) -> None:
     """
     host, port = split_address(address, "the workers")
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        ips = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         raise ConfigurationError(
             f"the name {shown_value(host)} of a worker is not known here", "check it, or give the IP address"
         ) from None
-    public = sorted(ip for ip in found if not ipaddress.ip_address(ip.partition("%")[0]).is_private)
+    public = sorted(ip for ip in ips if not ipaddress.ip_address(ip.partition("%")[0]).is_private)
     if public:
         raise ConfigurationError(
             f"worker {shown_value(address)} has the public address {public[0]}: TensorFlow's servers run what anyone "
@@ -284,37 +284,34 @@ def sharers(workers: int, devices: int) -> str:
     return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
 
 
-def check_sharing(
-    num_groups: int,
-    group_size: int,
-    workers: int,
-    max_workers: int,
-    devices: int = 1,
-    *,
-    accumulation: int,
-) -> None:
-    """Refuses numbers of workers that no number of fused micro-batches lets share a weight update evenly.
+def check_sharing(program: Program, config: RunConfig, workers: int, devices: int = 1) -> None:
+    """Refuses workers, of so many devices each, that cannot share a weight update evenly.
 
-    Args:
-        num_groups: of micro-batches in a weight update, that are computed together in any case.
-        group_size: micro-batches of one.
-        workers: that there are.
-        max_workers: that are to share a weight update later.
-        devices: of each worker.
-        accumulation: the run's gradient accumulation count.
+    They share its chunks; where it is not known how many micro-batches are one chunk, they share those that are
+    computed together in any case.
 
     Raises:
         ConfigurationError: with what would do.
     """
-    who, together = sharers(workers, devices), workers * devices
-    if max_workers > 1 and max_workers % together:
+    together, most = workers * devices, config.max_workers
+    who = sharers(workers, devices)
+    if program.fused_micro_batches:
+        chunks = program.num_micro_batches // program.fused_micro_batches
+        for sharing, name in ((together, who), (most, sharers(most, 1))):
+            if chunks % sharing:
+                raise ConfigurationError(
+                    f"{name} cannot share the {counted(chunks, 'chunk')} of a weight update evenly",
+                    f"use {_legal(chunks)} of them; a new run with --max-workers {sharing} makes chunks for {sharing}",
+                )
+        return
+    if most > 1 and most % together:
         raise ConfigurationError(
-            f"--max-workers {max_workers} with {who}: it has to be a multiple of {together}",
-            f"use {_legal(max_workers, devices if workers > 1 else 1)} of them; a new run can have another "
-            f"--max-workers, for example {max_workers * together}",
+            f"--max-workers {most} with {who}: it has to be a multiple of {together}",
+            f"use {_legal(most, devices if workers > 1 else 1)} of them; a new run can have another --max-workers, for "
+            f"example {most * together}",
         )
-    sharing = max(max_workers, together)
-    who = who if sharing == together else f"{sharing} workers"
+    sharing, group_size = max(most, together), program.dbn_replica_group_size
+    num_groups = program.num_micro_batches // group_size
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
         what = counted(num_groups, "micro-batch")
@@ -323,9 +320,10 @@ def check_sharing(
                 f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
             )
         raise ConfigurationError(
-            f"a weight update has {what}, which {who} cannot share evenly",
-            f"add --gradient-accumulation-count {accumulation * times}, and divide --micro-batch-size by {times} to "
-            "keep the global batch"
+            f"a weight update has {what}, which {who if sharing == together else sharers(sharing, 1)} cannot share "
+            "evenly",
+            f"add --gradient-accumulation-count {program.gradient_accumulation_count * times}, and divide "
+            f"--micro-batch-size by {times} to keep the global batch"
             + (f"; or share the weight update among {_legal(num_groups)} of them" if num_groups > 1 else ""),
         )
 
@@ -346,7 +344,7 @@ def notes_of_sharing(
         is_new: the run begins, and does not go on from a checkpoint.
         num_devices: of each worker, that take part, and that there are.
     """
-    fused, (devices, there) = program.fused_micro_batches, num_devices
+    fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
     chunks, together = program.num_micro_batches // fused, count * devices
     if together > 1:
@@ -355,10 +353,11 @@ def notes_of_sharing(
             f"{sharers(count, devices)}{threads}: a weight update is {chunks} chunks of "
             f"{counted(fused, 'micro-batch')}, {chunks // together} for each {'worker' if devices == 1 else 'device'}"
         )
-    if devices < there:
+    if devices < present:
         lines.append(
-            f"{devices} of {there} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
+            f"{devices} of {present} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
             f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
+            + (", or other workers have no more" if count > 1 else "")
         )
     if workers is not None:
         lines.append(
@@ -382,20 +381,6 @@ def _legal(shares: int, devices: int = 1) -> str:
     """The numbers of workers, of so many devices each, that divide so many shares."""
     legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
     return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
-
-
-def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
-    """Refuses workers, of so many devices each, that cannot share a weight update's chunks evenly.
-
-    Raises:
-        ConfigurationError: with the numbers of workers that can.
-    """
-    together = workers * devices
-    if num_chunks % together:
-        raise ConfigurationError(
-            f"{sharers(workers, devices)} cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
-            f"use {_legal(num_chunks)} of them; a new run with --max-workers {together} makes chunks for {together}",
-        )
 
 
 def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -> int:

@@ -15,8 +15,8 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.blueprint import layer_order
 from ipucnn.sessions.host.arithmetic import Arithmetic
-from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Weights
+from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.checks import (
     check_evaluation,
     check_num_ipus,
@@ -290,7 +290,7 @@ class PoplarSession(Session):
                 self._large_batches = LargeBatches(self._network, arithmetic, self._unpack, on_cpu=True)
             assert self._host_weights is not None
             copy_weights(self.state.weights, self._host_weights.kept)
-            self._host_weights.settle()
+            self._host_weights.round_to_nearest()
             self.evaluated = {**self.evaluated, **self._large_batches.measure(batches)}
 
     def _unpack(self, images: Tensor) -> Tensor:

@@ -370,7 +370,7 @@ class WeightUpdate:
             gradient = gradient / self._scale
         done = self._optimizer.apply_one(index, gradient, rate, count)
         if index == 0 and self._scaler is not None:
-            done += self._scaler.look(self._beyond, iterations)
+            done += self._scaler.rescale(self._beyond, iterations)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
             if self._once is None:

@@ -1,9 +1,6 @@
-"""cifar_resnet8 in NumPy's float64 and TensorFlow's plain operations, and how far the host's two orders are from it.
+"""cifar_resnet8 in NumPy's float64 and TensorFlow's plain operations."""
 
-``python tests/float64_network.py`` prints what docs/host-session.md says of fused and unfused runs.
-"""
-
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,10 +9,11 @@ from ipucnn.models.blueprint import read_blueprint
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.names import named_weights
 from ipucnn.models.registry import get_model
+from ipucnn.sessions.host.session import HostSession
+
+from .sessions import CPU, constant, make_program, run
 
 Weights = Dict[str, np.ndarray]
-# (number of the forward pass, layer, index): one number that a ReLU is given.
-Place = Tuple[int, str, Tuple[int, ...]]
 MOMENTUM = 0.9
 
 
@@ -34,7 +32,7 @@ class Reference:
         self._start = {name: v.numpy() for name, v in named_weights(network).items()}
         blueprint = read_blueprint(network)
         self._steps, self._output = blueprint.steps, blueprint.output
-        self.nearest: List[Tuple[float, Place]] = []
+        self.nearest = np.inf
 
     def network(self) -> Any:
         """The network, with its first weights."""
@@ -43,21 +41,16 @@ class Reference:
             get_model("cifar_resnet8"), BuildOptions(input_shape=(size, size, 3), num_classes=10, seed=3)
         )
 
-    def run(
-        self, fused: int, kind: Any = np.float64, near: float = 0.0, flips: Sequence[Place] = ()
-    ) -> Weights:
+    def run(self, fused: int) -> Weights:
         """Weights by name after all weight updates, ``fused`` micro-batches computed as one batch.
 
-        Args:
-            kind: of all numbers.
-            near: what a ReLU is given closer to 0 than this is kept in ``nearest``.
-            flips: the ReLUs that decide otherwise than by the sign of what they are given.
+        ``nearest`` is then the smallest number that a ReLU was given, whatever its sign.
         """
-        weights = {name: value.astype(kind) for name, value in self._start.items()}
+        weights = {name: value.astype(np.float64) for name, value in self._start.items()}
         trained = [name for name in weights if "moving" not in name]
         velocity = {name: np.zeros_like(weights[name]) for name in trained}
         momenta = {s.name: s.config["momentum"] for s in self._steps if _kind(s) == "BatchNormalization"}
-        self.nearest, self._near, self._flips, self._pass = [], near, set(flips), 0
+        self.nearest = np.inf
         per_update = self.batch * self.count
         for first in range(0, len(self.images), per_update):
             sums = {name: np.zeros_like(weights[name]) for name in trained}
@@ -66,7 +59,7 @@ class Reference:
                 values = {name: tf.Variable(weights[name]) for name in trained}
                 statistics: Dict[str, Any] = {}
                 with tf.GradientTape() as tape:
-                    x = tf.constant(self.images[part].astype(kind))
+                    x = tf.constant(self.images[part].astype(np.float64))
                     logits = self._forward(values, x, fused, statistics)
                     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(self.labels[part], logits)
                     loss = tf.reduce_mean(losses)
@@ -87,7 +80,6 @@ class Reference:
         for step in self._steps[1:]:
             inputs = [tensors[name] for name in step.inputs]
             tensors[step.name] = self._layer(step, inputs, values, groups, statistics)
-        self._pass += 1
         return tensors[self._output]
 
     def _layer(
@@ -105,7 +97,8 @@ class Reference:
             normal = tf.reshape((each - mean) / tf.sqrt(variance + config["epsilon"]), x.shape)
             return normal * values[f"{name}/gamma"] + values[f"{name}/beta"]
         if kind == "ReLU":
-            return self._relu(name, x)
+            self.nearest = min(self.nearest, float(np.abs(x).min()))
+            return tf.nn.relu(x)
         if kind == "SubsamplePad":
             missing = config["channels"] - int(x.shape[-1])
             return tf.pad(x[:, ::2, ::2], [[0, 0], [0, 0], [0, 0], [0, missing]])
@@ -117,40 +110,15 @@ class Reference:
             return x @ values[f"{name}/kernel"] + values[f"{name}/bias"]
         raise ValueError(kind)
 
-    def _relu(self, name: str, x: Any) -> Any:
-        found = x.numpy()
-        passes = found > 0
-        for index in np.argwhere(np.abs(found) < self._near):
-            place = (self._pass, name, tuple(int(i) for i in index))
-            self.nearest.append((float(found[place[2]]), place))
-        for number, layer, where in self._flips:
-            if (number, layer) == (self._pass, name):
-                passes[where] = not passes[where]
-        return x * tf.constant(passes.astype(found.dtype))
-
 
 def _kind(step: Any) -> str:
     """A layer's class; Keras 2.6 writes a package before it."""
     return str(step.kind.rpartition(">")[2])
 
 
-def distance(one: Weights, other: Weights) -> Tuple[float, str]:
-    """The largest difference, and the weight that has it."""
-    far = {name: float(np.abs(np.float64(one[name]) - other[name]).max()) for name in other}
-    name = max(far, key=lambda name: far[name])
-    return far[name], name
-
-
-def decided_otherwise(reference: Reference, found: Weights, near: float) -> List[Place]:
-    """The ReLUs, of those given a number nearer to 0 than ``near``, that explain a run's distance, greedily."""
-    flips: List[Place] = []
-    best = distance(found, reference.run(1, near=near))[0]
-    places = [place for _, place in sorted(reference.nearest, key=lambda item: abs(item[0]))]
-    for place in places:
-        far = distance(found, reference.run(1, flips=[*flips, place]))[0]
-        if far < best / 2:
-            flips, best = [*flips, place], far
-    return flips
+def distance(one: Weights, other: Weights) -> float:
+    """The largest difference."""
+    return max(float(np.abs(np.float64(one[name]) - other[name]).max()) for name in other)
 
 
 def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -163,10 +131,6 @@ def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
 
 def on_the_host(reference: Reference, fused: int) -> Weights:
     """The host session's weights of the same run."""
-    from support.sessions import CPU, constant, make_program, run
-
-    from ipucnn.sessions.host.session import HostSession
-
     updates = len(reference.images) // (reference.batch * reference.count)
     program = make_program(reference.batch, reference.count, updates_per_epoch=updates).with_fused(fused)
     optimizer, rate = ("sgd", {"momentum": MOMENTUM}, {}), constant(reference.rate)
@@ -174,36 +138,3 @@ def on_the_host(reference: Reference, fused: int) -> Weights:
     return run(
         HostSession(CPU), reference.network(), program, optimizer, images, labels, schedule=rate
     ).weights
-
-
-def main(batch: int = 4, count: int = 8, size: int = 16, updates: int = 3, rate: float = 0.1) -> None:
-    """Prints distances and what they come from."""
-    print(
-        f"cifar_resnet8, {size}x{size}, {count} micro-batches of {batch}, {updates} weight updates, rate {rate:g}"
-    )
-    reference = Reference(*samples(updates * count * batch, size, 0), batch, count, rate)
-    exact = reference.run(1)
-    print(f"float64: fused from unfused {distance(reference.run(count), exact)[0]:.1e}")
-    found = {fused: on_the_host(reference, fused) for fused in (1, count)}
-    print("host: fused from unfused {:.1e} ({})".format(*distance(found[count], found[1])))
-    for fused, weights in found.items():
-        far, where = distance(weights, exact)
-        print(f"host, {fused} fused: from float64 {far:.1e} ({where})")
-        flips = decided_otherwise(reference, weights, 2e-6)
-        for place in flips:
-            value = next(value for value, other in reference_places(reference) if other == place)
-            print(f"  {place[1]} is given {value:.1e} in float64 once, and decides otherwise")
-        if flips:
-            print(
-                f"  from float64 with the same decisions {distance(weights, reference.run(1, flips=flips))[0]:.1e}"
-            )
-
-
-def reference_places(reference: Reference) -> List[Tuple[float, Place]]:
-    """What ReLUs are given near 0 in float64."""
-    reference.run(1, near=2e-6)
-    return reference.nearest
-
-
-if __name__ == "__main__":
-    main()

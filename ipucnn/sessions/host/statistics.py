@@ -1,0 +1,239 @@
+"""Batch norm's statistics: how the moving ones move in training, and what is measured for evaluation and checkpoints.
+
+Running statistics are averages over many micro-batches, and the weights changed between them.  They can also be
+imprecise: with 16 samples of small images, the deepest layers have 16 numbers per channel.  Then evaluation normalises
+differently from training.  So the final weights are given training images in larger batches (precise batch norm: Wu and
+Johnson 2021, arXiv:2105.07576, section 3).  Each batch norm normalises by the statistics of the whole batch, and the
+moments of the batches are pooled.  In all else the pass is that of evaluation: images are not augmented, and there is
+no dropout, which would make variances larger than they are in evaluation (Li et al. 2018, arXiv:1801.05134).
+"""
+
+import itertools
+from typing import Callable, Dict, Iterable, List, NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn import interrupts
+from ipucnn.aliases import KerasModel, Tensor, TfVariable
+from ipucnn.errors import InfeasibleError
+from ipucnn.machine import side_by_side
+from ipucnn.models.layers import BatchNormalization, ExecutionContext
+from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
+from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.session import Batch
+from ipucnn.training.program import Program
+
+
+class Move(NamedTuple):
+    """What a chunk has to say of moving statistics, and what is done with that when the chunk's turn comes.
+
+    Attributes:
+        statistic: float32, of the chunk alone.
+        apply: (statistic, chunk's number within the weight update); in the order of chunks.
+    """
+
+    statistic: Tensor
+    apply: Callable[[Tensor, Tensor], None]
+
+
+class MovingStatistics:
+    """How the moving statistics of a model's batch norms move, chunk by chunk, in closed form.
+
+    Args:
+        model: functional Keras model.
+        program: with ``fused_micro_batches`` chosen.
+        weights: the model's.
+
+    Attributes:
+        variables: those that move with every micro-batch: mean and variance of each layer.
+    """
+
+    def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
+        self._program, self._fused = program, program.fused_micro_batches
+        self._chunks = program.num_micro_batches // self._fused
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
+        self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
+            layer.name: (
+                weights.kept[f"{layer.name}/moving_mean"],
+                weights.kept[f"{layer.name}/moving_variance"],
+                layer.momentum,
+            )
+            for layer in norms
+        }
+        self._order = [layer.name for layer in norms if not layer.moves_once]
+        self.variables = [variable for name in self._order for variable in self._moving[name][:2]]
+        # Of those that move once per weight update, the sums over its chunks for each group of replicas.
+        groups = program.num_replicas // program.dbn_replica_group_size
+        self._sums = {
+            layer.name: tf.Variable(
+                tf.zeros([groups, 2, self._moving[layer.name][0].shape[0]]), trainable=False
+            )
+            for layer in norms
+            if layer.moves_once
+        }
+
+    def means(self, context: ExecutionContext) -> List[Tensor]:
+        """The means of a chunk's batch statistics over its micro-batches, in the order of ``variables``."""
+        pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
+        return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
+
+    def moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
+        """What a chunk has to say, after its forward pass in that context; ``chunk`` is its number, int64."""
+        return [*self._moves(context, chunk), *self._moves_once(context, chunk)]
+
+    def _moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
+        """Moving statistics after this chunk, in closed form.
+
+        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
+        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
+        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
+        """
+        p = self._program
+        group = p.dbn_replica_group_size
+        groups = self._fused // group
+        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
+            group
+        )
+        step = tf.floor(position / float(p.num_replicas))
+        count = float(p.gradient_accumulation_count)
+
+        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
+            def apply(share: Tensor, chunk: Tensor) -> None:
+                decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
+                moving.assign(moving * decay + share)
+
+            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
+            share = tf.linalg.matvec(statistic, weight, transpose_a=True)
+            share.set_shape(moving.shape)
+            return Move(share, apply)
+
+        moves = []
+        for layer, mean, variance in context.batch_statistics:
+            moving_mean, moving_variance, momentum = self._moving[layer.name]
+            moves.append(of_variable(moving_mean, momentum, mean))
+            moves.append(of_variable(moving_variance, momentum, variance))
+        return moves
+
+    def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
+        """Moving statistics that move once per weight update, in its last chunk.
+
+        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
+        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
+        differ by stays out of it, as in the public application (``batch_norm.py``).
+        """
+        p = self._program
+        in_chunk = self._fused // p.dbn_replica_group_size
+        groups = p.num_replicas // p.dbn_replica_group_size
+        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
+
+        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
+            def apply(sums: Tensor, chunk: Tensor) -> None:
+                total = self._sums[name]
+                if self._chunks > 1:
+                    sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
+                    total.assign(sums)
+                means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
+                new_mean = tf.reduce_mean(means, axis=0)
+                new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
+                everywhere = numbers * float(p.num_replicas)
+                new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
+                moving_mean, moving_variance, momentum = self._moving[name]
+                is_last = tf.equal(chunk, self._chunks - 1)
+                for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
+                    moved = moving * momentum + new * (1.0 - momentum)
+                    moving.assign(tf.where(is_last, moved, moving))
+
+            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
+            sums.set_shape(self._sums[name].shape)
+            return Move(sums, apply)
+
+        return [
+            of_layer(layer.name, mean, variance, numbers)
+            for layer, mean, variance, numbers in context.update_statistics
+        ]
+
+
+_Moments = Tuple[Tensor, Tensor, Tensor]
+"""Mean and biased variance, (channels,), and of how many numbers of each channel."""
+
+
+class LargeBatches:
+    """Measures what :class:`ipucnn.models.layers.BatchNormalization` layers have as moving statistics.
+
+    Args:
+        model: with the weights to be used, whenever :meth:`measure` is called.
+        arithmetic: what is computed in; rounding is to nearest.
+        unpack: brings images as they are in the batches to the network's range.
+        on_cpu: whether this runs on a CPU.
+        at_once: how many batches of so many samples are computed side by side.
+
+    Attributes:
+        names: of the moving statistics, but for those of frozen layers.
+    """
+
+    def __init__(
+        self,
+        model: KerasModel,
+        arithmetic: Arithmetic,
+        unpack: Callable[[Tensor], Tensor],
+        on_cpu: bool,
+        at_once: Callable[[int], int] = lambda samples: 1,
+    ) -> None:
+        norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
+        self.names = [f"{norm}/{moving}" for norm in norms for moving in ("moving_mean", "moving_variance")]
+        self._at_once = at_once
+        if not self.names:
+            return
+        network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm is not to be folded: it measures.
+
+        def moments(images: Tensor) -> Dict[str, _Moments]:
+            context = ExecutionContext(
+                num_groups=1, seeds=tf.zeros([1, 2], tf.int32), num_micro_batches=1, measures=True
+            )
+            network(unpack(images), False, Rounding(arithmetic), context)
+            return {
+                layer.name: (mean[0], variance[0], numbers)
+                for layer, mean, variance, numbers in context.update_statistics
+            }
+
+        self._moments = tf.function(moments, autograph=False)
+
+    def measure(self, batches: Iterable[Batch]) -> Dict[str, np.ndarray]:
+        """float32 (channels,) of each ``<layer>/moving_mean`` and ``/moving_variance``; nothing without batch norm.
+
+        Args:
+            batches: (images, ...), all of one shape; at least one.
+
+        Raises:
+            InfeasibleError: a batch does not fit into the host's memory.
+        """
+        moments_of: Dict[str, List[List[np.ndarray]]] = {}
+
+        def of_batch(images: Tensor, *_: Tensor) -> Dict[str, _Moments]:
+            interrupts.check()
+            try:
+                moments: Dict[str, _Moments] = self._moments(images)
+                return moments
+            except tf.errors.ResourceExhaustedError:
+                raise InfeasibleError(
+                    f"out of memory with {len(images)} training images at once, to measure batch norm's statistics",
+                    "use a smaller --precise-batch-norm; 0 leaves it out",
+                ) from None
+
+        left = iter(batches if self.names else ())
+        first = next(left, None)
+        given = () if first is None else itertools.chain([first], left)
+        at_once = 1 if first is None else self._at_once(len(first[0]))
+        for moments in side_by_side(of_batch, given, at_once):
+            for name, values in moments.items():
+                moments_of.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
+        measured = {}
+        for name, parts in moments_of.items():
+            means, variances, numbers = (np.stack(values) for values in zip(*parts))
+            total = numbers.sum()
+            # All batches have as many numbers.  The estimate is unbiased, as that of the running variance.
+            variance = (variances.mean(axis=0) + means.var(axis=0)) * (total / max(total - 1, 1))
+            measured[f"{name}/moving_mean"] = means.mean(axis=0).astype(np.float32)
+            measured[f"{name}/moving_variance"] = variance.astype(np.float32)
+        return measured
