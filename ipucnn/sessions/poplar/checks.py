@@ -122,11 +122,11 @@ def evaluation_replicas(program: Program, config: RunConfig, num_instances: int 
 
 
 def _check_validation(program: Program, config: RunConfig, num_instances: int) -> None:
-    wanted, there = config.validation_num_replicas, evaluation_replicas(program, config, num_instances)
-    if wanted is not None and wanted != there:
+    asked, held = config.validation_num_replicas, evaluation_replicas(program, config, num_instances)
+    if asked is not None and asked != held:
         raise ConfigurationError(
-            f"--validation-num-replicas {wanted}: validation runs on the IPUs of training, which hold {there}",
-            f"use --validation-num-replicas {there}, or drop it",
+            f"--validation-num-replicas {asked}: validation runs on the IPUs of training, which hold {held}",
+            f"use --validation-num-replicas {held}, or drop it",
         )
 
 
@@ -138,11 +138,11 @@ def check_evaluation(instances: Instances, config: RunConfig) -> None:
     """
     if not instances.is_distributed:
         return
-    wanted, there = config.validation_num_replicas, instances.local_ipus
-    if wanted is not None and wanted != there:
+    asked, given = config.validation_num_replicas, instances.local_ipus
+    if asked is not None and asked != given:
         raise ConfigurationError(
-            f"--validation-num-replicas {wanted}: poprun gave each instance {counted(there, 'IPU')}",
-            f"use --validation-num-replicas {there}, or drop it",
+            f"--validation-num-replicas {asked}: poprun gave each instance {counted(given, 'IPU')}",
+            f"use --validation-num-replicas {given}, or drop it",
         )
     _check_not_selected(config)
 

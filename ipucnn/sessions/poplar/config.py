@@ -203,12 +203,12 @@ def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
         config: the options.
         layout: what follows from the program.
     """
-    made = ipu.config.IPUConfig()
+    ipu_config = ipu.config.IPUConfig()
     for row in ROWS:
         value = row.value(config, layout)
         if value is not None:
-            set_leaf(made, row.leaf, value)
-    return made
+            set_leaf(ipu_config, row.leaf, value)
+    return ipu_config
 
 
 def proportions(program: Program) -> Sequence[Tuple[float, float]]:
@@ -239,13 +239,13 @@ def pipelining_options(
         "device_mapping": [int(ipu_number) for ipu_number in program.device_mapping],
         "pipeline_schedule": schedule,
     }
-    own = proportions(program)
-    if own:
-        options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, own)
+    per_stage = proportions(program)
+    if per_stage:
+        options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, per_stage)
     if not training:
         return options
-    if own:
-        options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, own)
+    if per_stage:
+        options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, per_stage)
     options.update(
         gradient_accumulation_steps_per_replica=int(program.gradient_accumulation_count),
         gradient_accumulation_reduction_method=program.gradient_accumulation_reduction_method,

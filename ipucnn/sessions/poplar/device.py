@@ -78,10 +78,10 @@ class Api:
         from tensorflow.python.ipu import distributed
 
         with tf.device("/CPU:0"):
-            own = tf.constant(values)
+            tensor = tf.constant(values)
             if hasattr(distributed, "Sum"):  # 3.0: over Horovod
-                return distributed.allreduce(own, op=distributed.Sum).numpy()
-            return distributed.allreduce(own, tf.distribute.ReduceOp.SUM).numpy()
+                return distributed.allreduce(tensor, op=distributed.Sum).numpy()
+            return distributed.allreduce(tensor, tf.distribute.ReduceOp.SUM).numpy()
 
     def popdist_strategy(self) -> "Type[SdkModule]":
         """The class ``PopDistStrategy``; the package does not bind it, only its module."""
@@ -187,13 +187,13 @@ class Device:
             layout = replace(layout, available_memory_proportion=config.available_memory_proportion[0] / 100)
         self._fp_exceptions = config.fp_exceptions
         self.num_ipus = num_ipus
-        made = make_ipu_config(self.api.ipu, config, layout)
+        ipu_config = make_ipu_config(self.api.ipu, config, layout)
         with self._errors(training=True):
             if self.instances.is_distributed:
                 self.api.start_instances()
                 per_replica = num_ipus // self.instances.local_replicas
-                self.api.join_instances(made, per_replica, selects_device=not layout.selects)
-            made.configure_ipu_system()
+                self.api.join_instances(ipu_config, per_replica, selects_device=not layout.selects)
+            ipu_config.configure_ipu_system()
             if layout.selects and config.select_ipu is not None:
                 ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
                 check_selected(config.select_ipu, ipus, num_ipus)
@@ -234,23 +234,23 @@ class Device:
 
         Every instance has to call this at the same places.  NaN on one is NaN on all.
         """
-        own: np.ndarray = np.asarray(values, np.float64)
+        mine: np.ndarray = np.asarray(values, np.float64)
         if self.instances.count == 1:
-            return own
+            return mine
         # 32 bits, as TensorFlow's numbers are here; what is averaged was computed in no more.
         with self._errors(training=True):
-            together = self.api.sum_over_instances(own.astype(np.float32))
-        return np.asarray(together, np.float64) / self.instances.count
+            total = self.api.sum_over_instances(mine.astype(np.float32))
+        return np.asarray(total, np.float64) / self.instances.count
 
-    def gather_over_instances(self, own: np.ndarray) -> np.ndarray:
+    def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
         """float32 [instances, ...]: what each instance of ``poprun`` has, of the same shape in all of them.
 
         Every instance has to call this at the same places.
         """
         count, index = self.instances.count, self.instances.index
         # A sum with zeros, which every version of the SDK has: of 3.0 to 3.4 only some gather.
-        rows = np.zeros((count, *own.shape), np.float32)
-        rows[index] = own
+        rows = np.zeros((count, *array.shape), np.float32)
+        rows[index] = array
         if count == 1:
             return rows
         with self._errors(training=False):
@@ -258,7 +258,7 @@ class Device:
 
     def of_first_instance(self, value: float) -> float:
         """The first instance's value, to the last bit, on all of them."""
-        own: np.ndarray = np.array([value], np.float64)
+        number: np.ndarray = np.array([value], np.float64)
         # Collectives have 32 bits: byte by byte.
-        sent: np.ndarray = self.gather_over_instances(own.view(np.uint8).astype(np.float32))[0]
+        sent: np.ndarray = self.gather_over_instances(number.view(np.uint8).astype(np.float32))[0]
         return float(sent.astype(np.uint8).view(np.float64)[0])

@@ -84,9 +84,9 @@ _MEMORY = (*_INTERNAL, "ResourceExhaustedError")
 def _out_of_memory(match: Match, context: ErrorContext) -> UserError:
     overuse = None
     message = "the program does not fit in the memory of an IPU"
-    found = re.search(r"on tile (\d+): (\d+) bytes used but tiles only have (\d+) bytes", match.text)
-    if found is not None:
-        tile, used, limit = (int(number) for number in found.groups())
+    overrun = re.search(r"on tile (\d+): (\d+) bytes used but tiles only have (\d+) bytes", match.text)
+    if overrun is not None:
+        tile, used, limit = (int(number) for number in overrun.groups())
         overuse = used / limit
         message += f": tile {tile} needs {used:,} bytes and has {limit:,}"
     hint = context.would_fit(overuse) if context.would_fit is not None else None
@@ -159,14 +159,14 @@ def _hardware_fault(match: Match, context: ErrorContext) -> UserError:
 
 
 def _no_match(match: Match, context: ErrorContext) -> UserError:
-    wanted = f" of {context.num_ipus} IPUs" if context.num_ipus else ""
-    return MissingError(f"no device{wanted} matches what was asked for", _DOCTOR)
+    size = f" of {context.num_ipus} IPUs" if context.num_ipus else ""
+    return MissingError(f"no device{size} matches what was asked for", _DOCTOR)
 
 
 def _busy(match: Match, context: ErrorContext) -> UserError:
-    wanted = f"{context.num_ipus} IPUs" if context.num_ipus else "IPUs"
+    size = f"{context.num_ipus} IPUs" if context.num_ipus else "IPUs"
     return MissingError(
-        f"no free device of {wanted}: others use them",
+        f"no free device of {size}: others use them",
         "gc-monitor shows who does; wait, or use --on-demand, which waits for them",
     )
 
@@ -413,10 +413,10 @@ def recognise(text: str, classes: Tuple[str, ...]) -> Optional[Tuple[Case, Match
     for case in CASES:
         if classes and not set(classes) & set(case.classes):
             continue
-        found = re.search(case.pattern, text)
-        if found is not None:
-            groups = {key: value for key, value in found.groupdict().items() if value is not None}
-            rest = text[found.end() :].lstrip(" :").partition("\n")[0].strip()
+        hit = re.search(case.pattern, text)
+        if hit is not None:
+            groups = {key: value for key, value in hit.groupdict().items() if value is not None}
+            rest = text[hit.end() :].lstrip(" :").partition("\n")[0].strip()
             return case, Match(groups, text, rest)
     return None
 
@@ -433,17 +433,17 @@ def translate(exception: BaseException, context: Optional[ErrorContext] = None) 
     classes = tuple(
         c.__name__ for c in type(exception).__mro__ if c not in (object, BaseException, Exception)
     )
-    found = recognise(str(exception), classes)
-    if found is None:
+    recognised = recognise(str(exception), classes)
+    if recognised is None:
         return None
-    case, match = found
+    case, match = recognised
     return case.error(match, context or ErrorContext())
 
 
 def translate_output(stderr: str) -> Optional[UserError]:
     """The error for the user from what a process wrote before it aborted, or None."""
-    found = recognise(stderr, ())
-    return None if found is None else found[0].error(found[1], ErrorContext())
+    recognised = recognise(stderr, ())
+    return None if recognised is None else recognised[0].error(recognised[1], ErrorContext())
 
 
 @contextlib.contextmanager

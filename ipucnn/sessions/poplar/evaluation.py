@@ -73,8 +73,8 @@ class Predictor:
         Args:
             batches: tuples that begin with images [n, height, width, channels], the same in all instances.
         """
-        for held, found in self._executions(batches, self._parts, self._part):
-            yield from zip(held, found)
+        for held, logits in self._executions(batches, self._parts, self._part):
+            yield from zip(held, logits)
 
     def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its logits, where an instance is given no more than its part of each.
@@ -88,15 +88,15 @@ class Predictor:
         Yields:
             The instance's own images, labels and weights of all instances, in their order; and logits of all.
         """
-        for held, found in self._executions(batches, 1, 0):
+        for held, computed in self._executions(batches, 1, 0):
             if self._parts == 1:
-                yield from zip(held, found)
+                yield from zip(held, computed)
                 continue
-            own = [(np.asarray(b[1]), np.asarray(b[2]), logits) for b, logits in zip(held, found)]
-            numbers = sum(part.size for part in own[0])
+            of_instance = [(np.asarray(b[1]), np.asarray(b[2]), logits) for b, logits in zip(held, computed)]
+            numbers = sum(part.size for part in of_instance[0])
             each = max(1, _LARGEST_BYTES // (4 * numbers * self._parts))
             for start in range(0, len(held), each):
-                joined = [self._join_batches(parts) for parts in zip(*own[start : start + each])]
+                joined = [self._join_batches(parts) for parts in zip(*of_instance[start : start + each])]
                 for batch, labels, weights, logits in zip(held[start:], *joined):
                     yield (batch[0], tf.constant(labels), tf.constant(weights)), logits
 
@@ -105,14 +105,14 @@ class Predictor:
         """Samples that an instance computes between two places where all instances meet."""
         return self._largest * self._per_step
 
-    def _join(self, own: np.ndarray) -> np.ndarray:
+    def _join(self, array: np.ndarray) -> np.ndarray:
         """What each instance has, one after the other; whole numbers are below 2**24, and pass through 32 bits."""
-        return self._device.gather_over_instances(own).reshape((-1, *own.shape[1:])).astype(own.dtype)
+        return self._device.gather_over_instances(array).reshape((-1, *array.shape[1:])).astype(array.dtype)
 
-    def _join_batches(self, own: Sequence[np.ndarray]) -> List[np.ndarray]:
+    def _join_batches(self, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
         """Each batch of all instances, one instance's after the other's."""
-        together = self._device.gather_over_instances(np.concatenate(own)).astype(own[0].dtype)
-        parts = np.split(together, _ends(own), axis=1)
+        gathered = self._device.gather_over_instances(np.concatenate(arrays)).astype(arrays[0].dtype)
+        parts = np.split(gathered, _ends(arrays), axis=1)
         return [part.reshape((-1, *part.shape[2:])) for part in parts]
 
     def _executions(
@@ -139,12 +139,12 @@ class Predictor:
             images = np.rint(images)
         self._choose_steps(-(-len(images) // parts))
         capacity = self._steps * self._per_step
-        found = []
+        results = []
         for start in range(0, len(images), capacity * parts):
             # Where fewer are left than all instances take, some compute zeros alone: they all run the same program.
-            own = images[start + part * capacity :][:capacity]
+            images_of_part = images[start + part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), dtype)
-            filled[: len(own)] = own
+            filled[: len(images_of_part)] = images_of_part
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
@@ -159,8 +159,8 @@ class Predictor:
                 )
             if parts > 1:
                 logits = self._join(logits)
-            found.append(logits[: len(images) - start])
-        return np.split(np.concatenate(found), _ends(batches))
+            results.append(logits[: len(images) - start])
+        return np.split(np.concatenate(results), _ends(batches))
 
     def _choose_steps(self, count: int) -> None:
         """Compiles for executions of the right size for ``count`` samples, if the present ones are far too small."""
@@ -229,17 +229,17 @@ class StatisticsNetwork:
             weights: to be used.
             dataset: training batches of this instance.
         """
-        p, made, instances = self._program, self._made, self._device.instances
-        copy_weights(weights, made.weights)
+        p, network, instances = self._program, self._made, self._device.instances
+        copy_weights(weights, network.weights)
         transfer = transfer_type(self._config, self._device.preprocess)
-        batches = training_batches(dataset, p, 0, made.takes_seeds, transfer, instances)
+        batches = training_batches(dataset, p, 0, network.takes_seeds, transfer, instances)
         inputs = batches.map(lambda images, *rest: (images,))
         with self._device.running(training=False):
-            found = made.model.predict(
+            outputs = network.model.predict(
                 inputs, steps=self._steps * (p.num_replicas // instances.count), verbose=0
             )
-        means = [np.asarray(values, np.float64).mean(axis=0) for values in found[: 2 * len(made.norms)]]
+        means = [np.asarray(values, np.float64).mean(axis=0) for values in outputs[: 2 * len(network.norms)]]
         sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]
-        together = self._device.mean_over_instances(np.concatenate(means))
-        names = [f"{norm}/{moving}" for norm in made.norms for moving in MOVING_STATISTICS]
-        return {name: part.astype(np.float32) for name, part in zip(names, np.split(together, sizes))}
+        reduced = self._device.mean_over_instances(np.concatenate(means))
+        names = [f"{norm}/{moving}" for norm in network.norms for moving in MOVING_STATISTICS]
+        return {name: part.astype(np.float32) for name, part in zip(names, np.split(reduced, sizes))}

@@ -71,14 +71,14 @@ class SeededDropout(keras.layers.Layer):
             return x
         size = self.micro_batch_size
         parts = (x.shape[0] or size) // size
-        wanted = self.noise_shape or (None,) * len(x.shape)
-        shape = [size if wanted[0] is None else wanted[0]]
-        shape += [int(x.shape[i]) if n is None else n for i, n in enumerate(wanted) if i]
+        noise_shape = self.noise_shape or (None,) * len(x.shape)
+        shape = [size if noise_shape[0] is None else noise_shape[0]]
+        shape += [int(x.shape[i]) if n is None else n for i, n in enumerate(noise_shape) if i]
         # The first draw of this layer in a micro-batch; see ipucnn.models.layers.Dropout.
-        own = zlib.crc32(f"{self.name}/0".encode()) & 0x7FFFFFFF
+        layer_seed = zlib.crc32(f"{self.name}/0".encode()) & 0x7FFFFFFF
         drawn = []
         for part in range(parts):
-            seed = seeds[part * size] + tf.constant([own, 0], tf.int32)
+            seed = seeds[part * size] + tf.constant([layer_seed, 0], tf.int32)
             noise = tf.random.stateless_uniform(shape, seed=seed)
             drawn.append(tf.repeat(noise, size // shape[0], axis=0) if shape[0] != size else noise)
         noise = tf.concat(drawn, axis=0) if parts > 1 else drawn[0]
@@ -89,9 +89,9 @@ class SeededDropout(keras.layers.Layer):
         return input_shape[0]
 
     def get_config(self) -> Dict[str, Any]:
-        own = {"rate": self.rate, "noise_shape": self.noise_shape}
-        own.update(micro_batch_size=self.micro_batch_size, always=self.always)
-        return {**super().get_config(), **own}
+        settings = {"rate": self.rate, "noise_shape": self.noise_shape}
+        settings.update(micro_batch_size=self.micro_batch_size, always=self.always)
+        return {**super().get_config(), **settings}
 
 
 class Preprocess(keras.layers.Layer):
@@ -170,8 +170,8 @@ class _FusedBatchNorm(keras.layers.Layer):
         return tf.reshape(y, inputs.shape), mean, variance * ((rows - 1.0) / rows)
 
     def get_config(self) -> Dict[str, Any]:
-        own = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
-        return {**super().get_config(), **own}
+        settings = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
+        return {**super().get_config(), **settings}
 
 
 class BatchStatistics(_FusedBatchNorm):
@@ -207,10 +207,10 @@ class MovedByGradient(_FusedBatchNorm):
         super().build(input_shape)
         channels = (int(input_shape[-1]),)
         # Where layers compute in 16 bits, Keras would hand out 16 bits of these.
-        own: Dict[str, Any] = {"autocast" if KERAS_3 else "experimental_autocast": False, "dtype": "float32"}
-        self.moving_mean = self.add_weight(name="moving_mean", shape=channels, initializer="zeros", **own)
+        kind: Dict[str, Any] = {"autocast" if KERAS_3 else "experimental_autocast": False, "dtype": "float32"}
+        self.moving_mean = self.add_weight(name="moving_mean", shape=channels, initializer="zeros", **kind)
         self.moving_variance = self.add_weight(
-            name="moving_variance", shape=channels, initializer="ones", **own
+            name="moving_variance", shape=channels, initializer="ones", **kind
         )
 
     def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
@@ -284,11 +284,11 @@ def _policy(precision: str) -> Any:
 
 
 def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasLayer:
-    own = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
+    settings = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
     if KERAS_3 and common["dtype"] == "float32":
         # Keras 3 moves its variance by the biased estimate; the SDK, which never has Keras 3, by the unbiased one.
-        return ours.BatchNormalization(**own, **common)
-    return keras.layers.BatchNormalization(**own, **common)
+        return ours.BatchNormalization(**settings, **common)
+    return keras.layers.BatchNormalization(**settings, **common)
 
 
 def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: KerasConfig) -> KerasLayer:
@@ -336,16 +336,16 @@ class _Builder:
     def _normalised(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
             return _batch_norm(step.config, common)(inputs)
-        own = {key: step.config[key] for key in ("epsilon", "center", "scale")}
+        settings = {key: step.config[key] for key in ("epsilon", "center", "scale")}
         if step.config["moves_once"]:
             if self.shape.purpose != TRAINING:
                 return _batch_norm(step.config, common)(inputs)
-            self.once.append(MovedByGradient(step.config["momentum"], **own, **common))
+            self.once.append(MovedByGradient(step.config["momentum"], **settings, **common))
             return self.once[-1](inputs)
         self.norms.append(step.name)
         if self.shape.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
-        output, mean, variance = BatchStatistics(**own, **common)(inputs)
+        output, mean, variance = BatchStatistics(**settings, **common)(inputs)
         self.statistics += [mean, variance]
         return output
 
@@ -412,15 +412,15 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
     """The model's variables by the network's names; the addons' group norm is read by attribute."""
-    found: Dict[str, TfVariable] = {}
+    by_name: Dict[str, TfVariable] = {}
     norms = {layer.name for layer in network.layers if isinstance(layer, ours.GroupNormalization)}
     plain = _Flat([layer for layer in model.layers if layer.name not in norms])
-    found.update(named_weights(plain))
+    by_name.update(named_weights(plain))
     for layer in model.layers:
         if layer.name in norms:
-            found[f"{layer.name}/gamma"] = tf_variable(layer.gamma)
-            found[f"{layer.name}/beta"] = tf_variable(layer.beta)
-    return {name: found[name] for name in named_weights(network) if name in found}
+            by_name[f"{layer.name}/gamma"] = tf_variable(layer.gamma)
+            by_name[f"{layer.name}/beta"] = tf_variable(layer.beta)
+    return {name: by_name[name] for name in named_weights(network) if name in by_name}
 
 
 @dataclass

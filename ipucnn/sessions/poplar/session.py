@@ -369,8 +369,8 @@ class PoplarSession(Session):
 
         def run(images: np.ndarray) -> np.ndarray:
             with self._device.running(training=False):
-                found = predict(tf.constant(images, made.model.inputs[0].dtype))
-            return np.asarray(found[output_name], np.float32)
+                logits = predict(tf.constant(images, made.model.inputs[0].dtype))
+            return np.asarray(logits[output_name], np.float32)
 
         return run
 

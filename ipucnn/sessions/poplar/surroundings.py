@@ -112,10 +112,10 @@ def remote_memory() -> Optional[bool]:
 def _has_folder(package: str, name: str) -> bool:
     """Whether an installed package has a package of that name; imports neither."""
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return False
-    places = found.submodule_search_locations if found is not None else None
+    places = spec.submodule_search_locations if spec is not None else None
     return any((Path(place) / name).is_dir() for place in places or ())
 
 
@@ -131,21 +131,21 @@ def version_number(version: Optional[str]) -> Tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
 
 
-def sdk_version(found: Surroundings) -> Optional[str]:
+def sdk_version(system: Surroundings) -> Optional[str]:
     """The SDK's version from the folder that enabled it or from TensorFlow's wheel (``2.6.3+gc3.3.0+...``)."""
-    path = found.variables.get("POPLAR_SDK_ENABLED", "")
+    path = system.variables.get("POPLAR_SDK_ENABLED", "")
     # PATH/poplar_sdk-ubuntu_20_04-3.3.0+1403-208993bbb7/poplar-ubuntu_20_04-3.3.0+7857-b67b751185
     for text in reversed(Path(path).parts):
         match = re.search(r"-(\d+\.\d+\.\d+)\+", text)
         if match is not None:
             return match.group(1)
-    match = re.search(r"\+gc(\d+\.\d+\.\d+)", found.versions.get("tensorflow") or "")
+    match = re.search(r"\+gc(\d+\.\d+\.\d+)", system.versions.get("tensorflow") or "")
     return None if match is None else match.group(1)
 
 
-def wheel_cpu(found: Surroundings) -> Optional[str]:
+def wheel_cpu(system: Surroundings) -> Optional[str]:
     """The processor that the SDK's TensorFlow was built for, e.g. ``amd_znver1``; None where its version says none."""
-    match = re.search(r"\+((?:amd|intel)_\w+)$", found.versions.get("tensorflow") or "")
+    match = re.search(r"\+((?:amd|intel)_\w+)$", system.versions.get("tensorflow") or "")
     return None if match is None else match.group(1)
 
 
@@ -203,40 +203,40 @@ FLAGS = (
 _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
-def problems(found: Surroundings) -> List[UserError]:
+def problems(system: Surroundings) -> List[UserError]:
     """Everything that keeps the Poplar session from starting, the most fundamental first."""
-    return list(_problems(found))
+    return list(_problems(system))
 
 
-def doubts(found: Surroundings) -> List[UserError]:
+def doubts(system: Surroundings) -> List[UserError]:
     """What the Poplar session was not made for, and may work with all the same."""
-    return list(_doubts(found))
+    return list(_doubts(system))
 
 
-def _problems(found: Surroundings) -> Iterator[UserError]:
-    tensorflow, keras = found.versions.get("tensorflow"), found.versions.get("keras")
-    if not found.has_ipu_package:
+def _problems(system: Surroundings) -> Iterator[UserError]:
+    tensorflow, keras = system.versions.get("tensorflow"), system.versions.get("keras")
+    if not system.has_ipu_package:
         yield _no_package(tensorflow)
         return
-    if found.python != SDK_PYTHON:
-        wanted = _dotted(SDK_PYTHON)
+    if system.python != SDK_PYTHON:
+        needed = _dotted(SDK_PYTHON)
         yield MissingError(
-            f"Python {_dotted(found.python)}, but the Poplar SDK's TensorFlow is built for Python {wanted}",
-            f"make the environment with it: python{wanted} -m venv ENV (docs/ipu.md)",
+            f"Python {_dotted(system.python)}, but the Poplar SDK's TensorFlow is built for Python {needed}",
+            f"make the environment with it: python{needed} -m venv ENV (docs/ipu.md)",
         )
     for name, version in _PACKAGES:
-        if found.versions.get(name) is None:
+        if system.versions.get(name) is None:
             yield MissingError(
                 f"{name} is not installed; the Poplar SDK needs {name} {_dotted(version)}",
                 _how_to_install(name),
             )
-    if keras is not None and not found.has_keras_ipu:
+    if keras is not None and not system.has_keras_ipu:
         yield MissingError(
             f"keras {keras} is not the Poplar SDK's: it has no keras.ipu",
             "install the SDK's keras wheel, with --force-reinstall --no-deps",
         )
-    path = found.variables.get("POPLAR_SDK_ENABLED")
-    absent = [name for name in SDK_MODULES if name not in found.modules]
+    path = system.variables.get("POPLAR_SDK_ENABLED")
+    absent = [name for name in SDK_MODULES if name not in system.modules]
     if not path or absent:
         yield MissingError(
             f"the Poplar SDK at {path} is enabled only in part: Python finds no {', '.join(absent)}"
@@ -244,9 +244,9 @@ def _problems(found: Surroundings) -> Iterator[UserError]:
             else "the Poplar SDK is not enabled in this shell: POPLAR_SDK_ENABLED is not set",
             "type: source PATH/TO/poplar_sdk-*/enable",
         )
-    yield from _wrong_flags(found)
-    cpu = wheel_cpu(found)
-    if cpu is not None and "512" in cpu and found.cpu_flags and "avx512f" not in found.cpu_flags:
+    yield from _wrong_flags(system)
+    cpu = wheel_cpu(system)
+    if cpu is not None and "512" in cpu and system.cpu_flags and "avx512f" not in system.cpu_flags:
         yield MissingError(
             f"the SDK's TensorFlow is built for {cpu}, and this processor has no AVX-512: it would die with an illegal "
             "instruction",
@@ -254,17 +254,17 @@ def _problems(found: Surroundings) -> Iterator[UserError]:
         )
 
 
-def _doubts(found: Surroundings) -> Iterator[UserError]:
-    if not found.has_ipu_package:
+def _doubts(system: Surroundings) -> Iterator[UserError]:
+    if not system.has_ipu_package:
         return
-    for name, wanted in _PACKAGES:
-        installed = found.versions.get(name)
-        if installed is not None and version_number(installed) != wanted:
+    for name, needed in _PACKAGES:
+        installed = system.versions.get(name)
+        if installed is not None and version_number(installed) != needed:
             yield MissingError(
-                f"{name} {installed} is installed; the Poplar SDK was made for {name} {_dotted(wanted)}",
+                f"{name} {installed} is installed; the Poplar SDK was made for {name} {_dotted(needed)}",
                 _how_to_install(name),
             )
-    version = sdk_version(found)
+    version = sdk_version(system)
     if version is not None and not OLDEST_SDK <= version_number(version) <= NEWEST_SDK:
         known = f"{_dotted(OLDEST_SDK)} to {_dotted(NEWEST_SDK)}"
         yield MissingError(
@@ -272,13 +272,13 @@ def _doubts(found: Surroundings) -> Iterator[UserError]:
         )
 
 
-def check_requirements(found: Optional[Surroundings] = None) -> None:
+def check_requirements(system: Optional[Surroundings] = None) -> None:
     """Refuses surroundings in which the SDK's TensorFlow cannot be imported, or would end the process.
 
     Raises:
         MissingError, ConfigurationError: the first of :func:`problems`.
     """
-    for problem in problems(look_around() if found is None else found):
+    for problem in problems(look_around() if system is None else system):
         raise problem
 
 
@@ -311,9 +311,9 @@ def _dotted(version: Tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _wrong_flags(found: Surroundings) -> Iterator[UserError]:
+def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
     """What the driver would abort the process for."""
-    text = found.variables.get("TF_POPLAR_FLAGS", "").strip()
+    text = system.variables.get("TF_POPLAR_FLAGS", "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
         # compiler/xla/parse_flags_from_env.cc
@@ -335,7 +335,7 @@ def _wrong_flags(found: Surroundings) -> Iterator[UserError]:
             f"TF_POPLAR_FLAGS: the SDK knows no --{unknown[0]} and would abort the process",
             did_you_mean(unknown[0], FLAGS) or f"take --{unknown[0]} out of TF_POPLAR_FLAGS",
         )
-    version = version_number(sdk_version(found))
+    version = version_number(sdk_version(system))
     for name, since in _FLAG_SINCE.items():
         if name in flags and version and version < since:
             yield ConfigurationError(
@@ -391,13 +391,13 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     """
     names = {_name(word) for word in flag_words(present)}
     is_seen = sys.stderr is not None and sys.stderr.isatty()
-    wanted = [f"--show_progress_bar={str(is_seen).lower()}"]
+    flags = [f"--show_progress_bar={str(is_seen).lower()}"]
     if config.executable_cache:
         folder = os.path.normpath(absolute(expand(config.executable_cache)))
-        wanted.append(f"{_CACHE}={_quoted(folder)}")
+        flags.append(f"{_CACHE}={_quoted(folder)}")
     if config.device_generated_data or config.synthetic_data == "ipu":
-        wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
-    added = [word for word in wanted if _name(word) not in names]
+        flags += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
+    added = [word for word in flags if _name(word) not in names]
     has_cache = _CACHE in names.union(map(_name, added))
     if config.compile_only and not has_cache:
         raise ConfigurationError(

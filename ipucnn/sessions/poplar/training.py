@@ -290,12 +290,12 @@ class MovingStatistics:
         differs from that of all."""
         if self._replicas == 1:
             return gradients
-        found = {id(underlying(tf_variable(variable))): gradient for gradient, variable in gradients}
+        by_variable = {id(underlying(tf_variable(variable))): gradient for gradient, variable in gradients}
         for mean_id, variance_id in self._pairs:
-            own = tf.cast(found[mean_id], tf.float32)
-            spread = tf.square((own - self._mean(own)) / self._steps) * self._steps
-            found[variance_id] = tf.cast(found[variance_id], tf.float32) + spread
-        return [(found[id(underlying(tf_variable(variable)))], variable) for _, variable in gradients]
+            mean = tf.cast(by_variable[mean_id], tf.float32)
+            spread = tf.square((mean - self._mean(mean)) / self._steps) * self._steps
+            by_variable[variance_id] = tf.cast(by_variable[variance_id], tf.float32) + spread
+        return [(by_variable[id(underlying(tf_variable(variable)))], variable) for _, variable in gradients]
 
     def move(self, gradient: Tensor, variable: TfVariable) -> Tensor:
         """Moves one statistic by its gradients, summed over replicas."""
@@ -386,13 +386,13 @@ class WeightUpdate:
         """The gradients of a weight update, summed over replicas, clipped and without the loss scale that was found."""
         if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
             return gradients
-        own = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
-        values = [gradients[n][0] for n in own]
+        trained = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
+        values = [gradients[n][0] for n in trained]
         if self._scaler is not None:
             # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
             values, self._beyond = self._scaler.unscaled(values, self._scale)
-        found = dict(zip(own, self._optimizer.clipped(values, self._scale)))
-        return [(found.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
+        clipped = dict(zip(trained, self._optimizer.clipped(values, self._scale)))
+        return [(clipped.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
 
 
 if KERAS_3:
@@ -585,11 +585,11 @@ class TrainedNetwork:
                 verbose=0,
                 shuffle=False,
             )
-        found = [float(history.history[name][-1]) for name in ("mean_loss", "accuracy")]
+        figures = [float(history.history[name][-1]) for name in ("mean_loss", "accuracy")]
         if self._divides_by_all:
             real = p.samples_before(first + count) - p.samples_before(first)
-            found = [value * count * p.global_batch_size / real for value in found]
-        loss, hit = self._device.mean_over_instances(found)
+            figures = [value * count * p.global_batch_size / real for value in figures]
+        loss, hit = self._device.mean_over_instances(figures)
         return float(loss), float(hit)
 
     def _draws_random_numbers(self) -> bool:
