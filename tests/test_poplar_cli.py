@@ -126,7 +126,11 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
         code, out, err = run(capfd, *flags, "--compile-only")
     assert code == 0 and "all programs were there already" in out and str(tmp_path / "cache") in out
     code, out, err = run(capfd, *flags, "--compile-only", "--device", "cpu")
-    assert (code, out) == (2, "") and "--compile-only has no effect with --device cpu" in err and not (tmp_path / "run").exists()
+    assert (
+        (code, out) == (2, "")
+        and "has no effect with --device cpu" in err
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_cache_with_a_blank_in_its_name(capfd, tmp_path, monkeypatch):
