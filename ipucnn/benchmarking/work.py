@@ -223,4 +223,4 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender,
 
 def _whole_range(benchmark: Benchmark) -> str:
     """The images' range as the network takes it: nobody else leaves preprocessing to the device."""
-    return run_setup.input_range(benchmark.config, benchmark.resolved.record)
+    return run_setup.input_range(benchmark.config.normalise, benchmark.resolved.record)

@@ -87,7 +87,7 @@ class RunDisplay(ProgressBar):
 
     def __enter__(self) -> RunDisplay:
         if self._run is not None and not self._run.is_silent:
-            _introduce(self._run)
+            self.introduce()
             self._waiting.__enter__()
         return self
 
@@ -140,6 +140,34 @@ class RunDisplay(ProgressBar):
             text += "".join(f"  {title} {value:.4f}" for title, value in _dice_scores(m, names))
             self._execution = f"{self._execution}  {text}" if self._execution else text
             self._flush()
+
+    def introduce(self) -> None:
+        """What is going to run, on stderr."""
+        from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+
+        assert self._run is not None
+        context = self._run.context
+        resolved, start = context.resolved, context.start
+        lines: List[Optional[str]] = list(start.notes)
+        if start.report is not None:
+            lines.append(f"{context.folder.path} is finished: nothing to continue")
+        lines += [resolved.choice.message, resolved.public_note()]
+        lines.append(None if runs_on_ipus(context.config.device) else resolved.host_note())
+        lines += [f"warning: {line}" for line in [*device_warnings(context.config.device), *context.warnings]]
+        preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
+        if start.in_place:
+            preset = "the run's configuration"
+        elif resolved.origins["model_name"] == RUN_ORIGIN:
+            preset = "the cross-validation's configuration"
+        size = "x".join(map(str, context.input_shape))
+        network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"
+        if context.config.base_filters is not None:
+            full = "x".join(map(str, context.record.input_shape))
+            published = context.record.builder_args.get("base_filters")
+            network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
+        lines.append(f"{network}; {program_line(context.program)}")
+        for line in filter(None, lines):
+            note(line)
 
     def _begin(self, run: TrainingRun, program: Program) -> None:
         context, frozen = run.context, program.frozen_layers
@@ -223,7 +251,7 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
         return
     # Before the introduction, which then names the layers that the planner chose.
     report = {**run.plan_of_run(), "folds": list(folds)}
-    _introduce(run)
+    RunDisplay(run).introduce()
     config = run.context.config
     if config.plot_schedule is not None:
         path = expand(config.plot_schedule)
@@ -245,34 +273,6 @@ def print_result_of_folds(validation: CrossValidation, as_json: bool) -> None:
         print(json.dumps({**report, "run_dir": root}, indent=2))
     else:
         print_folds(report, root, context.info.class_names, context.own_files)
-
-
-def _introduce(run: TrainingRun) -> None:
-    """What is going to run, on stderr."""
-    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
-
-    context = run.context
-    resolved, start = context.resolved, context.start
-    lines: List[Optional[str]] = list(start.notes)
-    if start.report is not None:
-        lines.append(f"{context.folder.path} is finished: nothing to continue")
-    lines += [resolved.choice.message, resolved.public_note()]
-    lines.append(None if runs_on_ipus(context.config.device) else resolved.host_note())
-    lines += [f"warning: {line}" for line in [*device_warnings(context.config.device), *context.warnings]]
-    preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
-    if start.in_place:
-        preset = "the run's configuration"
-    elif resolved.origins["model_name"] == RUN_ORIGIN:
-        preset = "the cross-validation's configuration"
-    size = "x".join(map(str, context.input_shape))
-    network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"
-    if context.config.base_filters is not None:
-        full = "x".join(map(str, context.record.input_shape))
-        published = context.record.builder_args.get("base_filters")
-        network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
-    lines.append(f"{network}; {program_line(context.program)}")
-    for line in filter(None, lines):
-        note(line)
 
 
 def report_rows(

@@ -13,13 +13,14 @@ from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
 from ipucnn.filesystem import check_output, exists, expand
+from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.start import Start, check_same_run, draw_seed, find_start
+from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.sessions.host.workers import Workers, find_group
 from ipucnn.sessions.poplar.popdist import Instances
@@ -117,23 +118,27 @@ def make_context(resolved: Resolved) -> RunContext:
     resolved = start.resolved
     layout = make_layout(resolved.config)
     config, record = resolved.config, resolved.record
-    rules.check_group(instances, config)
+    if instances.count > 1:
+        rules.check_group(instances, config)
     check_device(config.device)
     has_imagenet = record.keras_application is not None
     rules.check_rules(rules.Facts(config, resolved.origins, layout, record.task, has_imagenet))
-    _check_files(config, start.checkpoint is None, instances.is_writer)
+    _check_files(config.weights if start.checkpoint is None else None, config.plot_schedule)
+    if config.wandb and instances.is_writer:
+        import_wandb()
     if config.pipeline_splits:
         check_named_splits(resolved)
     frozen = () if config.freeze is None else check_frozen(resolved)
-    resolved = draw_seed(resolved)
-    config = resolved.config
-    setup = run_setup.prepare(resolved, int(config.seed or 0))
-    run_setup.build_options(setup)
-    num_train = setup.source.info.num_train
+    seed = run_setup.draw_seed() if config.seed is None else config.seed
+    config = replace(config, seed=seed)
+    setup = run_setup.prepare(replace(resolved, config=config), seed)
+    num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
+    # What the network cannot have is refused here.
+    network_options(record, config, setup.input_shape, num_classes)
     most = max(1, num_train // config.num_replicas)
     if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
         config = replace(config, micro_batch_size=most)
-        setup = replace(setup, resolved=replace(resolved, config=config))
+        setup = replace(setup, resolved=replace(setup.resolved, config=config))
     program = make_program(
         config, num_train, seed=setup.seed, num_instances=instances.num_shares
     ).with_frozen(frozen)
@@ -162,17 +167,12 @@ def make_context(resolved: Resolved) -> RunContext:
     return replace(context, warnings=tuple(_warnings(context, runs_on_ipus(config.device))))
 
 
-def _check_files(config: RunConfig, begins: bool, is_writer: bool) -> None:
-    """Refuses files and libraries that are named and not there."""
-    named = config.weights not in (None, "imagenet") and begins
-    if named and not exists(expand(str(config.weights))):
-        raise DataError(
-            f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
-        )
-    if config.wandb and is_writer:
-        import_wandb()
-    if config.plot_schedule is not None:
-        check_output(expand(config.plot_schedule))
+def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
+    """Refuses weights that are not there, and a picture that cannot be written."""
+    if weights not in (None, "imagenet") and not exists(expand(str(weights))):
+        raise DataError(f"--weights {weights} does not exist", "give a checkpoint, a run folder, or imagenet")
+    if picture is not None:
+        check_output(expand(picture))
 
 
 def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:

@@ -34,6 +34,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder
@@ -43,7 +44,6 @@ from ipucnn.runs.start import (
     check_new,
     claim_default,
     default_run_dir,
-    draw_seed,
     latest_run_dir,
     network_to_continue,
 )
@@ -140,7 +140,8 @@ class CrossValidation:
         config = continued.config
         # A seed that is drawn is another in each process.
         check_group(self._instances, config)
-        self.resolved = draw_seed(continued)
+        seed = run_setup.draw_seed() if config.seed is None else config.seed
+        self.resolved = replace(continued, config=replace(config, seed=seed))
         self.num_folds = int(config.kfold or 1)
         self.folds: Tuple[int, ...] = (config.fold,) if config.fold else tuple(range(1, self.num_folds + 1))
         if self._instances.is_writer:

@@ -4,6 +4,7 @@ Everything up to :func:`build` and :func:`evaluation_batches` is done without Te
 damaged data set is reported at once.
 """
 
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple, TypeVar
 
@@ -81,19 +82,24 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
     return replace(setup, input_range="raw") if session.take_preprocessing(affine) else setup
 
 
-def input_range(config: RunConfig, record: ModelRecord) -> str:
+def draw_seed() -> int:
+    """A seed that nobody can know."""
+    return random.SystemRandom().randrange(2**31)
+
+
+def input_range(normalise: str, record: ModelRecord) -> str:
     """The range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
 
     Raises:
         ConfigurationError: images of a segmentation network by themselves: it sees tiles of them.
     """
-    if config.normalise == "network":
+    if normalise == "network":
         return record.input_range
     if record.task == "segmentation":
         raise ConfigurationError(
-            f"--normalise {config.normalise}: {record.name} sees tiles, not whole images", "drop it"
+            f"--normalise {normalise}: {record.name} sees tiles, not whole images", "drop it"
         )
-    return config.normalise
+    return normalise
 
 
 def _largest_tile(record: ModelRecord, side: int) -> int:
@@ -226,7 +232,7 @@ def prepare(
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
         _check_tile(record, source.info, shape, outputs)
-    return Setup(resolved, source, shape, outputs, seed, input_range(config, record))
+    return Setup(resolved, source, shape, outputs, seed, input_range(config.normalise, record))
 
 
 def build_options(setup: Setup) -> "BuildOptions":

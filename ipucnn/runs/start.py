@@ -6,7 +6,6 @@ Everything is asked and refused here before anything is computed or written; the
 import itertools
 import json
 import os
-import random
 import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -310,13 +309,6 @@ def continued(resolved: Resolved) -> Resolved:
     if is_cross_validation(resolved) or not resolved.config.resume:
         return resolved  # each fold has a run of its own
     return find_start(resolved).resolved
-
-
-def draw_seed(resolved: Resolved) -> Resolved:
-    """A configuration with a seed: its own, or one that nobody can know."""
-    if resolved.config.seed is not None:
-        return resolved
-    return replace(resolved, config=replace(resolved.config, seed=random.SystemRandom().randrange(2**31)))
 
 
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:

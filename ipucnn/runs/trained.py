@@ -399,7 +399,7 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
 def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
     """The setup of a network for images that are named on the command line, of which no data set is read."""
     source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
-    network_range = run_setup.input_range(resolved.config, resolved.record)
+    network_range = run_setup.input_range(resolved.config.normalise, resolved.record)
     return Setup(resolved, source, input_shape, None, seed, network_range)
 
 
