@@ -122,26 +122,29 @@ def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
     assert folds_of(tmp_path / "cv")["missing"] == [1]
 
 
-def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "cv"
-    real = kfold.TrainingRun._events
-    calls = []
+def stop(patch, number):
+    """A signal comes after the first epoch of a fold, the first, second, ... that is trained."""
+    real, calls = kfold.TrainingRun._events, []
 
     def stopped(self, guard, cluster):
-        """The second fold is interrupted after its first epoch."""
         calls.append(self)
         for event in real(self, guard, cluster):
-            if len(calls) == 2 and type(event).__name__ == "ExecutionFinished":
+            if len(calls) == number and type(event).__name__ == "ExecutionFinished":
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
 
-    monkeypatch.setattr(kfold.TrainingRun, "_events", stopped)
+    patch.setattr(kfold.TrainingRun, "_events", stopped)
+
+
+def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "cv"
     capsys.readouterr()
-    assert run(folder) == 130
+    with monkeypatch.context() as patch:
+        stop(patch, 2)
+        assert run(folder) == 130
     error = capsys.readouterr().err
     assert f"--resume --run-dir {folder}" in error and "error: fold 2: interrupted" in error
     assert folds_of(folder)["missing"] == [2, 3]
-    monkeypatch.setattr(kfold.TrainingRun, "_events", real)
     before = (folder / "fold-1" / "report.json").read_bytes()
     assert cli.run(["train", "--resume", "--run-dir", str(folder)]) == 0
     error = capsys.readouterr().err
@@ -288,18 +291,10 @@ def test_the_time_of_a_fold_is_that_of_all_its_processes(whole):
 
 def test_a_first_fold_that_was_stopped_goes_on(lightly, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "cv"
-    real = kfold.TrainingRun._events
-
-    def stopped(self, guard, cluster):
-        for event in real(self, guard, cluster):
-            if type(event).__name__ == "ExecutionFinished":
-                os.kill(os.getpid(), signal.SIGINT)
-            yield event
-
-    monkeypatch.setattr(kfold.TrainingRun, "_events", stopped)
     capsys.readouterr()
-    assert run(folder, "--fold", 1) == 130
-    monkeypatch.setattr(kfold.TrainingRun, "_events", real)
+    with monkeypatch.context() as patch:
+        stop(patch, 1)
+        assert run(folder, "--fold", 1) == 130
     command = f"ipucnn train --resume --run-dir {folder} --kfold 3 --fold 1"
     assert command in capsys.readouterr().err
     assert cli.run(command.split()[1:]) == 0
