@@ -147,9 +147,9 @@ class CrossValidation:
         if self._instances.is_writer:
             # The writer may have made folders already where another instance looks later.
             self._check_folders(config)
-        former = read_record_if_whole(self.root / FOLDS) if config.resume else None
-        if misfit(former, _Folds) or former["kfold"] != self.num_folds:
-            former = {}
+        record = read_record_if_whole(self.root / FOLDS) if config.resume else None
+        is_former = not misfit(record, _Folds) and record["kfold"] == self.num_folds
+        former: PlainDict = record if is_former else {}
         self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
         # Folds that begin in another process, or elsewhere perhaps, have the threads of those before them.
         self._threads: Optional[int] = former.get("threads")
@@ -317,11 +317,11 @@ class CrossValidation:
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
-        changed = {"fold": fold, "seed": config.seed, "run_dir": str(path)}
+        place, overwrite = str(path), config.overwrite and exists(path)
         resolved = replace(
             self.resolved,
-            config=replace(config, overwrite=config.overwrite and exists(path), **changed),
-            typed={**self.resolved.typed, **changed},
+            config=replace(config, fold=fold, run_dir=place, overwrite=overwrite),
+            typed={**self.resolved.typed, "fold": fold, "seed": config.seed, "run_dir": place},
         )
         return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
 
@@ -357,7 +357,9 @@ class CrossValidation:
             sharing = run.context.saved_config().max_workers
             config = replace(
                 self.resolved.config,
-                **{"fold": None, "max_workers": sharing, "run_dir": str(self.root)},
+                fold=None,
+                max_workers=sharing,
+                run_dir=str(self.root),
                 overwrite=False,
                 resume=False,
             )
