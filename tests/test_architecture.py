@@ -160,7 +160,7 @@ BUDGET = {
     "config": (2760, 1520),
     "datasets": (5740, 4420),
     "diagnosis": (615, 470),
-    "models": (2960, 2220),
+    "models": (2830, 2230),
     "planning": (5340, 4110),
     "reports": (3790, 2990),
     "runs": (6220, 4640),

@@ -260,6 +260,35 @@ def test_layers_of_ones_own_are_seeded_and_said():
         saved.own.check_buildable()
 
 
+MINE = """
+from tensorflow import keras
+class Mine(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inside = keras.layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.seen = self.add_weight(name="seen", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, {arguments}):
+        {line}
+"""
+
+
+def mine(line, arguments="x"):
+    """A network with a layer of one's own."""
+    imports = "import tensorflow as tf\n" + MINE.format(line=line, arguments=arguments)
+    return with_layer("x = Mine(name='mine')(x)", imports=imports)
+
+
+SUBCLASSED = """
+from tensorflow import keras
+class M(keras.Model):
+    def call(self, x): return x
+def build(shape, classes): return M()
+"""
+FIXED = with_layer("pass").replace("keras.Input(input_shape)", "keras.Input((8, 8, 2))")
+DRAWS = "layer 'mine' .Mine. draws random numbers, or remembers something"
 REFUSED = {
     "raises": ("x = images / tf.undefined", "raised AttributeError.*net.py, line"),
     "no model": ("return 3", "returned int"),
@@ -300,14 +329,38 @@ REFUSED = {
         "d = layers.Conv2D(2, 3); x = d(x); d.set_weights([d.get_weights()[0], d.get_weights()[1] + 1])",
         "weights were loaded",
     ),
+    "type of all": (
+        "keras.mixed_precision.set_global_policy('mixed_float16')",
+        "sets the type of all of Keras' layers to mixed_float16",
+    ),
+    "double": ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
+}
+REFUSED_FILES = {
+    "assigns": (mine("self.seen.assign_add(1.0); return x"), DRAWS),
+    "draws": (mine("return x + tf.random.normal(tf.shape(x))"), DRAWS),
+    "loss": (mine("self.add_loss(tf.reduce_mean(x)); return x"), "add 1 loss"),
+    # The layer inside hears of training even if the layer around it does not.
+    "inside": (mine("return self.inside(x)"), DRAWS),
+    "inside of training": (mine("return self.inside(x)", "x, training=None"), DRAWS),
+    "subclassed": (SUBCLASSED, "hidden in its code|returned a"),
+    "other input": (FIXED, "takes images of 8x8x2"),
+    "other arguments": ("def build(shape):\n    pass\n", "takes 1 positional argument but 2 were given$"),
+    **{case: (with_layer(line), said) for case, (line, said) in REFUSED.items()},
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED_FILES)
 def test_what_training_could_not_compute_is_refused(case):
-    line, said = REFUSED[case]
-    with pytest.raises(ConfigurationError) as caught:
-        built(with_layer(line))
+    from tensorflow import keras
+
+    text, said = REFUSED_FILES[case]
+    try:
+        with pytest.raises(ConfigurationError) as caught:
+            built(text)
+        # A notebook goes on in the same process.
+        assert keras.mixed_precision.global_policy().name == "float32"
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
     assert re.search(said, caught.value.message), caught.value.message
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
@@ -330,92 +383,6 @@ def test_masks_are_refused_in_one_error_and_one_hint(run):
         assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
         assert error in " ".join(err.split()) and hint in " ".join(err.split("hint:")[1].split())
         assert not (Path("x") / "checkpoints").exists()
-
-
-@pytest.fixture
-def keras_types():
-    from tensorflow import keras
-
-    yield
-    keras.mixed_precision.set_global_policy("float32")
-    keras.backend.set_floatx("float32")
-
-
-@pytest.mark.parametrize(
-    "line, said",
-    [
-        (
-            "keras.mixed_precision.set_global_policy('mixed_float16')",
-            "sets the type of all of Keras' layers to mixed_float16",
-        ),
-        ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
-    ],
-)
-def test_types_of_a_networks_own_are_refused(line, said, keras_types):
-    from tensorflow import keras
-
-    with pytest.raises(ConfigurationError, match=said):
-        built(with_layer(line))
-    # A notebook goes on in the same process.
-    assert keras.mixed_precision.global_policy().name == "float32"
-
-
-STATE = """
-class Mine(keras.layers.Layer):
-    def build(self, shape):
-        self.seen = self.add_weight(name="seen", shape=(), initializer="zeros", trainable=False)
-
-    def call(self, x):
-        {line}
-"""
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "self.seen.assign_add(1.0); return x",
-        "return x + tf.random.normal(tf.shape(x))",
-        "self.add_loss(tf.reduce_mean(x)); return x",
-    ],
-)
-def test_layers_that_remember_are_refused(line):
-    text = with_layer(
-        "x = Mine(name='mine')(x)",
-        imports="import tensorflow as tf\nfrom tensorflow import keras\n" + STATE.format(line=line),
-    )
-    with pytest.raises(ConfigurationError, match=r"remembers something|add 1 loss"):
-        built(text)
-
-
-INSIDE = """
-from tensorflow import keras
-class Mine(keras.layers.Layer):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.inside = keras.layers.Dropout(0.5)
-
-    def call(self, x{training}):
-        return self.inside(x)
-"""
-
-
-@pytest.mark.parametrize("training", ["", ", training=None"])
-def test_a_layer_inside_of_ones_own_that_draws_numbers_is_refused(training):
-    """It hears of training even if the layer around it does not."""
-    text = with_layer("x = Mine(name='mine')(x)", imports=INSIDE.format(training=training))
-    with pytest.raises(ConfigurationError, match=r"layer 'mine' .Mine. draws random numbers"):
-        built(text)
-
-
-def test_a_subclassed_model_and_a_wrong_input_are_refused():
-    text = "from tensorflow import keras\nclass M(keras.Model):\n  def call(self, x): return x\n"
-    text += "def build(shape, classes): return M()\n"
-    with pytest.raises(ConfigurationError, match=r"hidden in its code|returned a"):
-        built(text)
-    with pytest.raises(ConfigurationError, match="takes images of 6x6x2"):
-        built(
-            with_layer("pass").replace("keras.Input(input_shape)", "keras.Input((6, 6, 2))"), shape=(8, 8, 2)
-        )
 
 
 # --- fused is naive
@@ -712,14 +679,6 @@ def test_a_wrong_data_source_is_told(change, said):
         load(SOURCE + change)
     assert re.search(said, caught.value.message), caught.value.message
     assert caught.value.hint and caught.value.message.startswith("data.py:load: ")
-
-
-def test_a_function_of_other_arguments_is_told_without_a_line_of_this_package():
-    with pytest.raises(
-        ConfigurationError, match=r"takes 1 positional argument but 2 were given\nhint: "
-    ) as caught:
-        built("def build(shape):\n    pass\n")
-    assert "what the function is given" in caught.value.hint
 
 
 def test_what_a_function_imports_when_it_is_called_is_found(tmp_path):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, text_of
@@ -62,12 +62,14 @@ class Layer(NamedTuple):
         kind: name of a class of ``PER_SAMPLE``; of a class of the user's own that class's.
         settings: plain values; None for a class of the user's own, which has them itself.
         inputs: names of the layers it reads.
+        own: class of the user's own and its configuration, of a network that their function has just made.
     """
 
     name: str
     kind: str
     settings: Optional[Dict[str, Any]]
     inputs: Tuple[str, ...]
+    own: Optional[Tuple[type, Dict[str, Any]]] = None
 
 
 class Architecture(NamedTuple):
@@ -97,7 +99,7 @@ class Architecture(NamedTuple):
 
     def to_data(self) -> Dict[str, Any]:
         """Plain values, for a checkpoint."""
-        return {"input_shape": list(self.input_shape), "layers": [list(layer) for layer in self.layers]}
+        return {"input_shape": list(self.input_shape), "layers": [list(layer[:4]) for layer in self.layers]}
 
 
 def from_data(data: PlainValue, what: str) -> Architecture:
@@ -139,102 +141,103 @@ def from_data(data: PlainValue, what: str) -> Architecture:
 # --- from a model of Keras
 
 
-Own = Dict[str, Tuple[type, Dict[str, Any]]]
-"""Class and configuration of each layer whose class is the user's own."""
-
-
-class _Reader:
-    """Makes layers of the calls of a model.
+def _layer_of(
+    network: str, call: LayerCall, num_calls: int, inputs: Tuple[str, ...], model: Optional[KerasModel]
+) -> Layer:
+    """The layer of a call.
 
     Args:
-        name: of the network, for messages.
-        model: the model itself; None of one in a file.
+        network: its name, for messages.
+        num_calls: of the layer.
+        inputs: names of the layers it reads.
+        model: the network itself; None of one in a file.
     """
-
-    def __init__(self, name: str, model: Optional[KerasModel]) -> None:
-        self.name, self._model = name, model
-        self.own: Own = {}
-        self.live: Dict[str, KerasLayer] = {}
-
-    def fail(self, what: str, hint: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.name}: {what}", hint)
-
-    def layer_of(self, call: LayerCall, num_calls: int, inputs: Tuple[str, ...]) -> Layer:
-        """The layer of a call.
-
-        Args:
-            num_calls: of the layer.
-            inputs: names of the layers it reads.
-        """
-        name, kind = call.name, call.kind
-        shown_name = f"layer '{shown_value(name)}'"
-        live = None if self._model is None or call.is_operation else call.layer_in(self._model)
-        is_stock = call.is_stock if live is None else _is_stock(live)
-        if (kind.startswith("Random") or kind in _AUGMENTING) and (
-            live is None or type(live).__module__.split(".")[0] in ("keras", "tensorflow")
-        ):
-            raise self.fail(
-                f"{shown_name} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
-                "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
-            )
-        if num_calls != 1:
-            raise self.fail(f"{shown_name} is called {num_calls} times", "give each call a layer of its own")
-        # Keras 3 notes the default of Dropout as if it had been given.
-        others = [
-            f"{key}={value}"[:40] if key else str(value)[:40]
-            for key, value in call.arguments
-            if not (kind in _OFF_BY_DEFAULT and key == "training" and value is False)
-        ]
-        if call.is_operation:
-            return Layer(name, self._layer_for(name, kind, inputs, others), {}, inputs)
-        if others:
-            raise self.fail(
-                f"{shown_name} ({shown_value(kind)}) is called with {shown_value(', '.join(others))}",
-                "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
-            )
-        if kind == "Lambda":
-            raise self.fail(
-                f"{shown_name} is a Lambda layer, whose function no file can keep",
-                "write it as a class: class Mine(keras.layers.Layer)",
-            )
+    name, kind = call.name, call.kind
+    where = f"{network}: layer '{shown_value(name)}'"
+    live = None if model is None or call.is_operation else call.layer_in(model)
+    is_stock = call.is_stock if live is None else _is_stock(live)
+    if (kind.startswith("Random") or kind in _AUGMENTING) and (
+        live is None or type(live).__module__.split(".")[0] in ("keras", "tensorflow")
+    ):
+        raise ConfigurationError(
+            f"{where} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
+            "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
+        )
+    if num_calls != 1:
+        raise ConfigurationError(f"{where} is called {num_calls} times", "give each call a layer of its own")
+    # Keras 3 notes the default of Dropout as if it had been given.
+    others = [
+        f"{key}={value}"[:40] if key else str(value)[:40]
+        for key, value in call.arguments
+        if not (kind in _OFF_BY_DEFAULT and key == "training" and value is False)
+    ]
+    if call.is_operation:
+        return Layer(name, _layer_for(network, call, len(inputs), others), {}, inputs)
+    if others:
+        raise ConfigurationError(
+            f"{where} ({shown_value(kind)}) is called with {shown_value(', '.join(others))}",
+            "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
+        )
+    if kind == "Lambda":
+        raise ConfigurationError(
+            f"{where} is a Lambda layer, whose function no file can keep",
+            "write it as a class: class Mine(keras.layers.Layer)",
+        )
+    if not is_stock and live is not None:
+        return Layer(name, kind, None, inputs, (type(live), {**call.settings, "name": name}))
+    if not is_stock:
+        raise ConfigurationError(
+            f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
+            "name the function that makes the network: --model my_net.py:build",
+        )
+    if kind not in PER_SAMPLE and kind not in _PREPROCESSING:
+        raise ConfigurationError(
+            f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
+            "batch to the next",
+            "use another layer, or a class of your own, whose micro-batches are computed one by one",
+        )
+    settings: Dict[str, Any] = {}
+    if kind != "Normalization":
+        settings = _plain_settings(f"{where} ({kind})", call.settings)
         if live is not None:
-            self.live[name] = live
-        if not is_stock and live is not None:
-            self.own[name] = type(live), {**call.settings, "name": name}
-            return Layer(name, kind, None, inputs)
-        if not is_stock:
-            raise self.fail(
-                f"{shown_name} is of the class {shown_value(kind)}, which is not Keras' own",
-                "name the function that makes the network: --model my_net.py:build",
-            )
-        if kind not in PER_SAMPLE and kind not in _PREPROCESSING:
-            raise self.fail(
-                f"{shown_name} is a {shown_value(kind)}, which may mix the samples of a batch, or keep "
-                "something from one batch to the next",
-                "use another layer, or a class of your own, whose micro-batches are computed one by one",
-            )
-        settings: Dict[str, Any] = {}
-        if kind != "Normalization":
-            settings = _plain_settings(f"{self.name}: {shown_name} ({kind})", call.settings)
-        if not call.is_trained:
-            settings["trainable"] = False
-        return Layer(name, kind, settings, inputs)
+            _check_untrained(network, live, settings)
+    if not call.is_trained:
+        settings["trainable"] = False
+    return Layer(name, kind, settings, inputs)
 
-    def _layer_for(self, name: str, operation: str, inputs: Sequence[str], others: Sequence[str]) -> str:
-        """The class of layers that computes what an operation does."""
-        kind = LAYER_OF_OPERATION.get(operation)
-        if kind is None:
-            raise self.fail(
-                f"'{shown_value(name)}' is the operation {shown_value(operation)}, which is no layer",
-                "use a layer of Keras in its place, or write it as a class of layers",
+
+def _layer_for(network: str, call: LayerCall, num_inputs: int, others: Sequence[str]) -> str:
+    """The class of layers that computes what an operation does."""
+    kind = LAYER_OF_OPERATION.get(call.kind)
+    if kind is None:
+        raise ConfigurationError(
+            f"{network}: '{shown_value(call.name)}' is the operation {shown_value(call.kind)}, which is no layer",
+            "use a layer of Keras in its place, or write it as a class of layers",
+        )
+    if others or (kind == "ReLU") != (num_inputs == 1):
+        raise ConfigurationError(
+            f"{network}: operation '{shown_value(call.name)}' reads {counted(num_inputs, 'tensor')} and numbers "
+            f"besides ({shown_value(', '.join(others))})",
+            "use a layer in its place, such as keras.layers.Rescaling",
+        )
+    return kind
+
+
+def _check_untrained(network: str, live: KerasLayer, settings: Mapping[str, PlainValue]) -> None:
+    """Refuses a layer whose weights were loaded: what begins at 0 or 1 tells.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    for weight in live.weights:
+        base = weight.name.split("/")[-1].split(":")[0]
+        kind = (settings.get(f"{base}_initializer") or {}).get("class_name")
+        if kind in ("Zeros", "Ones") and (weight.numpy() != (kind == "Ones")).any():
+            raise ConfigurationError(
+                f"{network} returned a network whose weights were loaded (layer '{shown_value(live.name)}'), and "
+                "training draws its own with the seed",
+                "return it untrained (weights=None); --weights begins with weights that were trained",
             )
-        if others or (kind == "ReLU") != (len(inputs) == 1):
-            raise self.fail(
-                f"operation '{shown_value(name)}' reads {counted(len(inputs), 'tensor')} and numbers besides "
-                f"({shown_value(', '.join(others))})",
-                "use a layer in its place, such as keras.layers.Rescaling",
-            )
-        return kind
 
 
 def _is_stock(layer: KerasLayer) -> bool:
@@ -334,7 +337,7 @@ def _type_name(value: PlainValue) -> str:
 
 def architecture_of(
     name: str, calls: Sequence[LayerCall], model: Optional[KerasModel] = None
-) -> Tuple[Architecture, Own, Dict[str, KerasLayer]]:
+) -> Architecture:
     """The architecture of a functional or sequential model.
 
     Args:
@@ -342,99 +345,94 @@ def architecture_of(
         calls: of its layers.
         model: the model itself, of which layers of the user's own classes may be taken; None of one in a file.
 
-    Returns:
-        The architecture; classes of the user's own; and the layers of ``model``, by the names they have now.
-
     Raises:
         ConfigurationError: something in it that cannot be trained as Keras would, by name.
     """
-    reader = _Reader(name, model)
     num_calls = Counter(call.name for call in calls)
     names = {calls[0].call: INPUT_NAME}
     layers: List[Layer] = []
     for call in calls[1:]:
         names[call.call] = call.name
         if call.name == INPUT_NAME:
-            raise reader.fail(f"a layer is called '{INPUT_NAME}', as the images are", "rename it")
-        layers.append(reader.layer_of(call, num_calls[call.name], tuple(names[read] for read in call.reads)))
+            raise ConfigurationError(
+                f"{name}: a layer is called '{INPUT_NAME}', as the images are", "rename it"
+            )
+        inputs = tuple(names[read] for read in call.reads)
+        layers.append(_layer_of(name, call, num_calls[call.name], inputs, model))
     shape = calls[0].settings.get("batch_shape", calls[0].settings.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
     if isinstance(shape, (list, tuple)):
         sizes = tuple(shape[1:])
         if len(sizes) != 3 or any(n is not None and (not isinstance(n, int) or n < 1) for n in sizes):
-            raise reader.fail(
-                f"takes {shown_value(str(sizes))}, wanted images: height, width and channels", _FUNCTIONAL
+            raise ConfigurationError(
+                f"{name}: takes {shown_value(str(sizes))}, wanted images: height, width and channels",
+                _FUNCTIONAL,
             )
-    layers, notes = _between_images_and_logits(reader, layers, names[calls[-1].call])
-    return Architecture(tuple(layers), sizes, tuple(notes)), reader.own, reader.live
+    layers, notes = _between_images_and_logits(name, layers, names[calls[-1].call])
+    return Architecture(tuple(layers), sizes, tuple(notes))
 
 
 def _between_images_and_logits(
-    reader: _Reader, layers: List[Layer], output: str
+    network: str, layers: List[Layer], output: str
 ) -> Tuple[List[Layer], List[str]]:
     """The layers without preprocessing at the beginning and softmax at the end; the last one ends the network."""
     notes: List[str] = []
-    while True:
-        first = next((x for x in layers if x.kind in _PREPROCESSING and x.inputs == (INPUT_NAME,)), None)
-        if first is None:
-            break
-        layers = _without(layers, first)
+    for first in [layer for layer in layers if layer.kind in _PREPROCESSING]:
+        # Those before it are gone already.
+        if next(layer.inputs for layer in layers if layer.name == first.name) != (INPUT_NAME,):
+            continue
+        layers = _without(layers, first.name)
         output = INPUT_NAME if output == first.name else output
         notes.append(
             f"its layer {first.name} ({first.kind}) is left out: images come normalised (--normalise)"
         )
     for layer in layers:
         if layer.kind == "Normalization":
-            raise reader.fail(
-                f"layer '{shown_value(layer.name)}' (Normalization) does not read the images themselves",
+            raise ConfigurationError(
+                f"{network}: layer '{shown_value(layer.name)}' (Normalization) does not read the images themselves",
                 "put it first, where it is left out, for images come normalised",
             )
-    last = next((layer for layer in layers if layer.name == output), None)
+    by_name = {layer.name: layer for layer in layers}
+    last = by_name.get(output)
     if last is not None and (last.kind == "Softmax" or (last.settings or {}).get("activation") == "softmax"):
-        if last.kind in ("Softmax", "Activation"):
-            layers = _without(layers, last)
-            output = last.inputs[0]
-        else:
-            end = last._replace(settings={**(last.settings or {}), "activation": "linear"})
-            layers = [end if layer is last else layer for layer in layers]
         notes.append("its softmax at the end is left out: loss and metrics take logits")
-        last = next((layer for layer in layers if layer.name == output), None)
+        if last.kind in ("Softmax", "Activation"):
+            layers = _without(layers, last.name)
+            last = by_name.get(last.inputs[0])
+        else:
+            last = last._replace(settings={**(last.settings or {}), "activation": "linear"})
     if last is None:
-        raise reader.fail(
-            "it has no layer with weights between images and output", "end it with keras.layers.Dense"
+        raise ConfigurationError(
+            f"{network}: it has no layer with weights between images and output",
+            "end it with keras.layers.Dense",
         )
     activation = (last.settings or {}).get("activation", "linear")
     if activation != "linear" or last.kind in ("ReLU", "Softmax"):
-        raise reader.fail(
-            f"its last layer '{shown_value(last.name)}' ends in {activation if activation != 'linear' else last.kind}, "
-            "and training takes logits",
+        end = last.kind if activation == "linear" else activation
+        raise ConfigurationError(
+            f"{network}: its last layer '{shown_value(last.name)}' ends in {end}, and training takes logits",
             "end it with a keras.layers.Dense(num_classes) without activation, or with softmax",
         )
-    rest = [layer for layer in layers if layer.name != output]
-    return [*rest, next(layer for layer in layers if layer.name == output)], notes
+    return [*(layer for layer in layers if layer.name != last.name), last], notes
 
 
-def _without(layers: Sequence[Layer], doomed: Layer) -> List[Layer]:
+def _without(layers: Sequence[Layer], name: str) -> List[Layer]:
     """The layers without one of one input, whose readers read that input."""
+    (source,) = next(layer.inputs for layer in layers if layer.name == name)
     return [
-        layer._replace(
-            inputs=tuple(doomed.inputs[0] if name == doomed.name else name for name in layer.inputs)
-        )
+        layer._replace(inputs=tuple(source if read == name else read for read in layer.inputs))
         for layer in layers
-        if layer is not doomed
+        if layer.name != name
     ]
 
 
 # --- into a network
 
 
-def blueprint_of(
-    architecture: Architecture, own: Own, images: Tensor, what: str
-) -> Tuple[Blueprint, KerasModel]:
+def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple[Blueprint, KerasModel]:
     """The steps of a network, with stock layers, and what Keras makes of them.
 
     Args:
-        own: classes of the user's own.
         images: Keras tensor.
         what: the network, for messages.
 
@@ -445,17 +443,16 @@ def blueprint_of(
 
     steps = [Step(INPUT_NAME, "InputLayer", keras.layers.InputLayer, {}, [], int(images.shape[-1]))]
     for layer in architecture.layers:
-        if layer.settings is None:
-            kind, config = own[layer.name]
+        if layer.own is not None:
+            kind, config = layer.own
         else:
-            found = getattr(keras.layers, layer.kind, None)
-            if found is None:
+            kind = getattr(keras.layers, layer.kind, None)
+            if kind is None:
                 raise ConfigurationError(
                     f"{what}: layer '{shown_value(layer.name)}' is a {layer.kind}, which this Keras lacks",
                     "use a newer TensorFlow",
                 )
-            kind = found
-            config = {**_accepted(kind, layer.settings, layer.name, what), "name": layer.name}
+            config = {**_accepted(kind, layer.settings or {}, layer.name, what), "name": layer.name}
         steps.append(Step(layer.name, layer.kind, kind, config, list(layer.inputs)))
     blueprint = Blueprint(steps, architecture.layers[-1].name)
     try:

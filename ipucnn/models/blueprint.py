@@ -8,8 +8,9 @@ blueprint is read from the model's public configuration, edited as a list, and a
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor
 from ipucnn.models.keras_config import read_calls
@@ -55,6 +56,21 @@ class Blueprint:
         """The steps that read ``name``."""
         return [step for step in self.steps if name in step.inputs]
 
+    def insert(self, position: int, source: str, chain: Iterable[Tuple[str, type, Dict[str, Any]]]) -> str:
+        """Puts layers at a position, of which the first reads ``source`` and each other one the one before it.
+
+        Args:
+            chain: (name, class, settings) of each.
+
+        Returns:
+            The name of the last.
+        """
+        for name, kind, config in chain:
+            step = Step(name, kind.__name__, kind, {"name": name, **config}, [source])
+            self.steps.insert(position, step)
+            position, source = position + 1, name
+        return source
+
     def reroute(self, old: str, new: str) -> None:
         """Makes everything that reads ``old`` read ``new``."""
         for step in self.steps:
@@ -79,10 +95,10 @@ class Blueprint:
             ValueError: if two steps would get the same name.
         """
         table = {step.name: new_name(step) for step in self.steps}
-        if len(set(table.values())) != len(table):
-            seen: Set[str] = set()
-            clash = {n for n in table.values() if n in seen or seen.add(n)}  # type: ignore[func-returns-value]
-            raise ValueError(f"renaming gives two layers the same name: {sorted(clash)}")
+        counts = Counter(table.values())
+        if len(counts) < len(table):
+            clash = sorted(name for name, count in counts.items() if count > 1)
+            raise ValueError(f"renaming gives two layers the same name: {clash}")
         for step in self.steps:
             step.name = table[step.name]
             step.config["name"] = step.name

@@ -57,15 +57,6 @@ def end_in_logits(blueprint: Blueprint) -> None:
         last.config["activation"] = "linear"
 
 
-def _num_groups(step: Step, groups: Optional[int], channels_per_group: Optional[int]) -> int:
-    channels = int(step.channels or 0)
-    if channels_per_group is not None:
-        groups = channels // channels_per_group if channels % channels_per_group == 0 else 0
-    elif groups is None:
-        return math.gcd(channels, _USUAL_GROUPS)
-    return groups if groups and channels % groups == 0 else 0
-
-
 def set_group_norm(
     blueprint: Blueprint,
     groups: Optional[int] = None,
@@ -89,18 +80,22 @@ def set_group_norm(
             "give only one of them",
         )
     steps = [s for s in blueprint.steps if s.kind == "BatchNormalization"]
+    divisor = groups if channels_per_group is None else channels_per_group
     for step in steps:
-        found = _num_groups(step, groups, channels_per_group)
-        if not found:
+        channels = int(step.channels or 0)
+        if divisor is not None and (divisor < 1 or channels % divisor):
             common = functools.reduce(math.gcd, (int(s.channels or 0) for s in steps))
             legal = [str(d) for d in range(1, common + 1) if common % d == 0]
-            wanted = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
+            asked = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
             raise ConfigurationError(
-                f"the {step.channels} channels of layer {step.name} can't be normalised in {wanted}",
+                f"the {step.channels} channels of layer {step.name} can't be normalised in {asked}",
                 f"all layers of this network can take {' or '.join(legal)}",
             )
+        number = math.gcd(channels, _USUAL_GROUPS) if groups is None else groups
+        if channels_per_group is not None:
+            number = channels // channels_per_group
         replace_layer(
-            step, GroupNormalization, {"groups": found, "epsilon": 1e-5 if epsilon is None else epsilon}
+            step, GroupNormalization, {"groups": number, "epsilon": 1e-5 if epsilon is None else epsilon}
         )
 
 
@@ -389,7 +384,6 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
 def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
     """A ``HardSigmoid``, or ``HardSwish``, as layers that all versions of Keras have; the last keeps the name."""
     layers = keras.layers
-    source, position = step.inputs[0], blueprint.steps.index(step)
     chain: List[Tuple[str, type, Dict[str, Any]]] = [
         (f"{step.name}_plus_3", layers.Rescaling, {"scale": 1.0, "offset": 3.0}),
         (f"{step.name}_relu6", layers.ReLU, {"max_value": 6.0}),
@@ -400,11 +394,8 @@ def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
         replace_layer(step, layers.Multiply, {})
     else:
         replace_layer(step, layers.Rescaling, sixth)
-    for offset, (name, kind, config) in enumerate(chain):
-        inner = Step(name, kind.__name__, kind, {"name": name, **config}, [source])
-        blueprint.steps.insert(position + offset, inner)
-        source = name
-    step.inputs = [step.inputs[0], source] if times_itself else [source]
+    last = blueprint.insert(blueprint.steps.index(step), step.inputs[0], chain)
+    step.inputs = [step.inputs[0], last] if times_itself else [last]
 
 
 def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
@@ -433,13 +424,9 @@ def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
             chain.append((_BGR, layers.Conv2D, turn))
         chain.append(("normalise", layers.Rescaling, {"scale": factors, "offset": offsets}))
     readers = blueprint.consumers(source)
-    for position, (name, kind, config) in enumerate(chain):
-        blueprint.steps.insert(
-            1 + position, Step(name, kind.__name__, kind, {"name": name, **config}, [source])
-        )
-        source = name
+    last = blueprint.insert(1, source, chain)
     for step in readers:
-        step.inputs = [source if name == blueprint.steps[0].name else name for name in step.inputs]
+        step.inputs = [last if name == source else name for name in step.inputs]
 
 
 _BGR = "blue_green_red"

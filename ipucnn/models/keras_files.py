@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,20 +51,22 @@ _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
 
 
 @dataclass(frozen=True)
-class FileLayer:
-    """A layer of a file that has weights.
+class LayerWeights:
+    """The weights of a layer, of a file or of a model.
 
     Attributes:
-        name: the layer's name, "" where the file does not tell.
-        kind: its class in snake case, "" where the file does not tell.
-        position: its number among the layers of its kind.
-        tensors: HDF5 data sets in the order of the layer's weights, not read yet.
+        name: the layer's name, "" where a file does not tell.
+        kind: its class in snake case, "" where a file does not tell.
+        tensors: HDF5 data sets, which are not read yet, or variables; in the order of the layer's weights.
+        weights: their canonical names, in a model.
+        position: the layer's number among those of its kind, in a file.
     """
 
     name: str
     kind: str
-    position: int
     tensors: Tuple[Any, ...]
+    weights: Tuple[str, ...] = ()
+    position: int = 0
 
     @property
     def shapes(self) -> List[Tuple[int, ...]]:
@@ -75,7 +78,7 @@ class FileLayer:
 class KerasFile:
     """The layers with weights of a file; ``in_order`` says whether they stand in the network's order."""
 
-    layers: Tuple[FileLayer, ...]
+    layers: Tuple[LayerWeights, ...]
     in_order: bool
 
 
@@ -194,14 +197,14 @@ def _read_layout(file: HdfItem, path: Path) -> KerasFile:
     return KerasFile(layers, in_order)
 
 
-def _legacy_layers(root: HdfItem, path: Path) -> List[FileLayer]:
+def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
     layers = []
     for name in _names(root, "layer_names"):
         if _NO_WEIGHTS.fullmatch(name):
             continue
         group = _child(root, name, path)
         tensors = tuple(_tensor(group, weight, path) for weight in _names(group, "weight_names"))
-        layers.append(FileLayer(name, "", 0, tensors))
+        layers.append(LayerWeights(name, "", tensors))
     return layers
 
 
@@ -235,11 +238,11 @@ def _attribute(group: HdfItem, name: str) -> List[Any]:
     return list(group.attrs[name])
 
 
-def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[FileLayer]:
+def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[LayerWeights]:
     """The layers below a ``layers`` group of Keras 3, nested models flattened."""
     import h5py
 
-    layers: List[FileLayer] = []
+    layers: List[LayerWeights] = []
     for key in sorted(container, key=_count_of):
         if _NO_WEIGHTS.fullmatch(key):
             continue
@@ -258,7 +261,7 @@ def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[File
             variables = _child(group, "vars", path)
             name = variables.attrs.get("name", "")
             tensors = tuple(_tensor(variables, number, path) for number in sorted(variables, key=int))
-            layers.append(FileLayer(str(name), kind, position, tensors))
+            layers.append(LayerWeights(str(name), kind, tensors, position=position))
     return layers
 
 
@@ -314,17 +317,6 @@ def _is_bounded(tensor: HdfItem) -> bool:
 _STOCK_KINDS = {"grouped_conv2d": "conv2d"}
 
 
-@dataclass(frozen=True)
-class _Target:
-    name: str
-    kind: str
-    variables: Dict[str, TfVariable]
-
-    @property
-    def shapes(self) -> List[Tuple[int, ...]]:
-        return [tuple(int(n) for n in variable.shape) for variable in self.variables.values()]
-
-
 def load_keras_weights(model: KerasModel, path: Path) -> None:
     """Copies all weights of a file into a model from ``build_model``; all of them, or none.
 
@@ -358,21 +350,24 @@ def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
     return {
         name: array
         for (_, target), arrays in zip(pairs, values)
-        for name, array in zip(target.variables, arrays)
+        for name, array in zip(target.weights, arrays)
     }
 
 
-def _targets(model: KerasModel) -> List[_Target]:
+def _targets(model: KerasModel) -> List[LayerWeights]:
     layers: Dict[str, Dict[str, TfVariable]] = {}
     for name, variable in named_weights(model).items():
         layers.setdefault(name.rpartition("/")[0], {})[name] = variable
     kinds = {layer.name: snake_case(type(layer).__name__) for layer in model.layers}
-    return [_Target(name, kinds[name], variables) for name, variables in layers.items()]
+    return [
+        LayerWeights(name, kinds[name], tuple(variables.values()), tuple(variables))
+        for name, variables in layers.items()
+    ]
 
 
 def _match(
-    file: KerasFile, targets: Sequence[_Target], path: Path, model: str
-) -> List[Tuple[FileLayer, _Target]]:
+    file: KerasFile, targets: Sequence[LayerWeights], path: Path, model: str
+) -> List[Tuple[LayerWeights, LayerWeights]]:
     """Pairs of layers with equal shapes.
 
     Raises:
@@ -405,18 +400,16 @@ def _match(
     return list(zip(ordered, targets))
 
 
-def _by_class(file: KerasFile, targets: Sequence[_Target]) -> Optional[List[FileLayer]]:
+def _by_class(file: KerasFile, targets: Sequence[LayerWeights]) -> Optional[List[LayerWeights]]:
     """The file's layers in the order of the targets, the n-th of a class for the n-th; None if classes differ."""
-    found: Dict[str, List[FileLayer]] = {}
-    for layer in file.layers:  # in the order of their numbers; nested models keep theirs
-        found.setdefault(layer.kind, []).append(layer)
-    kinds = [target.kind for target in targets]
-    if {kind: len(layers) for kind, layers in found.items()} != {k: kinds.count(k) for k in kinds}:
-        kinds = [_STOCK_KINDS.get(kind, kind) for kind in kinds]
-        if {kind: len(layers) for kind, layers in found.items()} != {k: kinds.count(k) for k in kinds}:
-            return None
-    waiting = {kind: iter(layers) for kind, layers in found.items()}
-    return [next(waiting[kind]) for kind in kinds]
+    of_file = Counter(layer.kind for layer in file.layers)
+    for names in ({}, _STOCK_KINDS):  # type: Dict[str, str]
+        kinds = [names.get(target.kind, target.kind) for target in targets]
+        if Counter(kinds) == of_file:
+            # In the order of their numbers; nested models keep theirs.
+            waiting = {kind: iter([layer for layer in file.layers if layer.kind == kind]) for kind in of_file}
+            return [next(waiting[kind]) for kind in kinds]
+    return None
 
 
 def _shown(shapes: Sequence[Tuple[int, ...]]) -> str:

@@ -24,13 +24,7 @@ import numpy as np
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import file_size, read_bytes
-from ipucnn.models.architecture import (
-    Architecture,
-    Own,
-    architecture_of,
-    blueprint_of,
-    from_data,
-)
+from ipucnn.models.architecture import Architecture, architecture_of, blueprint_of, from_data
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.keras_config import read_calls
 from ipucnn.models.keras_files import read_saved_calls
@@ -123,26 +117,26 @@ class OwnNetwork:
         """
         from ipucnn.models.editing import use_grouped_convolutions
 
-        own: Own = {}
         shape = tuple(int(n) for n in images.shape[1:])
         self.check_buildable()
         if self.make is not None:
-            self.architecture, own = self._made(shape, num_classes, seed)
+            self.architecture = self._made(shape, num_classes, seed)
         assert self.architecture is not None
         self.check_input(shape)
         self.notes = [f"{shown_value(self.name)}: {note}" for note in self.architecture.notes]
+        own = [layer for layer in self.architecture.layers if layer.own is not None]
         if own:
-            kinds = ", ".join(f"{shown_value(name)} ({own[name][0].__name__})" for name in own)
+            kinds = ", ".join(f"{shown_value(layer.name)} ({layer.kind})" for layer in own)
             self.notes.append(
                 f"{shown_value(self.name)}: micro-batches are computed one by one, because layers of its own may mix "
                 f"their samples: {kinds}"
             )
         name = shown_value(self.name)
         with seeded(seed, "own"):
-            blueprint, model = blueprint_of(self.architecture, own, images, name)
+            blueprint, model = blueprint_of(self.architecture, images, name)
         self._check_output(model, num_classes)
         for layer in own:
-            _check_own_layer(name, model.get_layer(layer))
+            _check_own_layer(name, model.get_layer(layer.name))
         if model.losses:
             raise ConfigurationError(
                 f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
@@ -152,7 +146,7 @@ class OwnNetwork:
         use_grouped_convolutions(blueprint)
         return blueprint
 
-    def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> Tuple[Architecture, Own]:
+    def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> Architecture:
         """What the function makes."""
         from tensorflow import keras
 
@@ -189,9 +183,7 @@ class OwnNetwork:
         except Exception as error:
             failed = own_code_failed(error, f"get_config of a layer of {name}")
             raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
-        architecture, own, live = architecture_of(name, read_calls(name, kind, config, renumbers=True), model)
-        _check_untrained(name, architecture, live)
-        return architecture, own
+        return architecture_of(name, read_calls(name, kind, config, renumbers=True), model)
 
     def check_input(self, shape: Sequence[int]) -> None:
         """Refuses images of another shape than the network takes, as far as that is known.
@@ -229,25 +221,6 @@ class OwnNetwork:
             f"{counted(num_classes, 'class')}",
             hint,
         )
-
-
-def _check_untrained(name: str, architecture: Architecture, live: Dict[str, KerasLayer]) -> None:
-    """Refuses weights that were loaded into a network: what begins at 0 or 1 tells.
-
-    Raises:
-        ConfigurationError: naming the first.
-    """
-    for layer in architecture.layers:
-        settings = layer.settings or {}
-        for weight in live[layer.name].weights if layer.name in live else ():
-            base = weight.name.split("/")[-1].split(":")[0]
-            kind = (settings.get(f"{base}_initializer") or {}).get("class_name")
-            if kind in ("Zeros", "Ones") and np.any(weight.numpy() != (kind == "Ones")):
-                raise ConfigurationError(
-                    f"{name} returned a network whose weights were loaded (layer '{shown_value(layer.name)}'), "
-                    "and training draws its own with the seed",
-                    "return it untrained (weights=None); --weights begins with weights that were trained",
-                )
 
 
 def _check_own_layer(name: str, layer: KerasLayer) -> None:
@@ -313,12 +286,8 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
                 raise ConfigurationError(
                     f"{where} normalises axis {axis}", "normalise the last axis, the channels"
                 )
-            for key, usual in (
-                ("gamma", "Ones"),
-                ("moving_variance", "Ones"),
-                ("beta", "Zeros"),
-                ("moving_mean", "Zeros"),
-            ):
+            for key in ("gamma", "moving_variance", "beta", "moving_mean"):
+                usual = "Ones" if key in ("gamma", "moving_variance") else "Zeros"
                 kind = (config.get(f"{key}_initializer") or {}).get("class_name", usual)
                 if kind != usual:
                     raise ConfigurationError(
@@ -371,7 +340,7 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
     hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
     calls = read_saved_calls(path, shown_value(name), hint)
     try:
-        architecture, _, _ = architecture_of(shown_value(name), calls)
+        architecture = architecture_of(shown_value(name), calls)
     except ConfigurationError as error:
         raise DataError(error.message, error.hint) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -10,7 +10,7 @@ import inspect
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.families.keras_applications import build_application
+from ipucnn.models.families.keras_applications import application_record
 from ipucnn.models.registry import ModelRecord
 
 
@@ -67,46 +67,34 @@ _SIZES = (224, 240, 260, 300, 380, 456, 528, 600)
 _GROUPED = (("b0", 224, 1.0, 1.0, 0.2), ("b4", 380, 1.4, 1.8, 0.4))
 _V2_SIZES = (("b0", 224), ("b1", 240), ("b2", 260), ("b3", 300), ("s", 384), ("m", 480), ("l", 480))
 
+_PAPER = "Tan and Le 2019, EfficientNet, arXiv:1905.11946"
+_GROUPED_PAPER = "Masters et al. 2021, Making EfficientNet more efficient, arXiv:2106.03640"
+_V2_PAPER = "Tan and Le 2021, EfficientNetV2, arXiv:2104.00298"
+
 MODELS = (
     *(
-        ModelRecord(
-            name=f"efficientnet-b{variant}",
-            family="efficientnet",
-            paper="Tan and Le 2019, EfficientNet, arXiv:1905.11946",
-            builder=build_application,
-            builder_args={"application_name": f"EfficientNetB{variant}"},
-            input_shape=(size, size, 3),
-            keras_application=f"EfficientNetB{variant}",
-        )
-        for variant, size in enumerate(_SIZES)
+        application_record(f"efficientnet-b{number}", f"EfficientNetB{number}", "efficientnet", _PAPER, size)
+        for number, size in enumerate(_SIZES)
     ),
     *(
         ModelRecord(
-            name=f"efficientnet-{variant}-g16",
-            family="efficientnet",
-            paper="Masters et al. 2021, Making EfficientNet more efficient, arXiv:2106.03640",
-            builder=build_grouped_efficientnet,
-            builder_args={
-                "width": width,
-                "depth": depth,
-                "dropout": dropout,
-                "group_size": 16,
-                "expand_ratio": 4,
-            },
+            f"efficientnet-{variant}-g16",
+            "efficientnet",
+            _GROUPED_PAPER,
+            build_grouped_efficientnet,
+            {"width": width, "depth": depth, "dropout": dropout, "group_size": 16, "expand_ratio": 4},
             input_shape=(size, size, 3),
         )
         for variant, size, width, depth, dropout in _GROUPED
     ),
     *(
-        ModelRecord(
-            name=f"efficientnetv2-{variant}",
-            family="efficientnetv2",
-            paper="Tan and Le 2021, EfficientNetV2, arXiv:2104.00298",
-            builder=build_application,
-            builder_args={"application_name": f"EfficientNetV2{variant.upper()}"},
-            input_shape=(size, size, 3),
+        application_record(
+            f"efficientnetv2-{variant}",
+            f"EfficientNetV2{variant.upper()}",
+            "efficientnetv2",
+            _V2_PAPER,
+            size,
             input_range="torch" if variant.startswith("b") else "tf",
-            keras_application=f"EfficientNetV2{variant.upper()}",
             requires="Keras 2.8",
         )
         for variant, size in _V2_SIZES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Callable, Dict, Tuple
 
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
@@ -43,61 +43,48 @@ def build_application(
     return blueprint
 
 
+def application_record(
+    name: str,
+    application_name: str,
+    family: str,
+    paper: str,
+    size: int = 224,
+    builder: Callable[..., Blueprint] = build_application,
+    **fields: Any,
+) -> ModelRecord:
+    """The record of a network of Keras Applications, whose ImageNet weights fit it.
+
+    Args:
+        size: of the images that Keras' weights were trained on.
+        fields: of the record, where they are not those of a classifier for ImageNet.
+    """
+    return ModelRecord(
+        name,
+        family,
+        paper,
+        builder,
+        {"application_name": application_name},
+        input_shape=(size, size, 3),
+        keras_application=application_name,
+        **fields,
+    )
+
+
+_VGG = "Simonyan and Zisserman 2015, Very deep convolutional networks, arXiv:1409.1556"
+_INCEPTION = "Szegedy et al. 2016, Rethinking Inception, arXiv:1512.00567"
+_XCEPTION = "Chollet 2017, Xception, arXiv:1610.02357"
+_DENSENET = "Huang et al. 2017, Densely connected networks, arXiv:1608.06993"
+_NASNET = "Zoph et al. 2018, Learning transferable architectures, arXiv:1707.07012"
+_WITHOUT_NORM: Dict[str, Any] = {"input_range": "caffe", "default_norm": "none", "norms": ("none",)}
+_TF: Dict[str, Any] = {"input_range": "tf"}
+
 MODELS = (
-    *(
-        ModelRecord(
-            name=f"vgg{num_layers}",
-            family="vgg",
-            paper="Simonyan and Zisserman 2015, Very deep convolutional networks, arXiv:1409.1556",
-            builder=build_application,
-            builder_args={"application_name": f"VGG{num_layers}"},
-            input_range="caffe",
-            keras_application=f"VGG{num_layers}",
-            default_norm="none",
-            norms=("none",),
-        )
-        for num_layers in (16, 19)
-    ),
-    ModelRecord(
-        name="inceptionv3",
-        family="inception",
-        paper="Szegedy et al. 2016, Rethinking Inception, arXiv:1512.00567",
-        builder=build_application,
-        builder_args={"application_name": "InceptionV3"},
-        input_shape=(299, 299, 3),
-        min_size=75,
-        input_range="tf",
-        keras_application="InceptionV3",
-    ),
-    ModelRecord(
-        name="xception",
-        family="xception",
-        paper="Chollet 2017, Xception, arXiv:1610.02357",
-        builder=build_application,
-        builder_args={"application_name": "Xception"},
-        input_shape=(299, 299, 3),
-        min_size=71,
-        input_range="tf",
-        keras_application="Xception",
-    ),
-    *(
-        ModelRecord(
-            name=f"densenet{num_layers}",
-            family="densenet",
-            paper="Huang et al. 2017, Densely connected networks, arXiv:1608.06993",
-            builder=build_application,
-            builder_args={"application_name": f"DenseNet{num_layers}"},
-            keras_application=f"DenseNet{num_layers}",
-        )
-        for num_layers in (121, 169, 201)
-    ),
-    ModelRecord(
-        name="nasnetmobile",
-        family="nasnet",
-        paper="Zoph et al. 2018, Learning transferable architectures, arXiv:1707.07012",
-        builder=build_application,
-        builder_args={"application_name": "NASNetMobile"},
-        input_range="tf",
-        keras_application="NASNetMobile",
-    ),
+    application_record("vgg16", "VGG16", "vgg", _VGG, **_WITHOUT_NORM),
+    application_record("vgg19", "VGG19", "vgg", _VGG, **_WITHOUT_NORM),
+    application_record("inceptionv3", "InceptionV3", "inception", _INCEPTION, 299, min_size=75, **_TF),
+    application_record("xception", "Xception", "xception", _XCEPTION, 299, min_size=71, **_TF),
+    application_record("densenet121", "DenseNet121", "densenet", _DENSENET),
+    application_record("densenet169", "DenseNet169", "densenet", _DENSENET),
+    application_record("densenet201", "DenseNet201", "densenet", _DENSENET),
+    application_record("nasnetmobile", "NASNetMobile", "nasnet", _NASNET, **_TF),
 )

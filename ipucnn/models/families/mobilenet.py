@@ -5,12 +5,11 @@ Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
-from ipucnn.models.families.keras_applications import application, build_application
-from ipucnn.models.registry import ModelRecord
+from ipucnn.models.families.keras_applications import application, application_record
 
 
 def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
@@ -99,35 +98,16 @@ def build_mobilenet_v3(inputs: Tensor, num_classes: int, application_name: str) 
     return blueprint
 
 
+_PAPER = "Howard et al. 2017, MobileNets, arXiv:1704.04861"
+_V2_PAPER = "Sandler et al. 2018, MobileNetV2, arXiv:1801.04381"
+_V3_PAPER = "Howard et al. 2019, Searching for MobileNetV3, arXiv:1905.02244"
+_V3: Dict[str, Any] = {"builder": build_mobilenet_v3, "input_range": "tf"}
+
 MODELS = (
-    ModelRecord(
-        name="mobilenet",
-        family="mobilenet",
-        paper="Howard et al. 2017, MobileNets, arXiv:1704.04861",
-        builder=build_mobilenet,
-        builder_args={"application_name": "MobileNet"},
-        input_range="tf",
-        keras_application="MobileNet",
+    application_record(
+        "mobilenet", "MobileNet", "mobilenet", _PAPER, builder=build_mobilenet, input_range="tf"
     ),
-    ModelRecord(
-        name="mobilenetv2",
-        family="mobilenet",
-        paper="Sandler et al. 2018, MobileNetV2, arXiv:1801.04381",
-        builder=build_application,
-        builder_args={"application_name": "MobileNetV2"},
-        input_range="tf",
-        keras_application="MobileNetV2",
-    ),
-    *(
-        ModelRecord(
-            name=f"mobilenetv3-{size.lower()}",
-            family="mobilenet",
-            paper="Howard et al. 2019, Searching for MobileNetV3, arXiv:1905.02244",
-            builder=build_mobilenet_v3,
-            builder_args={"application_name": f"MobileNetV3{size}"},
-            input_range="tf",
-            keras_application=f"MobileNetV3{size}",
-        )
-        for size in ("Small", "Large")
-    ),
+    application_record("mobilenetv2", "MobileNetV2", "mobilenet", _V2_PAPER, input_range="tf"),
+    application_record("mobilenetv3-small", "MobileNetV3Small", "mobilenet", _V3_PAPER, **_V3),
+    application_record("mobilenetv3-large", "MobileNetV3Large", "mobilenet", _V3_PAPER, **_V3),
 )

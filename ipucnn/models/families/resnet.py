@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 
 from ipucnn.aliases import KerasInitializer, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.families.keras_applications import application, build_application
+from ipucnn.models.families.keras_applications import application, application_record
 from ipucnn.models.names import number_from_zero
 from ipucnn.models.registry import ModelRecord
 
@@ -125,55 +125,29 @@ def build_resnet(
 
 
 _HE = "He et al. 2016, Residual learning, arXiv:1512.03385"
+_IDENTITY = "He et al. 2016, Identity mappings, arXiv:1603.05027"
+_RESNEXT = "Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431"
 
 MODELS = (
-    ModelRecord(
-        name="resnet18",
-        family="resnet",
-        paper=_HE,
-        builder=build_resnet,
-        builder_args={"blocks": (2, 2, 2, 2)},
-    ),
-    ModelRecord(
-        name="resnet34",
-        family="resnet",
-        paper=_HE,
-        builder=build_resnet,
-        builder_args={"blocks": (3, 4, 6, 3)},
-    ),
+    ModelRecord("resnet18", "resnet", _HE, build_resnet, {"blocks": (2, 2, 2, 2)}),
+    ModelRecord("resnet34", "resnet", _HE, build_resnet, {"blocks": (3, 4, 6, 3)}),
     *(
         ModelRecord(
-            name=f"resnet{num_layers}",
-            family="resnet",
-            paper=f"{_HE} (v1.5)",
-            builder=build_keras_resnet_v1_5,
-            builder_args={"application_name": f"ResNet{num_layers}"},
+            f"resnet{num_layers}",
+            "resnet",
+            f"{_HE} (v1.5)",
+            build_keras_resnet_v1_5,
+            {"application_name": f"ResNet{num_layers}"},
         )
         for num_layers in (50, 101, 152)
     ),
+    application_record("resnet50-keras", "ResNet50", "resnet", f"{_HE} (v1)", input_range="caffe"),
+    application_record("resnet50v2", "ResNet50V2", "resnet", _IDENTITY, input_range="tf"),
     ModelRecord(
-        name="resnet50-keras",
-        family="resnet",
-        paper=f"{_HE} (v1)",
-        builder=build_application,
-        builder_args={"application_name": "ResNet50"},
-        input_range="caffe",
-        keras_application="ResNet50",
-    ),
-    ModelRecord(
-        name="resnet50v2",
-        family="resnet",
-        paper="He et al. 2016, Identity mappings, arXiv:1603.05027",
-        builder=build_application,
-        builder_args={"application_name": "ResNet50V2"},
-        input_range="tf",
-        keras_application="ResNet50V2",
-    ),
-    ModelRecord(
-        name="resnext101_32x4d",
-        family="resnet",
-        paper="Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431",
-        builder=build_resnet,
-        builder_args={"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
+        "resnext101_32x4d",
+        "resnet",
+        _RESNEXT,
+        build_resnet,
+        {"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
     ),
 )

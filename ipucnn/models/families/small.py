@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Callable, Dict, Tuple
+
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.registry import ModelRecord
@@ -66,55 +68,40 @@ def build_lenet(inputs: Tensor, num_classes: int) -> Blueprint:
     return read_blueprint(keras.Model(inputs, x))
 
 
+def _record(
+    name: str,
+    paper: str,
+    builder: Callable[..., Blueprint],
+    home_dataset: str,
+    input_shape: Tuple[int, int, int],
+    **fields: Any,
+) -> ModelRecord:
+    return ModelRecord(
+        name,
+        "small",
+        paper,
+        builder,
+        home_dataset=home_dataset,
+        input_shape=input_shape,
+        num_classes=10,
+        **fields,
+    )
+
+
+_CIFAR: Tuple[str, Tuple[int, int, int]] = ("cifar10", (32, 32, 3))
+_MNIST: Tuple[str, Tuple[int, int, int]] = ("mnist", (28, 28, 1))
+_WITHOUT_NORM: Dict[str, Any] = {"default_norm": "none", "norms": ("none",)}
+_TOY = "none: two convolutions and a dense layer"
+_TOY_BN = "none: two convolutions with batch norm and a dense layer"
+_TUTORIAL = "Keras documentation, Simple MNIST convnet, 2015"
+_LENET = "LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791"
+_STANDARD: Dict[str, Any] = {"input_range": "standard"}
+
 MODELS = (
-    ModelRecord(
-        name="toy_model",
-        family="small",
-        paper="none: two convolutions and a dense layer",
-        builder=build_toy_model,
-        home_dataset="cifar10",
-        input_shape=(32, 32, 3),
-        min_size=10,
-        num_classes=10,
-        input_range="standard",
-        default_norm="none",
-        norms=("none",),
+    _record("toy_model", _TOY, build_toy_model, *_CIFAR, min_size=10, **_STANDARD, **_WITHOUT_NORM),
+    _record("toy_model_bn", _TOY_BN, build_toy_model_bn, *_CIFAR, min_size=27, **_STANDARD),
+    _record(
+        "mnist_cnn", _TUTORIAL, build_mnist_cnn, *_MNIST, min_size=10, input_range="unit", **_WITHOUT_NORM
     ),
-    ModelRecord(
-        name="toy_model_bn",
-        family="small",
-        paper="none: two convolutions with batch norm and a dense layer",
-        builder=build_toy_model_bn,
-        home_dataset="cifar10",
-        input_shape=(32, 32, 3),
-        min_size=27,
-        num_classes=10,
-        input_range="standard",
-    ),
-    ModelRecord(
-        name="mnist_cnn",
-        family="small",
-        paper="Keras documentation, Simple MNIST convnet, 2015",
-        builder=build_mnist_cnn,
-        home_dataset="mnist",
-        input_shape=(28, 28, 1),
-        min_size=10,
-        num_classes=10,
-        input_range="unit",
-        default_norm="none",
-        norms=("none",),
-    ),
-    ModelRecord(
-        name="lenet",
-        family="small",
-        paper="LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791",
-        builder=build_lenet,
-        home_dataset="mnist",
-        input_shape=(28, 28, 1),
-        min_size=12,
-        num_classes=10,
-        input_range="standard",
-        default_norm="none",
-        norms=("none",),
-    ),
+    _record("lenet", _LENET, build_lenet, *_MNIST, min_size=12, **_STANDARD, **_WITHOUT_NORM),
 )
