@@ -446,12 +446,13 @@ def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple
         if layer.own is not None:
             kind, config = layer.own
         else:
-            kind = getattr(keras.layers, layer.kind, None)
-            if kind is None:
+            stock: Any = getattr(keras.layers, layer.kind, None)
+            if stock is None:
                 raise ConfigurationError(
                     f"{what}: layer '{shown_value(layer.name)}' is a {layer.kind}, which this Keras lacks",
                     "use a newer TensorFlow",
                 )
+            kind = stock
             config = {**_accepted(kind, layer.settings or {}, layer.name, what), "name": layer.name}
         steps.append(Step(layer.name, layer.kind, kind, config, list(layer.inputs)))
     blueprint = Blueprint(steps, architecture.layers[-1].name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Dict
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
@@ -68,40 +68,48 @@ def build_lenet(inputs: Tensor, num_classes: int) -> Blueprint:
     return read_blueprint(keras.Model(inputs, x))
 
 
-def _record(
-    name: str,
-    paper: str,
-    builder: Callable[..., Blueprint],
-    home_dataset: str,
-    input_shape: Tuple[int, int, int],
-    **fields: Any,
-) -> ModelRecord:
-    return ModelRecord(
-        name,
-        "small",
-        paper,
-        builder,
-        home_dataset=home_dataset,
-        input_shape=input_shape,
-        num_classes=10,
-        **fields,
-    )
-
-
-_CIFAR: Tuple[str, Tuple[int, int, int]] = ("cifar10", (32, 32, 3))
-_MNIST: Tuple[str, Tuple[int, int, int]] = ("mnist", (28, 28, 1))
+_CIFAR: Dict[str, Any] = {"home_dataset": "cifar10", "input_shape": (32, 32, 3), "num_classes": 10}
+_MNIST: Dict[str, Any] = {"home_dataset": "mnist", "input_shape": (28, 28, 1), "num_classes": 10}
 _WITHOUT_NORM: Dict[str, Any] = {"default_norm": "none", "norms": ("none",)}
-_TOY = "none: two convolutions and a dense layer"
-_TOY_BN = "none: two convolutions with batch norm and a dense layer"
-_TUTORIAL = "Keras documentation, Simple MNIST convnet, 2015"
-_LENET = "LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791"
-_STANDARD: Dict[str, Any] = {"input_range": "standard"}
 
 MODELS = (
-    _record("toy_model", _TOY, build_toy_model, *_CIFAR, min_size=10, **_STANDARD, **_WITHOUT_NORM),
-    _record("toy_model_bn", _TOY_BN, build_toy_model_bn, *_CIFAR, min_size=27, **_STANDARD),
-    _record(
-        "mnist_cnn", _TUTORIAL, build_mnist_cnn, *_MNIST, min_size=10, input_range="unit", **_WITHOUT_NORM
+    ModelRecord(
+        "toy_model",
+        "small",
+        "none: two convolutions and a dense layer",
+        build_toy_model,
+        min_size=10,
+        input_range="standard",
+        **_CIFAR,
+        **_WITHOUT_NORM,
     ),
-    _record("lenet", _LENET, build_lenet, *_MNIST, min_size=12, **_STANDARD, **_WITHOUT_NORM),
+    ModelRecord(
+        "toy_model_bn",
+        "small",
+        "none: two convolutions with batch norm and a dense layer",
+        build_toy_model_bn,
+        min_size=27,
+        input_range="standard",
+        **_CIFAR,
+    ),
+    ModelRecord(
+        "mnist_cnn",
+        "small",
+        "Keras documentation, Simple MNIST convnet, 2015",
+        build_mnist_cnn,
+        min_size=10,
+        input_range="unit",
+        **_MNIST,
+        **_WITHOUT_NORM,
+    ),
+    ModelRecord(
+        "lenet",
+        "small",
+        "LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791",
+        build_lenet,
+        min_size=12,
+        input_range="standard",
+        **_MNIST,
+        **_WITHOUT_NORM,
+    ),
 )
