@@ -127,8 +127,8 @@ def own_code_failed(
         hint: what to do about it.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is None or frame.filename == str(path)]
-    where = f", {shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else ""
+    places = [frame for frame in frames if path is None or frame.filename == str(path)]
+    where = f", {shown(Path(places[-1].filename))}, line {places[-1].lineno}" if places else ""
     if path is None and isinstance(error, ImportError):
         where = ""  # where it was looked for, which is nobody's mistake
     if isinstance(error, SyntaxError) and error.filename:
@@ -183,9 +183,9 @@ def entry_points(group: str) -> Dict[str, OwnFunction]:
     """What installed packages offer in a group, ``ipucnn.models`` or ``ipucnn.datasets``, in the order of names."""
     from importlib import metadata
 
-    found: Any = metadata.entry_points()
+    installed: Any = metadata.entry_points()
     # Until Python 3.9 a dictionary by group.
-    entries = found.select(group=group) if hasattr(found, "select") else found.get(group, ())
+    entries = installed.select(group=group) if hasattr(installed, "select") else installed.get(group, ())
     return {
         entry.name: OwnFunction(entry.name, hashlib.sha256(entry.value.encode()).hexdigest(), entry.load)
         for entry in sorted(entries, key=lambda entry: str(entry.name))

@@ -262,7 +262,7 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
     Raises:
         ConfigurationError: one of them is something else, or would have an effect that training does not have.
     """
-    found: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
     for key, value in dict(config).items():
         if key in _NOT_SETTINGS:
             if key == "dtype" and _type_name(value) != "float32":
@@ -284,9 +284,9 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
                     f"{where} has {key} {shown_kind}, which has no seeded version",
                     f"use one of {', '.join(_INITIALIZERS)}",
                 )
-            own = {} if value is None else dict(value.get("config") or {})
-            own = {k: _plain(v, where, key) for k, v in own.items() if k not in _NOT_OF_INITIALIZERS}
-            found[key] = None if value is None else {"class_name": kind, "config": own}
+            options = {} if value is None else dict(value.get("config") or {})
+            options = {k: _plain(v, where, key) for k, v in options.items() if k not in _NOT_OF_INITIALIZERS}
+            settings[key] = None if value is None else {"class_name": kind, "config": options}
         elif key in ("activation", "recurrent_activation", "final_activation"):
             name = "linear" if value is None else value
             if name not in _ACTIVATIONS:
@@ -294,16 +294,16 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
                     f"{where} has an activation of your own, {shown_value(str(name))[:60]}",
                     f"use one of {', '.join(_ACTIVATIONS)}, or a class of layers",
                 )
-            found[key] = name
+            settings[key] = name
         else:
-            found[key] = _plain(value, where, key)
+            settings[key] = _plain(value, where, key)
             if key in ("filters", "units") and isinstance(value, int) and value > MAX_FEATURES:
                 raise ConfigurationError(f"{where} has {value:,} {key}", f"use at most {MAX_FEATURES:,}")
-    if found.get("data_format") not in (None, "channels_last"):
+    if settings.get("data_format") not in (None, "channels_last"):
         raise ConfigurationError(
             f"{where} has its channels first", "put them last: data_format='channels_last'"
         )
-    return found
+    return settings
 
 
 def _plain(value: object, where: str, key: str) -> Any:

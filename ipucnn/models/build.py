@@ -115,11 +115,11 @@ BACKBONE = "backbone"
 """Stands for all layers with weights but the last one, the head."""
 
 
-def layers_to_freeze(wanted: str, names: Sequence[str], model: str) -> Tuple[str, ...]:
+def layers_to_freeze(freeze: str, names: Sequence[str], model: str) -> Tuple[str, ...]:
     """The layers that ``--freeze`` names.
 
     Args:
-        wanted: a number, counted from the input; ``backbone``; or patterns as of a shell, between commas.
+        freeze: a number, counted from the input; ``backbone``; or patterns as of a shell, between commas.
         names: of the layers that have weights, in the network's order.
         model: its name.
 
@@ -129,12 +129,12 @@ def layers_to_freeze(wanted: str, names: Sequence[str], model: str) -> Tuple[str
     Raises:
         ConfigurationError: nothing has such a name, or nothing would be left to train.
     """
-    if wanted == BACKBONE:
+    if freeze == BACKBONE:
         chosen = list(names[:-1])
-    elif wanted.isdigit():
-        chosen = list(names[: int(wanted)])
+    elif freeze.isdigit():
+        chosen = list(names[: int(freeze)])
     else:
-        patterns = wanted.split(",")
+        patterns = freeze.split(",")
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigurationError(
@@ -145,14 +145,14 @@ def layers_to_freeze(wanted: str, names: Sequence[str], model: str) -> Tuple[str
         chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if len(chosen) == len(names):
         raise ConfigurationError(
-            f"--freeze {shown_value(wanted)} freezes all {counted(len(names), 'layer')} of {model} that have weights: "
+            f"--freeze {shown_value(freeze)} freezes all {counted(len(names), 'layer')} of {model} that have weights: "
             "nothing is left to train",
             f"use --freeze {BACKBONE} to train the last one alone, or a number from 1 to {len(names) - 1}",
         )
     return tuple(chosen)
 
 
-def freeze_layers(model: KerasModel, wanted: str, has_new_head: bool = False) -> Tuple[str, ...]:
+def freeze_layers(model: KerasModel, freeze: str, has_new_head: bool = False) -> Tuple[str, ...]:
     """Freezes what ``--freeze`` names: no gradient, no optimizer state; a frozen batch norm keeps its statistics.
 
     Args:
@@ -165,10 +165,10 @@ def freeze_layers(model: KerasModel, wanted: str, has_new_head: bool = False) ->
         ConfigurationError: see :func:`layers_to_freeze`; or a new head would be frozen.
     """
     names = [layer.name for layer in model.layers if layer.weights]
-    frozen = layers_to_freeze(wanted, names, model.name)
+    frozen = layers_to_freeze(freeze, names, model.name)
     if has_new_head and names[-1] in frozen:
         raise ConfigurationError(
-            f"--freeze {shown_value(wanted)} freezes {names[-1]}, which is new: the weights are of other classes",
+            f"--freeze {shown_value(freeze)} freezes {names[-1]}, which is new: the weights are of other classes",
             f"leave it out, for example with --freeze {BACKBONE}",
         )
     for name in frozen:

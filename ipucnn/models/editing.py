@@ -111,17 +111,17 @@ def set_batch_norm(
     """
     for step in blueprint.steps:
         if step.kind == "BatchNormalization":
-            own = step.config
-            frozen = {} if own.get("trainable", True) else {"trainable": False}
+            former = step.config
+            frozen = {} if former.get("trainable", True) else {"trainable": False}
             replace_layer(
                 step,
                 BatchNormalization,
                 {
                     **frozen,
                     "momentum": momentum,
-                    "epsilon": own["epsilon"] if epsilon is None else epsilon,
-                    "center": own["center"],
-                    "scale": own["scale"],
+                    "epsilon": former["epsilon"] if epsilon is None else epsilon,
+                    "center": former["center"],
+                    "scale": former["scale"],
                     "moves_once": moves_once,
                 },
             )
@@ -146,16 +146,16 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
     Raises:
         ConfigurationError: if ``rate`` is above 0 and the network has no element-wise dropout.
     """
-    found = False
+    has_elementwise = False
     for step in blueprint.steps:
         if step.kind != "Dropout":
             continue
-        own = step.config
-        elementwise = own.get("noise_shape") is None
-        found = found or elementwise
-        new_rate = rate if rate is not None and (elementwise or rate == 0) else own["rate"]
-        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": own.get("noise_shape")})
-    if rate and not found:
+        former = step.config
+        elementwise = former.get("noise_shape") is None
+        has_elementwise = has_elementwise or elementwise
+        new_rate = rate if rate is not None and (elementwise or rate == 0) else former["rate"]
+        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": former.get("noise_shape")})
+    if rate and not has_elementwise:
         raise ConfigurationError(
             f"dropout {rate} was asked for, but this network has no dropout layer", "leave --dropout out"
         )
@@ -208,15 +208,15 @@ def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
     for step in blueprint.steps:
         if step.kind != "DepthwiseConv2D":
             continue
-        own, channels = step.config, int(step.channels or 0)
+        former, channels = step.config, int(step.channels or 0)
         if channels % group_size:
             raise ValueError(f"{step.name}: {channels} channels are not a multiple of {group_size}")
-        config = {key: own[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")}
+        config = {key: former[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")}
         config.update(
             filters=channels,
             groups=channels // group_size,
-            kernel_initializer=own["depthwise_initializer"],
-            bias_initializer=own["bias_initializer"],
+            kernel_initializer=former["depthwise_initializer"],
+            bias_initializer=former["bias_initializer"],
         )
         replace_layer(step, GroupedConv2D, config)
 
@@ -324,13 +324,13 @@ class SeededInitializer(keras.initializers.Initializer):
 
 def seeded(initializer: KerasInitializer, seed: int, key: str) -> Optional[KerasInitializer]:
     """The seeded version of an initialiser (an object or its configuration), itself if it draws nothing."""
-    found = keras.initializers.get(initializer)
-    if found is None or isinstance(found, SeededInitializer):
-        return found
-    kind = type(found).__name__
+    unseeded = keras.initializers.get(initializer)
+    if unseeded is None or isinstance(unseeded, SeededInitializer):
+        return unseeded
+    kind = type(unseeded).__name__
     if kind not in (*_SCALING, *_OTHERS_DRAWN):  # it draws nothing, or is of a layer of the user's own
-        return found
-    return SeededInitializer(kind, found.get_config(), seed, key)
+        return unseeded
+    return SeededInitializer(kind, unseeded.get_config(), seed, key)
 
 
 # --- layers of Keras alone
@@ -350,32 +350,32 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
         ConfigurationError: Keras 2.6 has no layer that computes the same.
     """
     for step in list(blueprint.steps):
-        own, config = step.layer_class, dict(step.config)
+        layer_class, config = step.layer_class, dict(step.config)
         for key in [k for k in config if k.endswith("_initializer")]:
             del config[key]  # Keras' own; weights are copied
         config.pop("name", None)
-        if own is BatchNormalization:
+        if layer_class is BatchNormalization:
             del config["moves_once"]
             replace_layer(step, keras.layers.BatchNormalization, config)
-        elif own is Dropout:
+        elif layer_class is Dropout:
             replace_layer(step, keras.layers.Dropout, config)
-        elif own is Cropping2D:
+        elif layer_class is Cropping2D:
             replace_layer(step, keras.layers.Cropping2D, config)
-        elif own is SubsamplePad:
+        elif layer_class is SubsamplePad:
             identity = {"filters": config["channels"], "kernel_size": 1, "strides": 2, "use_bias": False}
             replace_layer(step, keras.layers.Conv2D, {**identity, "trainable": False})
-        elif own in (HardSigmoid, HardSwish):
-            _spell_out(blueprint, step, times_itself=own is HardSwish)
-        elif own in (GroupedConv2D, GroupNormalization):
+        elif layer_class in (HardSigmoid, HardSwish):
+            _spell_out(blueprint, step, times_itself=layer_class is HardSwish)
+        elif layer_class in (GroupedConv2D, GroupNormalization):
             if not all_of_them:
                 continue
             if not KERAS_3:
-                what = "group norm" if own is GroupNormalization else "convolutions in groups"
+                what = "group norm" if layer_class is GroupNormalization else "convolutions in groups"
                 raise ConfigurationError(
                     f"layer {step.name}: Keras 2.6 has no {what} that runs on a CPU",
                     "--format saved-model, or a newer TensorFlow",
                 )
-            kind = keras.layers.Conv2D if own is GroupedConv2D else keras.layers.GroupNormalization
+            kind = keras.layers.Conv2D if layer_class is GroupedConv2D else keras.layers.GroupNormalization
             replace_layer(step, kind, config)
         else:
             step.config = {"name": step.name, **config}
@@ -468,7 +468,7 @@ def stock_model(
         blueprint.steps.append(last)
         blueprint.output = last.name
     stock = assemble(blueprint, inputs, model.name)
-    own = {layer.name: layer for layer in model.layers}
+    trained = {layer.name: layer for layer in model.layers}
     old_names = {new: old for old, new in new_names.items()}
     for layer in stock.layers:
         name = old_names.get(layer.name, layer.name)
@@ -476,8 +476,8 @@ def stock_model(
             channels_in, channels = layer.kernel.shape[2:]
             kernel: np.ndarray = np.eye(channels_in, channels, dtype=np.float32)
             layer.set_weights([(kernel[:, ::-1] if name == _BGR else kernel)[np.newaxis, np.newaxis]])
-        elif name in own and own[name].weights:
-            layer.set_weights(own[name].get_weights())
+        elif name in trained and trained[name].weights:
+            layer.set_weights(trained[name].get_weights())
     return stock
 
 

@@ -138,28 +138,30 @@ class _Reader:
         where = f"'{shown_value(prefix[:-1])}'" if prefix else "the network"
         entries, first, last = self._entries(model, where)
         is_trained = is_trained and model["config"].get("trainable", True) is not False
-        nodes = {own: [_arguments(node) for node in entry["inbound_nodes"]] for own, entry in entries.items()}
+        nodes = {
+            local: [_arguments(node) for node in entry["inbound_nodes"]] for local, entry in entries.items()
+        }
         nodes[first] = [([], [])]
-        for own, calls in nodes.items():
-            if own != first and not (calls and all(reads for reads, _ in calls)):
-                self._fail(f"layer '{shown_value(own)}' reads no tensor")
+        for local, calls in nodes.items():
+            if local != first and not (calls and all(reads for reads, _ in calls)):
+                self._fail(f"layer '{shown_value(local)}' reads no tensor")
         self._count(sum(map(len, nodes.values())))
         renamed = _numbered(entries) if self._renumbers else {}
         done: Dict[Call, Call] = {}
-        for own, number in self._ordered(nodes):
-            entry, (reads, others) = entries[own], nodes[own][number]
-            name = prefix + renamed.get(own, own).replace("/", "_")
-            if own == first and source is not None:
-                done[own, number] = source
+        for local, number in self._ordered(nodes):
+            entry, (reads, others) = entries[local], nodes[local][number]
+            name = prefix + renamed.get(local, local).replace("/", "_")
+            if local == first and source is not None:
+                done[local, number] = source
             elif entry["class_name"] in _MODELS:
                 if len(reads) != 1:
                     self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
-                done[own, number] = self.expand(
-                    entry, (*place, own), f"{name}_", done[_known(reads[0], nodes)], is_trained
+                done[local, number] = self.expand(
+                    entry, (*place, local), f"{name}_", done[_known(reads[0], nodes)], is_trained
                 )
             else:
                 node = ([done[_known(read, nodes)] for read in reads], others)
-                done[own, number] = self._add(entry, name, (*place, own), node, is_trained)
+                done[local, number] = self._add(entry, name, (*place, local), node, is_trained)
         if _known(last, nodes) not in done:
             self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
         return done[_known(last, nodes)]
@@ -177,14 +179,14 @@ class _Reader:
             (first, _), last = (self._end(config, key, where) for key in ("input_layers", "output_layers"))
         entries: Dict[str, PlainDict] = {}
         for entry in layers:
-            own, what = entry.get("name") or entry["config"]["name"], entry["class_name"]
-            if type(own) is not str or type(what) is not str:
-                raise ValueError(f"a layer has name = {own!r}, class_name = {what!r}")
-            if entries.setdefault(own, entry) is not entry:
-                self._fail(f"two layers '{shown_value(own)}'", "rename one of them")
-            if (what == INPUT_LAYER) != (own == first):
-                problem = "is no input" if own == first else "is a second input, and a network has one"
-                self._fail(f"'{shown_value(own)}' {problem}")
+            local, what = entry.get("name") or entry["config"]["name"], entry["class_name"]
+            if type(local) is not str or type(what) is not str:
+                raise ValueError(f"a layer has name = {local!r}, class_name = {what!r}")
+            if entries.setdefault(local, entry) is not entry:
+                self._fail(f"two layers '{shown_value(local)}'", "rename one of them")
+            if (what == INPUT_LAYER) != (local == first):
+                problem = "is no input" if local == first else "is a second input, and a network has one"
+                self._fail(f"'{shown_value(local)}' {problem}")
         return entries, first, last
 
     def _add(
@@ -225,8 +227,8 @@ class _Reader:
     def _ordered(self, nodes: _Nodes) -> List[Call]:
         """Calls in the given order as far as each comes after those that it reads."""
         reads = {
-            (own, number): {_known(read, nodes) for read in node[0]}
-            for own, calls in nodes.items()
+            (local, number): {_known(read, nodes) for read in node[0]}
+            for local, calls in nodes.items()
             for number, node in enumerate(calls)
         }
         ordered: List[Call] = []

@@ -121,15 +121,15 @@ def _hdf5_of(path: Path) -> Any:
         raise DataError(f"{path} is no weight file of Keras: it is neither HDF5 nor a zip", HINT)
     check_memory(file_size(path), f"weight file {shown(path)}")
     with zipfile.ZipFile(path) as archive:
-        found = [entry for entry in archive.infolist() if entry.filename == _ZIP_MEMBER]
-        if len(found) != 1:
+        members = [entry for entry in archive.infolist() if entry.filename == _ZIP_MEMBER]
+        if len(members) != 1:
             raise DataError(f"{path} is no weight file of Keras: it holds no {_ZIP_MEMBER}", HINT)
         # Weights hardly shrink: what expands a thousand times is none.
-        if found[0].file_size > _MOST_EXPANSION * max(found[0].compress_size, _SMALL_BYTES):
+        if members[0].file_size > _MOST_EXPANSION * max(members[0].compress_size, _SMALL_BYTES):
             raise DataError(f"{path} is no weight file of Keras: its {_ZIP_MEMBER} is too large for it", HINT)
-        check_memory(found[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
+        check_memory(members[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
         # As many bytes as its header says: zipfile ends there.
-        return io.BytesIO(archive.read(found[0]))
+        return io.BytesIO(archive.read(members[0]))
 
 
 def read_configuration(path: Path, hint: str) -> Any:
@@ -148,10 +148,10 @@ def read_configuration(path: Path, hint: str) -> Any:
     check_memory(file_size(path), f"network {shown(path)}")
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [entry for entry in archive.infolist() if entry.filename == _ZIP_CONFIGURATION]
-            if len(found) != 1:
+            members = [entry for entry in archive.infolist() if entry.filename == _ZIP_CONFIGURATION]
+            if len(members) != 1:
                 raise DataError(f"{shown(path)} is no .keras file: it holds no {_ZIP_CONFIGURATION}", hint)
-            with archive.open(found[0]) as member:
+            with archive.open(members[0]) as member:
                 data = member.read(MAX_RECORD_BYTES + 1)
         if len(data) > MAX_RECORD_BYTES:
             raise DataError(f"{shown(path)}: its {_ZIP_CONFIGURATION} is too large for a network's", hint)
@@ -186,12 +186,12 @@ def read_saved_calls(path: Path, name: str, hint: str) -> List[LayerCall]:
 def _read_layout(file: HdfItem, path: Path) -> KerasFile:
     root = _child(file, "model_weights", path) if "model_weights" in file else file
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
-        found, in_order = _legacy_layers(root, path), True
+        listed, in_order = _legacy_layers(root, path), True
     elif "layers" in file:
-        found, in_order = _counted_layers(_child(file, "layers", path), path, set()), False
+        listed, in_order = _counted_layers(_child(file, "layers", path), path, set()), False
     else:
         raise DataError(f"{path} is HDF5, but holds no layers of a Keras model", HINT)
-    layers = tuple(layer for layer in found if layer.tensors)
+    layers = tuple(layer for layer in listed if layer.tensors)
     if not layers:
         raise DataError(f"{path} holds no weights", HINT)
     return KerasFile(layers, in_order)
@@ -211,13 +211,13 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
 def _names(group: HdfItem, attribute: str) -> List[str]:
     """A list of names in an attribute; Keras cuts long ones into ``<attribute>0``, ``<attribute>1``, ..."""
     if attribute in group.attrs:
-        found = _attribute(group, attribute)
+        names = _attribute(group, attribute)
     else:
-        found, part = [], 0
+        names, part = [], 0
         while f"{attribute}{part}" in group.attrs:
-            found += _attribute(group, f"{attribute}{part}")
+            names += _attribute(group, f"{attribute}{part}")
             part += 1
-    return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in found]
+    return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names]
 
 
 def _attribute(group: HdfItem, name: str) -> List[Any]:

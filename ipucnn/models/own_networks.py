@@ -192,7 +192,7 @@ class OwnNetwork:
             ConfigurationError: they are.
         """
         known = () if self.architecture is None else self.architecture.input_shape
-        if all(wanted in (None, given) for wanted, given in zip(known, shape)):
+        if all(size in (None, given) for size, given in zip(known, shape)):
             return
         takes = "x".join("any" if n is None else str(n) for n in known)
         hint = "build it for the shape that the function is given"
@@ -255,10 +255,10 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
     except Exception as error:
         raise own_code_failed(error, what) from error
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    found = next((node.op for node in nodes if _REMEMBERS.match(node.op)), None)
-    if found is not None:
+    operation = next((node.op for node in nodes if _REMEMBERS.match(node.op)), None)
+    if operation is not None:
         raise ConfigurationError(
-            f"{what} draws random numbers, or remembers something from batch to batch (operation {found}), which a "
+            f"{what} draws random numbers, or remembers something from batch to batch (operation {operation}), which a "
             "continued run would not know",
             "use keras.layers.Dropout or BatchNormalization, which are exchanged for layers that can be continued",
         )
@@ -299,9 +299,9 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
             if step.kind == "GroupNormalization" and config.get("center", True) and config.get("scale", True):
                 if config["groups"] == -1:
                     config["groups"] = step.channels
-                own = {key: config[key] for key in ("groups", "epsilon")}
+                kept = {key: config[key] for key in ("groups", "epsilon")}
                 frozen = {} if config.get("trainable", True) else {"trainable": False}
-                replace_layer(step, GroupNormalization, {**own, **frozen})
+                replace_layer(step, GroupNormalization, {**kept, **frozen})
 
 
 @contextlib.contextmanager

@@ -102,12 +102,12 @@ def collect(records: Iterable[ModelRecord]) -> Dict[str, ModelRecord]:
     Raises:
         ValueError: if two have the same name (also when it differs only in case, ``-`` or ``_``).
     """
-    found: Dict[str, ModelRecord] = {}
+    by_key: Dict[str, ModelRecord] = {}
     for record in records:
-        other = found.setdefault(_key(record.name), record)
+        other = by_key.setdefault(_key(record.name), record)
         if other is not record:
             raise ValueError(f"model {record.name!r} is registered already, as {other.name!r}")
-    return found
+    return by_key
 
 
 @functools.lru_cache(maxsize=None)
@@ -320,8 +320,8 @@ def _no_builder(*_: object, **__: object) -> Blueprint:
 
 def list_models(pattern: str = "*") -> List[ModelRecord]:
     """The records whose names match a shell wildcard (``*``, ``?``, ``[...]``), in natural order."""
-    found = [record for key, record in _records().items() if fnmatch.fnmatchcase(key, _key(pattern))]
-    return sorted(found, key=lambda record: natural_key(record.name))
+    records = [record for key, record in _records().items() if fnmatch.fnmatchcase(key, _key(pattern))]
+    return sorted(records, key=lambda record: natural_key(record.name))
 
 
 # --- sizes
