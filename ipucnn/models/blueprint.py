@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
-from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, Tensor
 from ipucnn.models.keras_config import read_calls
 
 
@@ -56,7 +56,7 @@ class Blueprint:
         """The steps that read ``name``."""
         return [step for step in self.steps if name in step.inputs]
 
-    def insert(self, position: int, source: str, chain: Iterable[Tuple[str, type, Dict[str, Any]]]) -> str:
+    def insert(self, position: int, source: str, chain: Iterable[Tuple[str, type, KerasConfig]]) -> str:
         """Puts layers at a position, of which the first reads ``source`` and each other one the one before it.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Tuple
 
-from ipucnn.aliases import KerasModel, Tensor
+from ipucnn.aliases import KerasModel, PlainValue, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.names import number_from_zero, underscores
 from ipucnn.models.registry import ModelRecord
@@ -50,7 +50,7 @@ def application_record(
     paper: str,
     size: int = 224,
     builder: Callable[..., Blueprint] = build_application,
-    **fields: Any,
+    **fields: PlainValue,
 ) -> ModelRecord:
     """The record of a network of Keras Applications, whose ImageNet weights fit it.
 
