@@ -516,18 +516,17 @@ def locked(path: Path) -> Optional[int]:
     return _lock(path, shared=False)
 
 
-def is_locked(path: Path) -> Optional[bool]:
-    """Whether a process has a folder locked, or it is gone; None where there are no locks.
+def is_locked(path: Path) -> bool:
+    """Whether a process has a folder locked.
 
     The question takes a shared lock for a moment: others may ask too, and :func:`locked` waits that long.
     """
     try:
         handle = _lock(path, shared=True)
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         return True
-    if handle is None:
-        return None
-    os.close(handle)
+    if handle is not None:
+        os.close(handle)
     return False
 
 

@@ -173,7 +173,7 @@ def read_run(path: Path) -> RunRecord:
         timings=[row for row in map(_object, _lines(path / TIMINGS)) if row],
         report=folder.read_report(),
         processes=[] if misfit(processes, List[Dict[str, PlainValue]]) else processes,
-        is_locked=bool(is_locked(path)),
+        is_locked=is_locked(path),
         # What stands behind the last line break is no line yet.
         unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
     )
