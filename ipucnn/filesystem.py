@@ -145,7 +145,7 @@ def expand(text: str) -> Path:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     try:
         path = Path(text).expanduser()
-    except (RuntimeError, KeyError):
+    except (RuntimeError, KeyError, ValueError):  # ValueError: nobody can be called so
         user = printable(text.split("/", 1)[0])
         raise ConfigurationError(
             f"{shown(text)}: the home folder of {user} is not known",
