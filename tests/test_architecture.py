@@ -160,13 +160,13 @@ BUDGET = {
     "config": (2760, 1520),
     "datasets": (5740, 4420),
     "diagnosis": (615, 470),
-    "models": (2830, 2230),
+    "models": (2835, 2220),
     "planning": (5340, 4110),
     "reports": (3790, 2990),
     "runs": (6220, 4640),
     "sessions": (4900, 3830),
     "training": (1480, 1115),
-    "modules at the top": (2390, 1915),
+    "modules at the top": (2385, 1910),
 }
 
 
