@@ -1,6 +1,5 @@
 """Image folders, decoding and ``load_images``: what is in the file is what the network sees."""
 
-import io
 import json
 import threading
 import time
@@ -12,6 +11,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.data_sets import encode
 
 from ipucnn.datasets import limits
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, array_source
@@ -33,12 +33,6 @@ def picture(height, width, seed=0, channels=3):
     coarse = random.randint(0, 256, (4, 4, 3)).astype(np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.BICUBIC)
     return image if channels == 3 else image.convert("L")
-
-
-def encode(image, format="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 @pytest.fixture

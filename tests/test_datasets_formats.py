@@ -10,42 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.data_sets import cifar_arrays, idx_bytes, noise, planes, write_cifar10, write_mnist
 
 from ipucnn.datasets.sources import cifar, idx
 from ipucnn.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-def idx_bytes(array):
-    header = struct.pack(">I", 0x0800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.tobytes()
-
-
-def write_mnist(folder, num_train=20, num_eval=10, size=(28, 28), compress=True):
-    folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.RandomState(0)
-    written = {}
-    for part, stem, number in (("train", "train", num_train), ("eval", "t10k", num_eval)):
-        images = random.randint(0, 256, (number, *size)).astype(np.uint8)
-        labels = random.randint(0, 10, number).astype(np.uint8)
-        for name, array in ((f"{stem}-images-idx3-ubyte", images), (f"{stem}-labels-idx1-ubyte", labels)):
-            data = idx_bytes(array)
-            (folder / (name + ".gz" if compress else name)).write_bytes(
-                gzip.compress(data) if compress else data
-            )
-        written[part] = (images, labels)
-    return written
-
-
-def cifar_arrays(num, num_classes=10, seed=0):
-    random = np.random.RandomState(seed)
-    images = random.randint(0, 256, (num, 32, 32, 3)).astype(np.uint8)
-    return images, random.randint(0, num_classes, num)
-
-
-def planes(images):
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
 
 
 # ---------------------------------------------------------------- idx
@@ -58,7 +28,7 @@ def planes(images):
 )
 @settings(max_examples=30)
 def test_idx_round_trip(tmp_path_factory, shape, seed, compress):
-    array = np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+    array = noise(seed, *shape)
     path = tmp_path_factory.mktemp("idx") / ("a.gz" if compress else "a")
     path.write_bytes(gzip.compress(idx_bytes(array)) if compress else idx_bytes(array))
     np.testing.assert_array_equal(idx.read_idx(path, 3), array)
@@ -158,17 +128,6 @@ def test_cifar_binary_round_trip(tmp_path_factory, num, seed, hundred):
     read_images, read_labels = cifar.read_binary(path, 2 if hundred else 1, 100 if hundred else 10)
     np.testing.assert_array_equal(read_images, images)
     np.testing.assert_array_equal(read_labels, labels)
-
-
-def write_cifar10(folder, batches=(1, 2), num=6, num_test=5, meta=True):
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in [(n, f"data_batch_{n}") for n in batches] + [(9, "test_batch")]:
-        images, labels = cifar_arrays(num_test if name == "test_batch" else num, seed=seed)
-        content = {"data": planes(images), "labels": labels.tolist()}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    if meta:
-        names = {"label_names": list(cifar.CIFAR10_CLASSES), "num_cases_per_batch": 10000}
-        (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
 
 
 def test_a_partial_cifar10_loads_with_warnings(tmp_path):

@@ -1,7 +1,6 @@
 """Hostile files of data sets: each is refused with exit code 3, in little memory, and nothing in it runs."""
 
 import gzip
-import io
 import json
 import os
 import pickle
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from test_verify_dataset import texture, write_cifar, write_folders, write_idx
+from support.data_sets import encode, noise, write_cifar10, write_class_folders, write_mnist
 
 from ipucnn.datasets.images import open_image
 from ipucnn.datasets.sources import cifar, idx, records
@@ -28,9 +26,7 @@ MARKER = Path("/tmp") / f"ipucnn-hostile-{os.getpid()}"
 
 
 def encoded(form):
-    buffer = io.BytesIO()
-    Image.fromarray(texture(1, 12, 12, 3)).save(buffer, form)
-    return buffer.getvalue()
+    return encode(noise(1, 12, 12, 3), form)
 
 
 # ---------------------------------------------------------------- images
@@ -247,9 +243,11 @@ def clean(tmp_path_factory):
     base = tmp_path_factory.mktemp("clean")
     for kind in FILES:
         (base / kind).mkdir()
-    write_folders(base / "images")
-    write_cifar(base / "pickles", binary=False)
-    write_idx(base / "idx")
+    write_class_folders(
+        base / "images", {(part, name): 3 for part in ("train", "val") for name in ("ant", "bee")}
+    )
+    write_cifar10(base / "pickles")
+    write_mnist(base / "idx", compress=False)
     build(base / "images", base / "records", 1, 1, 1)
     return base
 
@@ -285,7 +283,7 @@ def test_the_exploits_are_live(kind):
 
 
 def test_names_of_classes_in_a_hostile_pickle(clean, tmp_path):
-    write_cifar(tmp_path, binary=False)
+    write_cifar10(tmp_path)
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": EXPLOITS["eval"]}, 2))
     with pytest.raises(DataError, match=r"batches.meta .* could run code") as caught:
         cifar.open_cifar("cifar10", tmp_path)
@@ -322,7 +320,7 @@ def test_any_bytes_as_a_pickle_give_plain_data_or_an_error(data):
 @given(position=st.integers(0, 4000), value=st.integers(0, 255))
 @settings(max_examples=60)
 def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, position, value):
-    content = {"data": texture(1, 1, 3072).reshape(1, 3072), "labels": [3]}
+    content = {"data": noise(1, 1, 3072), "labels": [3]}
     raw = bytearray(pickle.dumps(content, protocol=2))
     raw[position % len(raw)] = value
     path = tmp_path_factory.mktemp("cifar") / "batch"

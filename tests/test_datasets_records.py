@@ -14,6 +14,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.data_sets import encode, smooth
 
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
@@ -24,18 +25,9 @@ from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
 from ipucnn.errors import DataError
 from ipucnn.filesystem import cache_folder
 
-SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
-needs_samples = pytest.mark.skipif(
-    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
-)
-
 
 def jpeg(number, size=(40, 30)):
-    random = np.random.RandomState(number)
-    image = Image.fromarray(random.randint(0, 256, (4, 5, 3)).astype(np.uint8)).resize(size, Image.BICUBIC)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG")
-    return buffer.getvalue()
+    return encode(smooth(number, *size), "JPEG")
 
 
 def example(number, label):
@@ -589,27 +581,17 @@ def test_an_unreadable_image_ends_training_with_its_place(folder):
     assert caught.value.hint
 
 
-def test_a_run_trains_resumes_and_evaluates_on_records(tmp_path, run):
+def test_a_run_trains_and_evaluates_on_records(tmp_path, run):
     (tmp_path / "imagenet").mkdir()
     write_shards(tmp_path / "imagenet", "train", [k % 10 + 1 for k in range(24)], 2)
     write_shards(tmp_path / "imagenet", "validation", [k % 10 + 1 for k in range(10)], 1, first=100)
     (tmp_path / "imagenet" / "classes.txt").write_text("".join(f"{k}\n" for k in range(10)))
-    options = ["lenet", "--dataset", "imagenet", "--dataset-path", tmp_path, "--augment", "--seed", 3]
+    options = ["lenet", "--dataset", "imagenet", "--dataset-path", tmp_path, "--augment", "--num-epochs", 1]
     options += ["--micro-batch-size", 4, "--gradient-accumulation-count", 1, "--image-size", 28]
-
-    def report(name, *more):
-        code, _, err = run("train", *options, "--lr-schedule", "const", "--run-dir", name, *more)
-        assert code == 0, err
-        return json.loads((tmp_path / name / "report.json").read_text())
-
-    whole = report("whole", "--num-epochs", 2)
-    report("short", "--num-epochs", 1)
-    longer = report("short", "--num-epochs", 2, "--resume")
-    assert whole["trained_samples"] == 48 and longer["validation"] == whole["validation"]
-    checkpoints = [(tmp_path / name / "checkpoints" / "last.npz").read_bytes() for name in ("whole", "short")]
-    assert checkpoints[0] == checkpoints[1]
-    code, out, err = run("evaluate", "whole", "--dataset-path", tmp_path, "--json")
+    code, _, err = run("train", *options, "--run-dir", "run")
     assert code == 0, err
-    assert f'"accuracy": {whole["validation"]["accuracy"]}' in out
-    code, out, err = run("verify-dataset", "imagenet", "--dataset-path", tmp_path)
-    assert code == 0, (out, err)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["trained_samples"] == 24
+    code, out, err = run("evaluate", "run", "--dataset-path", tmp_path, "--json")
+    assert code == 0, err
+    assert f'"accuracy": {report["validation"]["accuracy"]}' in out

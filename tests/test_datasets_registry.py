@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_datasets_formats import write_cifar10, write_mnist
+from support.data_sets import noise, write_cifar10, write_mnist
 
 from ipucnn.datasets.base import (
     ArrayExamples,
@@ -23,7 +23,7 @@ from ipucnn.datasets.base import (
     limit_source,
     parse_limit,
 )
-from ipucnn.datasets.registry import DATASETS, Choice, choose_dataset, list_datasets, open_dataset
+from ipucnn.datasets.registry import DATASETS, Choice, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.membranes import open_membranes
 from ipucnn.datasets.sources import download as downloading
 from ipucnn.datasets.sources.embedded import open_digits, open_random
@@ -162,7 +162,7 @@ def test_wrong_names(name, task, words, hint):
 
 
 def test_every_listed_name_is_chosen_or_says_what_is_missing(tmp_path):
-    for name in list_datasets():
+    for name in DATASETS:
         segmentation = name in ("membranes", "isbi2012", "imagemasks")
         task = "segmentation" if segmentation else "classification"
         try:
@@ -300,7 +300,7 @@ def test_random_data():
 @given(st.integers(0, 2**31), st.integers(1, 3))
 @settings(max_examples=10)
 def test_channel_statistics(seed, channels):
-    images = np.random.RandomState(seed).randint(0, 256, (4, 5, 6, channels)).astype(np.uint8)
+    images = noise(seed, 4, 5, 6, channels)
     mean, std = channel_statistics(images)
     np.testing.assert_allclose(mean, images.mean((0, 1, 2)), atol=1e-5)
     np.testing.assert_allclose(std, images.std((0, 1, 2)), atol=1e-5)

@@ -175,14 +175,17 @@ def test_pairs_are_matched_by_name(tmp_path):
 
 def test_a_file_without_its_partner_is_refused_unless_the_set_may_be_partial(tmp_path, run):
     folder = tmp_path / "set"
-    make_pairs(folder, side=188)
+    make_pairs(folder)
     (folder / "masks" / "cell1.png").unlink()
-    train = ["train", "unet", "--dataset", "imagemasks", "--dataset-path", folder, "--dry-run"]
-    for line in (train, ["verify-dataset", "imagemasks", "--dataset-path", folder]):
-        code, out, err = run(*line)
-        assert code == 3 and "cell1.png" in out + err and "--allow-partial" in out + err
-        code, out, err = run(*line, "--allow-partial")
-        assert code == 0 and "cell1.png" in out + err
+    choice = choose_dataset("imagemasks", folder, home="isbi2012", task="segmentation")
+    with pytest.raises(DataError, match=r"cell1\.png") as refused:
+        open_dataset(choice)
+    assert "--allow-partial" in refused.value.hint
+    assert "cell1.png" in open_dataset(choice, allow_partial=True).info.warnings[0]
+    verify_it = ("verify-dataset", "imagemasks", "--dataset-path", folder)
+    for more, expected in (((), 3), (("--allow-partial",), 0)):
+        code, out, err = run(*verify_it, *more)
+        assert code == expected and "cell1.png" in out, err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """``verify-dataset``: undamaged sets of every kind give no findings, and each kind of damage is found by its code."""
 
 import gzip
-import io
 import json
 import os
 import pickle
@@ -15,6 +14,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.data_sets import encode, idx_bytes, noise, write_cifar10, write_class_folders, write_mnist
 
 from ipucnn.datasets import base
 from ipucnn.datasets.segmentation import imagemasks
@@ -27,11 +27,6 @@ from ipucnn.errors import ConfigurationError, DataError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 NUM = {TRAIN: 40, EVAL: 20}
-
-
-def texture(number, height, width, channels=1):
-    random = np.random.RandomState(number)
-    return random.randint(0, 256, (height, width, channels)).astype(np.uint8)
 
 
 def check(name, path, **options):
@@ -48,58 +43,33 @@ def examples(found, code):
 # ---------------------------------------------------------------- sets of every kind, without damage
 
 
-def idx_bytes(array, kind=8):
-    return struct.pack(f">I{array.ndim}I", (kind << 8) + array.ndim, *array.shape) + array.tobytes()
+FOLDERS_SIZES = {("train", "ant"): 6, ("train", "bee"): 6, ("val", "ant"): 3, ("val", "bee"): 3}
 
 
 def write_idx(folder):
-    for number, (part, prefix) in enumerate((("train", "train"), ("eval", "t10k"))):
-        count = NUM[part]
-        images = np.stack([texture(1000 * number + n, 28, 28)[..., 0] for n in range(count)])
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx_bytes(images))
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+    write_mnist(folder, (NUM[TRAIN], NUM[EVAL]), compress=False)
 
 
 def write_cifar(folder, binary=True):
-    (folder / ("batches.meta.txt" if binary else "batches.meta")).write_bytes(
-        "\n".join(cifar.CIFAR10_CLASSES).encode()
-        if binary
-        else pickle.dumps({"label_names": list(cifar.CIFAR10_CLASSES)}, 2)
-    )
-    names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-    for k, name in enumerate(names):
-        count = NUM[TRAIN] // 5 if k < 5 else NUM[EVAL]
-        pixels = np.stack([texture(50 * k + n, 1, 3072).reshape(-1) for n in range(count)])
-        labels = (np.arange(count) + 8 * k) % 10
-        if binary:
-            rows = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels], axis=1)
-            (folder / f"{name}.bin").write_bytes(rows.tobytes())
-        else:
-            (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, 2))
+    write_cifar10(folder, range(1, 6), NUM[TRAIN] // 5, NUM[EVAL], binary)
 
 
 def write_folders(folder):
-    for number, (part, count) in enumerate((("train", 6), ("val", 3))):
-        for k, name in enumerate(("ant", "bee")):
-            (folder / part / name).mkdir(parents=True)
-            for n in range(count):
-                pixels = texture(100 * number + 10 * k + n, 20 + n, 30, 3)
-                Image.fromarray(pixels).save(folder / part / name / f"{n}.png")
+    write_class_folders(folder, FOLDERS_SIZES, lambda number: (30, 20 + number % 3))
 
 
 def write_masks(folder):
     for n in range(10):
         for below in ("images", "masks"):
             (folder / below).mkdir(exist_ok=True)
-        Image.fromarray(texture(n, 24, 32)[..., 0]).save(folder / "images" / f"{n}.png")
+        Image.fromarray(noise(n, 24, 32)).save(folder / "images" / f"{n}.png")
         mask = np.zeros((24, 32), np.uint8)
         mask[: n + 3] = 255
         Image.fromarray(mask).save(folder / "masks" / f"{n}.png")
 
 
 def write_volumes(folder, count=30, size=512):
-    pages = [Image.fromarray(texture(n, size, size)[..., 0]) for n in range(count)]
+    pages = [Image.fromarray(noise(n, size, size)) for n in range(count)]
     masks = [np.where(np.arange(size)[:, None] < 40 + n, 0, 255) * np.ones((1, size)) for n in range(count)]
     for stem, stack in (
         ("train-volume", pages),
@@ -297,14 +267,8 @@ def test_damage_of_pickles(made, content, code):
     assert "not-published" in warnings and found.checksums["MD5 of files"] == (0, 6)
 
 
-def encoded(pixels, form="PNG", **options):
-    buffer = io.BytesIO()
-    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(buffer, form, **options)
-    return buffer.getvalue()
-
-
 def photo(mode="RGB"):
-    return Image.fromarray(texture(77, 24, 24, 3)).convert(mode)
+    return Image.fromarray(noise(77, 24, 24, 3)).convert(mode)
 
 
 def write_file(name, data):
@@ -313,27 +277,25 @@ def write_file(name, data):
 
 BEE = "train/bee/2.png"
 FOLDERS = {
-    "truncated JPEG": ("truncated", write_file("train/bee/9.jpg", lambda: encoded(photo(), "JPEG")[:-80])),
+    "truncated JPEG": ("truncated", write_file("train/bee/9.jpg", lambda: encode(photo(), "JPEG")[:-80])),
     "truncated PNG": ("truncated", lambda f: rewrite(f / BEE, lambda d: d[: len(d) // 2])),
     "a wrong checksum": ("checksum", lambda f: rewrite(f / BEE, lambda d: d[:30] + b"\0" + d[31:])),
     "no image": ("unreadable", write_file("val/ant/9.jpg", b"hello")),
     "PostScript": ("unreadable", write_file("val/ant/9.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n")),
     "an empty file": ("empty-file", write_file("val/ant/9.jpg", b"")),
-    "grey": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("L")))),
-    "a palette": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("P")))),
-    "alpha": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("RGBA")))),
-    "CMYK": ("odd-mode", write_file("train/bee/9.jpg", lambda: encoded(photo("CMYK"), "JPEG"))),
+    "grey": ("odd-mode", write_file("train/bee/9.png", lambda: encode(photo("L")))),
+    "a palette": ("odd-mode", write_file("train/bee/9.png", lambda: encode(photo("P")))),
+    "alpha": ("odd-mode", write_file("train/bee/9.png", lambda: encode(photo("RGBA")))),
+    "CMYK": ("odd-mode", write_file("train/bee/9.jpg", lambda: encode(photo("CMYK"), "JPEG"))),
     "16 bits": (
         "odd-mode",
-        write_file(
-            "train/bee/9.png", lambda: encoded(Image.fromarray(texture(5, 9, 9)[..., 0].astype(np.uint16)))
-        ),
+        write_file("train/bee/9.png", lambda: encode(Image.fromarray(noise(5, 9, 9).astype(np.uint16)))),
     ),
-    "PNG called JPEG": ("wrong-format", write_file("train/bee/9.jpg", lambda: encoded(photo()))),
+    "PNG called JPEG": ("wrong-format", write_file("train/bee/9.jpg", lambda: encode(photo()))),
     "frames": (
         "several-frames",
         write_file(
-            "train/bee/9.gif", lambda: encoded(photo("P"), "GIF", save_all=True, append_images=[photo("L")])
+            "train/bee/9.gif", lambda: encode(photo("P"), "GIF", save_all=True, append_images=[photo("L")])
         ),
     ),
     "a class of val": ("unknown-class", lambda f: (f / "val" / "ant").rename(f / "val" / "wasp")),
@@ -350,14 +312,14 @@ FOLDERS = {
     ),
     "a leak": ("leakage", lambda f: write_file("val/bee/7.png", (f / BEE).read_bytes())(f)),
     "a text": ("passed-over", write_file("train/bee/notes.txt", b"x")),
-    "an image beside the classes": ("passed-over", write_file("train/9.png", lambda: encoded(photo()))),
+    "an image beside the classes": ("passed-over", write_file("train/9.png", lambda: encode(photo()))),
     "a folder in a class": ("passed-over", lambda f: (f / "train" / "bee" / "more").mkdir()),
     "a link to nowhere": ("missing-file", lambda f: (f / "train" / "bee" / "8.png").symlink_to("absent")),
     "a loop of links": ("unreadable", lambda f: (f / "train" / "bee" / "8.png").symlink_to("8.png")),
     "a FIFO": ("passed-over", lambda f: os.mkfifo(f / "train" / "bee" / "8.png")),
     "blank": (
         "constant-image",
-        write_file("train/bee/9.png", lambda: encoded(np.zeros((24, 24, 3), np.uint8))),
+        write_file("train/bee/9.png", lambda: encode(np.zeros((24, 24, 3), np.uint8))),
     ),
 }
 
@@ -380,7 +342,7 @@ def test_all_problems_are_gathered_with_their_files(made):
 
 def test_an_image_of_many_pixels_is_not_decoded(made):
     _, folder = made("folders")
-    bomb = encoded(Image.new("1", (20000, 20000)))
+    bomb = encode(Image.new("1", (20000, 20000)))
     (folder / "train" / "ant" / "bomb.png").write_bytes(bomb)
     errors, _, found = check(folder, ".")
     assert errors == {"unreadable"} and "--max-image-pixels" in examples(found, "unreadable")[0]
@@ -451,23 +413,11 @@ def test_class_folders_alone_are_divided_as_for_training(made, share, run):
     assert code == 0 and "has no train/ and val/" in err
 
 
-def test_a_fraction_of_what_is_divided_already_is_refused(made, run):
-    _, folder = made("folders")
-    for line in (
-        ("verify-dataset", folder),
-        ("train", "lenet", "--dataset", folder),
-        ("verify-dataset", "digits"),
-        ("train", "lenet"),
-    ):
-        code, _, err = run(*line, "--validation-fraction", "0.3")
-        assert code == 2 and "--validation-fraction 0.3 has no effect" in err and "Traceback" not in err
-
-
 def test_images_smaller_than_the_input(made):
     _, folder = made("folders")
     _, warnings, found = check(folder, ".", image_size=(22, 30))
     assert warnings == {"small-image"}
-    assert [f.count for f in found.findings] == [4, 4] and "20x30" in examples(found, "small-image")[0]
+    assert [f.count for f in found.findings] == [8, 4] and "20x30" in examples(found, "small-image")[0]
 
 
 def draw_mask(folder, name, values):
@@ -724,7 +674,7 @@ def survey_of(arrays, class_names):
 
 
 def test_what_was_published_so_is_a_warning(tmp_path):
-    images = np.stack([texture(1, 4, 4), texture(2, 4, 4)])
+    images = noise(1, 2, 4, 4, 1)
     survey = survey_of({TRAIN: (images, [0, 1]), EVAL: (images, [1, 0])}, ("a", "b"))
     found = survey.finish(False)
     assert [f.code for f in found.findings if f.severity == ERROR] == ["conflict", "leakage"]
@@ -810,7 +760,7 @@ def test_two_sets_in_one_folder(tmp_path):
 def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
     """Images are one of four, so that most are there more than once."""
     number = len(labels)
-    images = np.stack([texture(k, 2, 2) for k in pixels[:number]])
+    images = np.stack([noise(k, 2, 2, 1) for k in pixels[:number]])
     cut = min(cut, number)
     parts = {TRAIN: range(cut), EVAL: range(cut, number)}
     arrays = {name: (images[part], [labels[n] for n in part]) for name, part in parts.items()}
@@ -836,7 +786,7 @@ def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
 )
 @settings(max_examples=60)
 def test_what_is_measured_is_what_numpy_says(shape, seed, flat):
-    images = np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+    images = noise(seed, *shape)
     if flat:
         images[0] = images[0, :1, :1]
     found = samples.measure(images)
@@ -1022,24 +972,32 @@ def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
     assert edges == 2
 
 
-def test_a_contact_sheet_that_cannot_be_written_is_told_first(run, made):
-    _, folder = made("folders")
-    code, out, err = run("verify-dataset", folder, "--contact-sheet", "absent/sheet.png")
-    assert code == 3 and out == "" and "there is no folder absent" in err
-
-
-def test_a_data_folder_that_is_none_is_told(run, tmp_path):
+@pytest.mark.parametrize(
+    "line, code, error",
+    [
+        ("verify-dataset folders --contact-sheet absent/sheet.png", 3, "there is no folder absent"),
+        ("verify-dataset --dataset-path absent", 3, "error: data folder absent does not exist"),
+        ("verify-dataset imagefolder --dataset-path absent", 3, "error: data folder absent does not exist"),
+        ("verify-dataset --dataset-path notes.txt", 3, "--dataset-path notes.txt is a file, not a folder"),
+        ("verify-dataset imagefolder --dataset-path notes.txt", 3, "notes.txt is a file, not a folder"),
+        ("verify-dataset digits --dataset random", 2, "given twice"),
+        *[
+            (f"{command} --validation-fraction 0.3", 2, "--validation-fraction 0.3 has no effect")
+            for command in (
+                "verify-dataset folders",
+                "verify-dataset digits",
+                "train lenet --dataset folders",
+                "train lenet",
+            )
+        ],
+    ],
+)
+def test_commands_that_are_refused(run, made, tmp_path, monkeypatch, line, code, error):
+    made("folders")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
-    for arguments in (["--dataset-path"], ["imagefolder", "--dataset-path"]):
-        code, out, err = run("verify-dataset", *arguments, "absent")
-        assert code == 3 and out == "" and "error: data folder absent does not exist" in err
-        code, out, err = run("verify-dataset", *arguments, "notes.txt")
-        assert code == 3 and out == "" and "error: --dataset-path notes.txt is a file, not a folder" in err
-
-
-def test_two_names_are_refused(run):
-    code, out, err = run("verify-dataset", "digits", "--dataset", "random")
-    assert code == 2 and out == "" and "given twice" in err
+    ended, out, err = run(*line.split())
+    assert (ended, out) == (code, "") and error in err and "hint:" in err and "Traceback" not in err
 
 
 def test_an_option_of_generated_sets(run):

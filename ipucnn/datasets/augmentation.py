@@ -68,8 +68,8 @@ def _moves(part: int, flip: bool) -> Callable[[Tensor, Tensor, Tensor], Tuple[Te
     """Moves by up to a ``part``-th of each side, zeros moving in; half of the images are mirrored if ``flip``."""
 
     def apply(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-        reaches = [max(1, side // part) for side in images.shape[1:3]]
-        return _move(images, random, *reaches, flip), labels
+        reach_y, reach_x = (max(1, side // part) for side in images.shape[1:3])
+        return _move(images, random, reach_y, reach_x, flip), labels
 
     return apply
 

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Iterable, Optional, Sequence, Tuple, Union
 
@@ -16,10 +17,11 @@ from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
 from ipucnn.datasets.sources.tfrecord import place_of, read_example
 from ipucnn.errors import ConfigurationError
-from ipucnn.filesystem import read_bytes
+from ipucnn.filesystem import open_regular, read_bytes
 from ipucnn.machine import available_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
+_READ_BYTES = 2**20
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Per-channel mean of ImageNet's training images in 0..255 units (0.485, 0.456, 0.406 on [0, 1])."""
@@ -259,6 +261,15 @@ def read_file(path: str) -> bytes:
     return read_bytes(Path(path), at_most, hint="check that the file exists and is readable")
 
 
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """The digest of a file in hexadecimal, read piece by piece.  Raises DataError where it cannot be read."""
+    digest = hashlib.new(kind)
+    with open_regular(path) as file:
+        for chunk in iter(partial(file.read, _READ_BYTES), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def channel_statistics(images: np.ndarray) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
     """Mean and standard deviation per channel, exact, of uint8 [n, h, w, c] in 0..255 units.
 
@@ -357,6 +368,43 @@ def array_source(
         tiled=tiled,
         own_split=own_split,
         class_colours=tuple(class_colours),
+    )
+    return DataSource(info, train, evaluation)
+
+
+def file_source(
+    train: ImageFiles,
+    evaluation: ImageFiles,
+    *,
+    name: str,
+    class_names: Sequence[str],
+    location: str,
+    channels: int = 3,
+    warnings: Sequence[str] = (),
+    training_warnings: Sequence[str] = (),
+    crops: str = "",
+) -> DataSource:
+    """A source of encoded images of any size, for classification.
+
+    Mean and deviation are ImageNet's: decoding every photograph to measure them takes longer than they are worth.
+    """
+    mean, std = (
+        values if channels == 3 else (sum(values) / len(values),) for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
+    info = DatasetInfo(
+        name=name,
+        task="classification",
+        num_classes=len(class_names),
+        image_shape=(None, None, channels),
+        num_train=len(train),
+        num_eval=len(evaluation),
+        class_names=tuple(class_names),
+        location=location,
+        mean=mean,
+        std=std,
+        warnings=tuple(warnings),
+        training_warnings=tuple(training_warnings),
+        crops=crops,
     )
     return DataSource(info, train, evaluation)
 

@@ -140,5 +140,5 @@ def _quantiles(parameter: float) -> np.ndarray:
     """float32 [LEVELS]: of Beta(parameter, parameter)."""
     from scipy.stats import beta
 
-    found: np.ndarray = beta.ppf(_MIDDLES, parameter, parameter).astype(np.float32)
-    return found
+    values: np.ndarray = beta.ppf(_MIDDLES, parameter, parameter).astype(np.float32)
+    return values

@@ -253,17 +253,17 @@ def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
     if described and not (imagemasks.has_files(folder) or imagefolder.has_parts(folder)):
         return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
     has_records = records.has_shards(folder)
-    found = []
+    kinds = []
     for name, record in DATASETS.items():
         location = find_location(name, folder) if record.has_files and name not in _BY_LAYOUT else None
         # Class folders are an image folder, whatever it is called.
         if location is not None and (has_records or (name, location) != ("imagenet", folder)):
-            found.append((name, location))
-    if any(location == folder for _, location in found):
-        return found
+            kinds.append((name, location))
+    if any(location == folder for _, location in kinds):
+        return kinds
     layouts = ["imagenet"] if has_records else _BY_LAYOUT
     layout = next((name for name in layouts if DATASETS[name].has_files(folder)), None)  # type: ignore[misc]
-    return found if layout is None else [*found, (layout, folder)]
+    return kinds if layout is None else [*kinds, (layout, folder)]
 
 
 def is_tfds(name: str, location: Path) -> bool:
@@ -302,10 +302,10 @@ def find_tfds(name: str, path: Path) -> Optional[Path]:
     for root in roots:
         below = _folders(root)
         below += [folder for config in below for folder in _folders(config)]
-        found = [folder for folder in below if is_file(folder / INFO_FILE)]
-        found = [folder for folder in found if version in ("", folder.name)]
-        if found:
-            return max(found, key=lambda folder: (_version(folder.name), str(folder)))
+        versions = [folder for folder in below if is_file(folder / INFO_FILE)]
+        versions = [folder for folder in versions if version in ("", folder.name)]
+        if versions:
+            return max(versions, key=lambda folder: (_version(folder.name), str(folder)))
     return None
 
 
@@ -412,18 +412,13 @@ def _unknown(name: str, task: str) -> ConfigurationError:
     fitting = [
         known for known, record in DATASETS.items() if task == ANY_TASK or record.task in (ANY_TASK, task)
     ]
-    folders = ", ".join(text for own, text in _FOLDERS.items() if task in (ANY_TASK, own))
+    folders = ", ".join(text for for_task, text in _FOLDERS.items() if task in (ANY_TASK, for_task))
     return ConfigurationError(
         f"--dataset {shown_value(name)}: there is no such folder"
         if os.sep in name
         else f"data set '{name}' is unknown, and there is no such folder",
         did_you_mean(name, fitting) or f"choose one of {', '.join(fitting)}, {folders}, or FILE.py:FUNCTION",
     )
-
-
-def list_datasets() -> List[str]:
-    """The names ``--dataset`` takes, besides a folder and tfds:NAME."""
-    return list(DATASETS)
 
 
 def choose_dataset(
@@ -482,17 +477,15 @@ def choose_dataset(
         return _choose_layout(known, path, divides)
     if not record.files:
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
-    location = find_location(known, path, explicit=True)
-    if location is not None:
-        return Choice(known, location, f"data set {known} from {location}", chosen_task)
-    size = None if reads_files else record.num_examples
-    if size is not None:
+    location, size = find_location(known, path, explicit=True), record.num_examples
+    if location is None and not reads_files and size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
         return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
-    if download and known in downloads.REMOTES:
-        return Choice(known, None, f"data set {known}, to be downloaded to {path}", chosen_task, path)
+    choice = _located(known, location, path, chosen_task, download)
+    if choice is not None:
+        return choice
     check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
 
@@ -625,11 +618,9 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     if record is None or not record.files:
         chosen = home if record is not None else stand_in
         return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
-    location = find_location(home, path)
-    if location is not None:
-        return Choice(home, location, f"data set {home} from {location} ({other})", task)
-    if download and home in downloads.REMOTES:
-        return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
+    choice = _located(home, find_location(home, path), path, task, download, f" ({other})")
+    if choice is not None:
+        return choice
     get = _how_to_get(home)
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     if task == "segmentation" and imagemasks.is_imagemasks(path):
@@ -645,12 +636,25 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     if not name or any(part in ("", ".", "..") for part in name.split("/")):
         raise ConfigurationError(f"'{TFDS_PREFIX}{name}' names no data set", "for example tfds:svhn_cropped")
     full_name = TFDS_PREFIX + name
-    location = find_tfds(name, path)
+    choice = _located(full_name, find_tfds(name, path), path, "classification", download)
+    if choice is None:
+        raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
+    return choice
+
+
+def _located(
+    name: str, location: Optional[Path], path: Path, task: str, download: bool, other: str = ""
+) -> Optional[Choice]:
+    """A set whose files are here, or are to be downloaded to ``path``; None for any other.
+
+    Args:
+        other: what the message says of other sets.
+    """
     if location is not None:
-        return Choice(full_name, location, f"data set {full_name} from {location}")
-    if download:
-        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", download_to=path)
-    raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
+        return Choice(name, location, f"data set {name} from {location}{other}", task)
+    if download and (name in downloads.REMOTES or name.startswith(TFDS_PREFIX)):
+        return Choice(name, None, f"data set {name}, to be downloaded to {path}{other}", task, path)
+    return None
 
 
 def check_is_there(folder: Path) -> None:
@@ -673,20 +677,20 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         ConfigurationError: a set for another task, or several.
         DataError: no set, or one without a part that training needs.
     """
-    found = find_kinds(folder)
-    if not found and task == ANY_TASK:
+    kinds = find_kinds(folder)
+    if not kinds and task == ANY_TASK:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
         )
-    if len(found) > 1:
+    if len(kinds) > 1:
         raise ConfigurationError(
-            f"{shown(folder)} holds {' and '.join(name for name, _ in found)}",
-            f"--dataset {found[0][0]} --dataset-path {shown(folder)}",
+            f"{shown(folder)} holds {' and '.join(name for name, _ in kinds)}",
+            f"--dataset {kinds[0][0]} --dataset-path {shown(folder)}",
         )
     layout = "imagemasks" if task == "segmentation" else "imagefolder"
-    name, location = found[0] if found else (layout, folder)
+    name, location = kinds[0] if kinds else (layout, folder)
     chosen_task = _task_of(name, task)
     _check_task(f"folder {folder}", chosen_task, task)
     if name in _BY_LAYOUT and task != ANY_TASK:
@@ -696,9 +700,9 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
 
 def _task_of(name: str, task: str) -> str:
     """The task of a set; of one for any, that which is asked for."""
-    own = DATASETS[name].task if name in DATASETS else "classification"
+    known = DATASETS[name].task if name in DATASETS else "classification"
     asked = "classification" if task == ANY_TASK else task
-    return asked if own == ANY_TASK else own
+    return asked if known == ANY_TASK else known
 
 
 def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
@@ -745,9 +749,9 @@ def known_as(name: str) -> Optional[str]:
     return canonical(name)
 
 
-def _check_task(what: str, task: str, wanted: str) -> None:
-    if task not in (ANY_TASK, wanted) and wanted != ANY_TASK:
-        hint = f"for example --dataset {EMBEDDED[wanted]}"
+def _check_task(what: str, task: str, asked: str) -> None:
+    if task not in (ANY_TASK, asked) and asked != ANY_TASK:
+        hint = f"for example --dataset {EMBEDDED[asked]}"
         if task == "segmentation":
             hint += "; masks are for the network unet"
-        raise ConfigurationError(f"{what} is for {task}, but the model does {wanted}", hint)
+        raise ConfigurationError(f"{what} is for {task}, but the model does {asked}", hint)

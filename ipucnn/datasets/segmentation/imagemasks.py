@@ -71,17 +71,17 @@ def parts_of(folder: Path) -> Set[Path]:
 
 def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
     """The image files of a folder by the name that pairs them."""
-    found: Dict[str, Path] = {}
+    files: Dict[str, Path] = {}
     for path in entries(folder):
         if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not is_file(path):
             continue
         stem = path.stem
         if is_mask:
             stem = next((stem[: -len(end)] for end in _MASK_ENDINGS if stem.endswith(end)), stem)
-        if stem in found:
-            raise DataError(f"{found[stem]} and {path} are both called {stem}", "keep one of them")
-        found[stem] = path
-    return found
+        if stem in files:
+            raise DataError(f"{files[stem]} and {path} are both called {stem}", "keep one of them")
+        files[stem] = path
+    return files
 
 
 def read_image(path: Path, max_pixels: int) -> np.ndarray:
@@ -111,9 +111,9 @@ def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> 
     values: Set[int] = set()
     for path, pixels in masks:
         origin = f"mask {printable(str(path))}"
-        found = mask_values(codes(pixels, False, origin))
-        check_values(found, f"{origin} has")
-        values.update(found)
+        present = mask_values(codes(pixels, False, origin))
+        check_values(present, f"{origin} has")
+        values.update(present)
     return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
@@ -128,19 +128,19 @@ def class_colours(classes: MaskClasses, path: Path, max_pixels: int) -> Tuple[Tu
         One for each class; empty where masks are grey.
     """
     if classes.colours:
-        found = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
+        colours = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
     else:
         with opened(read_file(str(path)), f"mask {printable(str(path))}", max_pixels) as image:
             image.load()
             palette = image.getpalette("RGB") or [] if image.mode == "P" else []
             values = (0, int(np.max(image))) if classes.any_other else classes.values
-        found = [
+        colours = [
             (palette[3 * v], palette[3 * v + 1], palette[3 * v + 2])
             for v in values
             if 3 * v + 2 < len(palette)
         ]
-        found = found if len(found) == len(values) else []
-    return tuple(found) if any(len(set(colour)) > 1 for colour in found) else ()
+        colours = colours if len(colours) == len(values) else []
+    return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
 
 
 class Pairs(NamedTuple):
@@ -261,10 +261,10 @@ def open_imagemasks(
     if not all(map(has_pairs, parts)) or (not own_split and len(parts) < 2):
         raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
     pairs = {part: _pairs(part, allow_partial) for part in parts}
-    files = {part: list(own.both.values()) for part, own in pairs.items()}
+    files = {part: list(part_pairs.both.values()) for part, part_pairs in pairs.items()}
     table = read_table(folder)
     stored: Dict[Path, np.ndarray] = {}
-    paths = [mask for own in files.values() for _, mask in own]
+    paths = [mask for part_pairs in files.values() for _, mask in part_pairs]
     for path in paths:
         stored[path] = read_mask(path, max_pixels, table is not None and table.colours)
         if len(stored) == 1:
@@ -272,7 +272,9 @@ def open_imagemasks(
                 len(paths) * stored[path].nbytes, f"{printable(str(folder))} with {len(paths)} such masks"
             )
     classes = table or classes_of_masks(folder, stored.items())
-    examples = [_read_part(part, own, stored, classes, max_pixels) for part, own in files.items()]
+    examples = [
+        _read_part(part, part_pairs, stored, classes, max_pixels) for part, part_pairs in files.items()
+    ]
     if own_split:
         (both,) = examples
         if len(both) < 2:
@@ -294,9 +296,9 @@ def open_imagemasks(
         location=str(folder),
         augmentation="elastic",
         warnings=[
-            f"{part}: left out {counted(len(own.alone), 'file')} without a partner: {_some(own.alone)}"
-            for part, own in pairs.items()
-            if own.alone
+            f"{part}: left out {counted(len(part_pairs.alone), 'file')} without a partner: {_some(part_pairs.alone)}"
+            for part, part_pairs in pairs.items()
+            if part_pairs.alone
         ],
         tiled=True,
         own_split=own_split,

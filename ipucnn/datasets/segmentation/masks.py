@@ -191,10 +191,10 @@ def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
     Raises:
         DataError: more values, or two values of which none is 0.
     """
-    found = mask_values(masks)
-    if len([value for value in found if value]) > 1:
+    values = mask_values(masks)
+    if len([value for value in values if value]) > 1:
         raise DataError(
-            f"{origin} has {_listed(found)}; a mask has 0 and one other",
+            f"{origin} has {_listed(values)}; a mask has 0 and one other",
             "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
             "mask-values",
         )

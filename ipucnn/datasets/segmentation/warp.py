@@ -139,16 +139,16 @@ def training_tiles(
         columns = tf.cast(starts[1], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[1])
         flat = tf.reshape(images, [-1, images.shape[-1]])
         tiles = tf.cast(tf.gather(flat, _flat(rows, columns, which, images.shape)), tf.float32)
-        found = tf.gather(tf.reshape(masks, [-1]), _flat(rows, columns, which, images.shape)[window])
-        return _shaped(tiles, found, images, size, output)
+        classes = tf.gather(tf.reshape(masks, [-1]), _flat(rows, columns, which, images.shape)[window])
+        return _shaped(tiles, classes, images, size, output)
     rows, columns = _bent_places(random[:, TILE_DRAWS:], starts, size)
     tiles = _sample(images, which, rows, columns)
     near_rows, near_columns = (tf.cast(tf.floor(p[window] + 0.5), tf.int32) for p in (rows, columns))
-    found = tf.gather(tf.reshape(masks, [-1]), _flat(near_rows, near_columns, which, images.shape))
+    classes = tf.gather(tf.reshape(masks, [-1]), _flat(near_rows, near_columns, which, images.shape))
     light = _signed(random[:, TILE_DRAWS + 3 : TILE_DRAWS + 5])[:, :, tf.newaxis, tf.newaxis, tf.newaxis]
     contrast, brightness = 1.0 + MAX_CONTRAST * light[:, 0], (255.0 * MAX_BRIGHTNESS) * light[:, 1]
     tiles = (tiles - 127.5) * contrast + (127.5 + brightness)
-    return _shaped(tiles, found, images, size, output)
+    return _shaped(tiles, classes, images, size, output)
 
 
 def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor]:

@@ -184,9 +184,10 @@ def _checked(
         raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN, "count-mismatch")
     if len(planes) == 0:
         raise DataError(f"{path} has no images", AGAIN)
-    wrong = labels[(labels < 0) | (labels >= num_classes)] if num_classes is not None else ()
-    if len(wrong):
-        raise DataError(f"{path} has label {wrong[0]}; its classes are 0 to {num_classes - 1}", AGAIN)  # type: ignore[operator]
+    if num_classes is not None:
+        wrong = labels[(labels < 0) | (labels >= num_classes)]
+        if len(wrong):
+            raise DataError(f"{path} has label {wrong[0]}; its classes are 0 to {num_classes - 1}", AGAIN)
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 

@@ -137,7 +137,7 @@ def read_part(
     Raises:
         DataError: one is absent, or cannot be read; with ``problems`` that only it is not among what is returned.
     """
-    found: Dict[str, Tuple[Path, np.ndarray]] = {}
+    arrays: Dict[str, Tuple[Path, np.ndarray]] = {}
     for kind, num_dimensions in (("images", 3), ("labels", 1)):
         stem = FILES[f"{part}_{kind}"]
         path = find_file(folder, stem)
@@ -149,22 +149,22 @@ def read_part(
             )
             continue
         with problems.noting(part, path.name, path):
-            found[kind] = path, read_idx(path, num_dimensions)
-    if len(found) == 2:
-        (image_path, images), (label_path, labels) = found["images"], found["labels"]
+            arrays[kind] = path, read_idx(path, num_dimensions)
+    if len(arrays) == 2:
+        (image_path, images), (label_path, labels) = arrays["images"], arrays["labels"]
         if len(images) != len(labels):
             text = f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels"
             example = f"{image_path.name}: {len(images)} images, {len(labels)} labels"
             problems.refuse(DataError(text, AGAIN, "count-mismatch"), part, example)
-    return found
+    return arrays
 
 
 def open_idx(name: str, folder: Path) -> DataSource:
     """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
     parts, warnings = [], []
     for part, full in FULL_SIZE.items():
-        found = read_part(folder, part, name)
-        images, (path, labels) = found["images"][1], found["labels"]
+        arrays = read_part(folder, part, name)
+        images, (path, labels) = arrays["images"][1], arrays["labels"]
         if labels.max() > 9:
             raise DataError(f"{path} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
         parts.append(ArrayExamples(images[..., np.newaxis], labels.astype(np.int32)))

@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.base import DataSource, FileExamples, file_source
 from ipucnn.datasets.limits import HELD_OUT_SHARE
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
@@ -81,8 +81,8 @@ def _has_image(folder: Path) -> bool:
 def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
     """What lies in a folder, in the order of names; hidden files are left out."""
     # Not filesystem.entries: scandir knows the kind of most files without a question for each.
-    with asking(folder), os.scandir(folder) as found:
-        return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+    with asking(folder), os.scandir(folder) as listing:
+        return sorted((e for e in listing if not e.name.startswith(".")), key=lambda e: e.name)
 
 
 def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
@@ -164,8 +164,10 @@ def divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExam
     """Training and evaluation examples, of each class as :func:`held_out` has it."""
     chosen: List[int] = []
     for label in np.unique(examples.labels):
-        (own,) = np.nonzero(examples.labels == label)
-        chosen += [int(own[place]) for place in held_out([examples.paths[index] for index in own], share)]
+        (members,) = np.nonzero(examples.labels == label)
+        chosen += [
+            int(members[place]) for place in held_out([examples.paths[index] for index in members], share)
+        ]
     rest = sorted(set(range(len(examples))) - set(chosen))
     return examples.subset(rest), examples.subset(sorted(chosen))
 
@@ -193,10 +195,10 @@ def _draw(path: str) -> bytes:
     return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
-def _few(names: List[str], counts: np.ndarray) -> List[str]:
+def _few(names: Sequence[str], counts: np.ndarray) -> List[str]:
     """What to tell the user of classes with few training images, and of numbers that differ much."""
-    there = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
-    (least, rarest), (most, commonest) = min(there), max(there)
+    present = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
+    (least, rarest), (most, commonest) = min(present), max(present)
     told = []
     if least < FEW_IMAGES:
         told.append(
@@ -211,6 +213,37 @@ def _few(names: List[str], counts: np.ndarray) -> List[str]:
     return told
 
 
+def read_parts(
+    folder: Path, share: float, problems: Problems = STRICT
+) -> Tuple[Dict[str, FileExamples], Tuple[str, ...], int]:
+    """The images of "train" and "eval", the classes, and how many files were passed over.
+
+    Args:
+        folder: with train/ and val/, or class folders alone, of each of which ``share`` is for evaluation.
+        problems: what is told of the rest; with it a part that is not there is not among what is returned.
+
+    Raises:
+        DataError: a part is absent, cannot be listed, or has a class that the first one lacks.
+    """
+    classes: Dict[str, int] = {}
+    parts: Dict[str, FileExamples] = {}
+    if is_undivided(folder):
+        whole, skipped = scan(folder, "train", classes, problems, is_undivided=True)
+        parts["train"], parts["eval"] = divide(whole, share)
+        return parts, tuple(classes), skipped
+    skipped = 0
+    names = {"train": "train", "eval": " or ".join(EVAL_NAMES)}
+    for subset, part in (("train", find_train(folder)), ("eval", find_eval(folder))):
+        if part is None:
+            text = f"{folder} is not an image folder: it lacks train/ or val/"
+            error = DataError(text, LAYOUT, "missing-subset")
+            problems.refuse(error, subset, f"there is no folder {names[subset]}")
+        else:
+            parts[subset], others = scan(part, subset, classes, problems)
+            skipped += others
+    return parts, tuple(classes), skipped
+
+
 def open_imagefolder(
     folder: Path, name: str = "imagefolder", validation_fraction: float = HELD_OUT_SHARE
 ) -> DataSource:
@@ -218,55 +251,36 @@ def open_imagefolder(
 
     Where the folder has class folders and no parts, ``validation_fraction`` of each class is for evaluation.
 
-    The mean and standard deviation are ImageNet's: decoding every photograph to measure them would take
-    longer than they are worth.
-
     Raises:
         DataError: a part is absent or without images, or the evaluation part has a class of its own.
     """
-    evaluation_part, undivided = find_eval(folder), is_undivided(folder)
-    if not undivided and not is_image_folder(folder):
-        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
-    part = folder if undivided else folder / "train"
-    classes: Dict[str, int] = {}
-    train, skipped_train = scan(part, "train", classes, is_undivided=undivided)
-    names = list(classes)
-    warnings, skipped_eval = [], 0
-    if undivided or evaluation_part is None:
-        train, evaluation = divide(train, validation_fraction)
+    parts, names, skipped = read_parts(folder, validation_fraction)
+    train, evaluation, warnings = parts["train"], parts["eval"], []
+    part = find_train(folder) or folder
+    if part == folder:
         if not len(evaluation):
             raise DataError(
                 f"{folder}: every class has one image alone, and none can be held out", "add images"
             )
         warnings.append(division(folder, len(train), len(evaluation)))
-    else:
-        evaluation, skipped_eval = scan(evaluation_part, "eval", classes)
-        for where, examples in ((part, train), (evaluation_part, evaluation)):
-            if len(examples) == 0:
-                raise DataError(f"{where} has no images in class folders", LAYOUT)
-    if skipped_train + skipped_eval:
-        skipped = skipped_train + skipped_eval
+    for where, examples in ((part, train), (find_eval(folder), evaluation)):
+        if not len(examples):
+            raise DataError(f"{where} has no images in class folders", LAYOUT)
+    if skipped:
         files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
         warnings.append(f"{folder}: skipped {files}")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
-        some = ", ".join(empty[:MOST_NAMED]) + more
-        warnings.append(f"{part}: no images in {some}")
-    info = DatasetInfo(
+        warnings.append(f"{part}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
+    # Random crops of files, which are their augmentation, happen while they are decoded.
+    return file_source(
+        train,
+        evaluation,
         name=name,
-        task="classification",
-        num_classes=len(names),
-        image_shape=(None, None, 3),
-        num_train=len(train),
-        num_eval=len(evaluation),
-        class_names=tuple(names),
+        class_names=names,
         location=str(folder),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        warnings=tuple(warnings),
-        training_warnings=tuple(_few(names, np.bincount(train.labels, minlength=len(names)))),
+        warnings=warnings,
+        training_warnings=_few(names, np.bincount(train.labels, minlength=len(names))),
         crops=name,
-        augmentation="none",  # the random crops of files happen while they are decoded
     )
-    return DataSource(info, train, evaluation)

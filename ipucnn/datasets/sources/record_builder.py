@@ -12,11 +12,10 @@ import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.datasets.base import FileExamples, read_file
+from ipucnn.datasets.base import FileExamples, file_digest, read_file
 from ipucnn.datasets.hashing import ORDER, permutation
 from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
@@ -40,7 +39,6 @@ from ipucnn.filesystem import (
     is_folder,
     locked,
     make_folder,
-    open_regular,
     read_text,
     remove_temporaries,
     shown,
@@ -57,7 +55,6 @@ QUALITY = 100
 """Of the JPEG that an image in another format becomes; the public builders' value."""
 _SHUFFLE_SEED = 12345
 _VERSION = 1
-_READ_BYTES = 2**20
 _MOST_TEXT_BYTES = 2**26
 _POLL_S = 0.2
 
@@ -141,7 +138,7 @@ def build(
     try:
         _begin(out, shards, folder, counts, names)
         digests, num_kept, num_converted = _make_all(shards, num_workers, max_pixels, progress)
-        digests[CLASSES_FILE] = _sha256(out / CLASSES_FILE)
+        digests[CLASSES_FILE] = file_digest(out / CLASSES_FILE)
         lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
         write_text(out / CHECKSUMS_FILE, "".join(lines))
     finally:
@@ -219,7 +216,7 @@ def _make_all(
 
         shard = shards[number]
         if _is_whole(shard, tell):
-            return _sha256(shard.path), True, 0
+            return file_digest(shard.path), True, 0
         return _made(shard, max_pixels, tell)
 
     with ThreadPoolExecutor(num_workers) as pool:
@@ -307,27 +304,19 @@ def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
     """Whether a file is there that has the records it should have, each with the right checksum, name and label."""
     if not is_file(shard.path):
         return False
-    wanted = {ENCODED: bytes, LABEL: int, FILENAME: bytes}
+    names = {ENCODED: bytes, LABEL: int, FILENAME: bytes}
     count = 0
     try:
         for number, at, _, _ in scan_records(shard.path):
-            found = read_example(str(shard.path), number, at, wanted)
+            features = read_example(str(shard.path), number, at, names)
             name = os.fsencode(os.path.basename(shard.images[number])) if number < len(shard.images) else b""
-            if not name or (found[LABEL], found[FILENAME]) != (shard.labels[number] + 1, name):
+            if not name or (features[LABEL], features[FILENAME]) != (shard.labels[number] + 1, name):
                 return False
             count = number + 1
             tell(count)
     except DataError:
         return False
     return count == len(shard.images)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        for chunk in iter(partial(file.read, _READ_BYTES), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def check_checksums(folder: Path) -> Optional[Dict[str, bool]]:
@@ -339,11 +328,11 @@ def check_checksums(folder: Path) -> Optional[Dict[str, bool]]:
     path = folder / CHECKSUMS_FILE
     if not is_folder(folder) or not is_file(path):
         return None
-    found = {}
+    results = {}
     for line in read_text(path, _MOST_TEXT_BYTES).splitlines():
         digest, separator, name = line.partition("  ")
         if len(digest) != 64 or not separator or "/" in name or not name:
             raise DataError(f"{shown(path)} is damaged: '{shown(line)}'", "build the records again")
         if is_file(folder / name):
-            found[name] = _sha256(folder / name) == digest
-    return found
+            results[name] = file_digest(folder / name) == digest
+    return results

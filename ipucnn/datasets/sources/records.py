@@ -18,7 +18,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.aliases import Numbers
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, RecordExamples
+from ipucnn.datasets.base import DataSource, RecordExamples, file_source
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
@@ -143,11 +143,11 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
 
 def _index_shard(path: Path, num_classes: int) -> np.ndarray:
     """int64 [3, n]: number, place and class of each record of a file."""
-    found = [
+    rows = [
         (number, at, label_of(read, length, place_of(path, number, at), num_classes))
         for number, at, length, read in scan_records(path)
     ]
-    return np.array(found, np.int64).reshape(-1, 3).T
+    return np.array(rows, np.int64).reshape(-1, 3).T
 
 
 def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> _Columns:
@@ -189,11 +189,11 @@ def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Colu
     return None
 
 
-def _write_cached(path: Path, found: Dict[str, _Columns]) -> None:
+def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
     """Keeps an index whole or not at all; a folder that can't be written means that none is kept."""
     packed = io.BytesIO()
     columns: Dict[str, Numbers] = {
-        f"{subset}.{name}": column for subset in found for name, column in found[subset].items()
+        f"{subset}.{name}": column for subset in subsets for name, column in subsets[subset].items()
     }
     np.savez(packed, **columns)
     data = packed.getvalue()
@@ -220,8 +220,8 @@ def open_records(folder: Path) -> DataSource:
                 )
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
-    found = _read_cached(cached, shards)
-    if found is None:
+    subsets = _read_cached(cached, shards)
+    if subsets is None:
         done, total, tell = 0, sum(map(len, shards.values())), _progress.get()
 
         def progress() -> None:
@@ -230,25 +230,14 @@ def open_records(folder: Path) -> DataSource:
             if tell is not None:
                 tell(done, total)
 
-        found = {subset: _index(paths, len(names), progress) for subset, paths in shards.items()}
-        for subset, columns in found.items():
+        subsets = {subset: _index(paths, len(names), progress) for subset, paths in shards.items()}
+        for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
-        _write_cached(cached, found)
+        _write_cached(cached, subsets)
     train, evaluation = (
-        RecordExamples(tuple(map(str, shards[subset])), **found[subset]) for subset in (TRAIN, VALIDATION)
+        RecordExamples(tuple(map(str, shards[subset])), **subsets[subset]) for subset in (TRAIN, VALIDATION)
     )
-    info = DatasetInfo(
-        name="imagenet",
-        task="classification",
-        num_classes=len(names),
-        image_shape=(None, None, 3),
-        num_train=len(train),
-        num_eval=len(evaluation),
-        class_names=names,
-        location=str(folder),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        crops="imagenet",
+    return file_source(
+        train, evaluation, name="imagenet", class_names=names, location=str(folder), crops="imagenet"
     )
-    return DataSource(info, train, evaluation)

@@ -12,14 +12,12 @@ import numpy as np
 
 from ipucnn.aliases import TfDataset, TfdsBuilder
 from ipucnn.datasets.base import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ArrayExamples,
-    DatasetInfo,
     DataSource,
     EncodedExamples,
     Examples,
     array_source,
+    file_source,
 )
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError
@@ -180,31 +178,27 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     except Exception as error:  # damaged records, a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
-    class_names = tuple(builder.info.features[keys[1]].names)
+    class_names, location = builder.info.features[keys[1]].names, str(folder)
     if isinstance(train, ArrayExamples) and isinstance(evaluation, ArrayExamples):
         return array_source(
             train,
             evaluation,
             name=name,
             class_names=class_names,
-            location=str(folder),
+            location=location,
             augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop"),
             warnings=warnings,
         )
-    info = DatasetInfo(
+    assert isinstance(train, EncodedExamples) and isinstance(evaluation, EncodedExamples)
+    return file_source(
+        train,
+        evaluation,
         name=name,
-        task="classification",
-        num_classes=len(class_names),
-        image_shape=(None, None, shape[-1]),
-        num_train=len(train),
-        num_eval=len(evaluation),
         class_names=class_names,
-        location=str(folder),
-        mean=IMAGENET_MEAN if shape[-1] == 3 else (sum(IMAGENET_MEAN) / 3,),
-        std=IMAGENET_STD if shape[-1] == 3 else (sum(IMAGENET_STD) / 3,),
-        warnings=tuple(warnings),
+        location=location,
+        channels=shape[-1],
+        warnings=warnings,
     )
-    return DataSource(info, train, evaluation)
 
 
 def _as_dataset(

@@ -205,7 +205,7 @@ def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[st
     Raises:
         BadExample: no Example, or one of them is absent, empty or of another type.
     """
-    found: Dict[str, Feature] = {}
+    values: Dict[str, Feature] = {}
     for number, begin, end in _fields(read, 0, length):
         for entry, entry_begin, entry_end in _fields(read, begin, end) if number == 1 else ():
             if entry != 1:
@@ -219,13 +219,13 @@ def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[st
             if name in names and feature is not None:
                 value = _first_value(read, *feature)
                 if value is not None and isinstance(value, names[name]):
-                    found[name] = value
-                if len(found) == len(names):
-                    return found
+                    values[name] = value
+                if len(values) == len(names):
+                    return values
     for name in names:
-        if name not in found:
+        if name not in values:
             raise BadExample(f"it lacks {name}")
-    return found
+    return values
 
 
 def _first_value(read: Read, begin: int, end: int) -> Optional[Feature]:

@@ -114,12 +114,10 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
     """Samples in memory: name, images [n, h, w, c] and labels, [n] or masks [n, h, w], of files with one size."""
     sizes = [min(len(images), len(labels)) for _, images, labels in files]
     starts = [0, *itertools.accumulate(sizes)]
-    images, labels = (
-        np.concatenate([file[k][:size] for file, size in zip(files, sizes)])
-        if len(files) > 1
-        else files[0][k]
-        for k in (1, 2)
-    )
+    images, labels = files[0][1:]
+    if len(files) > 1:
+        images = np.concatenate([file[1][:size] for file, size in zip(files, sizes)])
+        labels = np.concatenate([file[2][:size] for file, size in zip(files, sizes)])
 
     def name(number: int) -> str:
         at = bisect_right(starts, number) - 1
@@ -183,10 +181,10 @@ def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
                 continue
             with survey.noting(subset, path.name, path):
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
-        found = idx.read_part(folder, subset, name, survey)
-        if "images" in found:
-            path, images = found["images"]
-            labels = found["labels"][1] if "labels" in found else np.zeros(0, np.uint8)
+        arrays = idx.read_part(folder, subset, name, survey)
+        if "images" in arrays:
+            path, images = arrays["images"]
+            labels = arrays["labels"][1] if "labels" in arrays else np.zeros(0, np.uint8)
             lots[subset] = array_lot([(path.name, images[..., np.newaxis], labels)], len(images))
     return lots
 
@@ -240,23 +238,11 @@ def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
 
 
 def imagefolder_lots(survey: Survey, folder: Path, validation_fraction: float) -> Lots:
-    classes: Dict[str, int] = {}
-    examples: Dict[str, FileExamples] = {}
-    if imagefolder.is_undivided(folder):
-        whole, _ = imagefolder.scan(folder, TRAIN, classes, survey, is_undivided=True)
-        examples[TRAIN], examples[EVAL] = imagefolder.divide(whole, validation_fraction)
-    else:
-        places = {TRAIN: imagefolder.find_train(folder), EVAL: imagefolder.find_eval(folder)}
-        for subset, place in places.items():
-            if place is None:
-                name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
-                survey.find("missing-subset", subset, f"there is no folder {name}")
-            else:
-                examples[subset], _ = imagefolder.scan(place, subset, classes, survey)
-    survey.class_names = tuple(map(printable, classes))
+    parts, names, _ = imagefolder.read_parts(folder, validation_fraction, survey)
+    survey.class_names = tuple(map(printable, names))
     return {
         subset: file_lot(survey, files, partial(_name_of_file, files.paths))
-        for subset, files in examples.items()
+        for subset, files in parts.items()
     }
 
 
@@ -385,16 +371,16 @@ def _stored_masks(
 
 def _pairs(survey: Survey, subset: str, part: Path) -> List[Tuple[Path, Path]]:
     """Images with their masks in the order of names; what has no partner is noted."""
-    found: List[Dict[str, Path]] = []
+    files: List[Dict[str, Path]] = []
     for below in imagemasks.BELOW:
         with survey.noting(subset, below, part / below):
             if is_folder(part / below):
-                found.append(imagemasks.files_by_name(part / below, below == "masks"))
+                files.append(imagemasks.files_by_name(part / below, below == "masks"))
             else:
                 survey.find("missing-file", subset, f"the folder {below}")
-    if len(found) < len(imagemasks.BELOW):
+    if len(files) < len(imagemasks.BELOW):
         return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
-    pairs = imagemasks.find_pairs(*found)
+    pairs = imagemasks.find_pairs(*files)
     for name in pairs.alone:
         rename = next((f": rename {words}" for words in pairs.renames if words.startswith(name + " to ")), "")
         survey.find("unpaired", subset, name + rename)
@@ -446,7 +432,7 @@ def records_lots(survey: Survey, folder: Path) -> Lots:
     Raises:
         DataError: files of several sets lie in the folder, or that of the classes is damaged.
     """
-    found, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
+    shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
     with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
         for name, is_right in (check_checksums(folder) or {}).items():
             survey.check("SHA-256 of files", is_right)
@@ -457,7 +443,7 @@ def records_lots(survey: Survey, folder: Path) -> Lots:
     read = partial(_read_record, survey, keys, 1, len(survey.class_names), 3)
     lots = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
-        shards = [(path, -1) for path in found.get(name, [])]
+        shards = [(path, -1) for path in shards_of.get(name, [])]
         for path, _ in shards:
             if is_file(path) and file_size(path) == 0:
                 survey.find("empty-file", subset, printable(path.name))
@@ -510,17 +496,17 @@ def _scan_shards(
             survey.find("not-checked", subset, f"{name}: no TFRecord file")
             num_unread += length
             continue
-        found: List[Tuple[int, int, int]] = []
+        records: List[Tuple[int, int, int]] = []
         try:
             for number, at, _, _ in scan_records(path):
-                found.append((shard, number, at))
+                records.append((shard, number, at))
         except DataError as error:
             if error.code == "checksum":
                 survey.check(_RECORDS, False)
             survey.note_error(subset, name, error, path)
-        places.append(np.array(found, np.int64).reshape(-1, 3).T)
-        if length not in (-1, len(found)):
-            differences.append((f"{name}: {len(found):,} of {length:,}", len(found) - length))
+        places.append(np.array(records, np.int64).reshape(-1, 3).T)
+        if length not in (-1, len(records)):
+            differences.append((f"{name}: {len(records):,} of {length:,}", len(records) - length))
     columns = np.concatenate(places, axis=1)
     num_stored = columns.shape[1] + num_unread
     expected = survey.known.counts.get(subset, num_stored)
@@ -530,7 +516,8 @@ def _scan_shards(
         code = "fewer-samples" if difference < 0 else "more-samples"
         survey.find(code, subset, text, 0 if is_counted else abs(difference))
     labels: np.ndarray = np.zeros(columns.shape[1], np.int32)
-    return RecordExamples(tuple(str(path) for path, _ in files), *columns, labels), num_unread
+    paths = tuple(str(path) for path, _ in files)
+    return RecordExamples(paths, columns[0], columns[1], columns[2], labels), num_unread
 
 
 def _read_record(

@@ -85,7 +85,7 @@ class Lot(NamedTuple):
     """The samples of a subset, as far as they could be found.
 
     Attributes:
-        count: how many can be decoded, or tried.
+        size: how many can be decoded, or tried.
         name: the file, or file and number, of a sample by its number.
         decode: decodes and measures the samples of some numbers, and keeps their pixels if they are drawn; raises
             DataError, or returns None where a reader has refused a part of it before.
@@ -95,7 +95,7 @@ class Lot(NamedTuple):
         at_once: samples of one size that are decoded together.
     """
 
-    count: int
+    size: int
     name: Callable[[int], str]
     decode: Callable[[Sequence[int], bool], Optional[Decoded]]
     path: Callable[[int], Optional[Path]] = lambda number: None
@@ -152,7 +152,7 @@ class SubsetSurvey:
 
     Attributes:
         num_stored: samples there are, whether or not a limit leaves some out.
-        chosen: bool [lot.count] of those a limit keeps; None for all.
+        chosen: bool [lot.size] of those a limit keeps; None for all.
         lot: its samples.
         class_counts: samples (or pixels of masks) per class.
         class_unit: "samples" or "pixels".

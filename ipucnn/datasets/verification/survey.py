@@ -7,7 +7,6 @@ subsets, and a mean that is not the published one.
 """
 
 import contextlib
-import hashlib
 import math
 import threading
 import zlib
@@ -18,13 +17,13 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 import numpy as np
 
 from ipucnn.aliases import Numbers, PlainDict
-from ipucnn.datasets.base import moments, parse_limit
+from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, open_regular, shown
+from ipucnn.filesystem import file_size, is_file, shown
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
@@ -55,9 +54,6 @@ ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
 }
 """Properties that all samples should have in common: the finding of those that differ from most, and what is usual."""
 LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
-
-
-_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -200,7 +196,7 @@ class Survey(Problems):
         self._checking = threading.Lock()
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
         self._watcher, self._limits = watcher, limits
-        self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
+        self._findings: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
         self._tallies: Dict[str, Dict[str, Dict[str, _Tally]]] = {}  # by property, value and subset
         # Of the few samples that are drawn, by subset and number.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
@@ -209,10 +205,10 @@ class Survey(Problems):
     # -- what readers say -------------------------------------------------------------------------------------
 
     def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
-        before, examples = self._found.get((code, subset), (0, []))
+        before, examples = self._findings.get((code, subset), (0, []))
         if example and len(examples) < MOST_EXAMPLES:
             examples.append(printable(example))
-        self._found[code, subset] = (before + count, examples)
+        self._findings[code, subset] = (before + count, examples)
 
     def refuse(self, error: DataError, subset: Optional[str], example: str) -> None:
         self.find(error.code, subset, example)
@@ -253,15 +249,12 @@ class Survey(Problems):
             kind: MD5 or SHA-256.
             published: hexadecimal.
         """
-        digest = hashlib.new(kind.lower().replace("-", ""))
-        with open_regular(path) as file:
-            for chunk in iter(lambda: file.read(_READ_BYTES), b""):
-                digest.update(chunk)
-        is_right = digest.hexdigest() == published
+        digest = file_digest(path, kind.lower().replace("-", ""))
+        is_right = digest == published
         self.check(f"{kind} of files", is_right)
         self.is_published &= is_right
         if not is_right:
-            self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest.hexdigest()}")
+            self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest}")
 
     # -- samples ----------------------------------------------------------------------------------------------
 
@@ -271,9 +264,9 @@ class Survey(Problems):
             subset.class_counts = np.zeros(len(self.class_names), np.int64)
             if name in lots:
                 lot = subset.lot = lots[name]
-                subset.num_stored = lot.count if lot.num_stored is None else lot.num_stored
-                subset.chosen = self.chosen(name, lot.count)
-                self._total += lot.count if subset.chosen is None else int(subset.chosen.sum())
+                subset.num_stored = lot.size if lot.num_stored is None else lot.num_stored
+                subset.chosen = self.chosen(name, lot.size)
+                self._total += lot.size if subset.chosen is None else int(subset.chosen.sum())
         self._watcher.on_total(self._total)
 
     def chosen(self, name: str, size: int) -> Optional[np.ndarray]:
@@ -285,12 +278,12 @@ class Survey(Problems):
         chosen[permutation(size, 0, LIMIT, 0 if name == TRAIN else 1)[:kept]] = True
         return chosen
 
-    def wanted(self) -> Iterator[Tuple[str, List[int], bool]]:
+    def groups(self) -> Iterator[Tuple[str, List[int], bool]]:
         """Subset and numbers of samples that are to be decoded together, and whether one of them is drawn."""
         position = 0
         for name, subset in self.subsets.items():
-            for begin in range(0, subset.lot.count, subset.lot.at_once):
-                numbers = range(begin, min(begin + subset.lot.at_once, subset.lot.count))
+            for begin in range(0, subset.lot.size, subset.lot.at_once):
+                numbers = range(begin, min(begin + subset.lot.at_once, subset.lot.size))
                 chosen = [n for n in numbers if subset.chosen is None or subset.chosen[n]]
                 end = position + len(chosen)
                 if chosen:
@@ -412,7 +405,7 @@ class Survey(Problems):
         self._check_statistics()
         findings = [
             self._finding(code, subset, count, examples, allow_partial)
-            for (code, subset), (count, examples) in self._found.items()
+            for (code, subset), (count, examples) in self._findings.items()
         ]
         order = list(CODES)
         findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset != TRAIN))
@@ -480,7 +473,7 @@ class Survey(Problems):
         expected = self.known.counts.get(subset.name)
         if not subset.num_stored:
             # What was found says more, where it says why there are none.
-            if not any(name in (subset.name, None) and code in _WHY_NONE for code, name in self._found):
+            if not any(name in (subset.name, None) and code in _WHY_NONE for code, name in self._findings):
                 self.find("missing-subset", subset.name, f"{self.location} has no samples for it")
         elif expected is not None and subset.num_stored != expected:
             code = "fewer-samples" if subset.num_stored < expected else "more-samples"
@@ -570,17 +563,17 @@ class Survey(Problems):
         """
         texts = []
         for member in pair[:2]:
-            found_in, at = self._place(member)
-            text = found_in.lot.name(found_in.numbers[at])
-            if with_label and found_in.class_unit == "samples":
-                label = found_in.labels[at]
+            among, at = self._place(member)
+            text = among.lot.name(among.numbers[at])
+            if with_label and among.class_unit == "samples":
+                label = among.labels[at]
                 text += f" ({self.class_names[label] if 0 <= label < len(self.class_names) else label})"
-            texts.append(f"{found_in.name} {text}" if with_subset else text)
+            texts.append(f"{among.name} {text}" if with_subset else text)
         more = f" and {len(pair) - 2} more" if len(pair) > 2 else ""
         self.find(code, subset, " = ".join(texts) + more, count)
         for member in group if self._drawn else ():
-            found_in, at = self._place(member)
-            self._mark(code, found_in.name, [found_in.numbers[at]])
+            among, at = self._place(member)
+            self._mark(code, among.name, [among.numbers[at]])
 
     def _place(self, member: int) -> Tuple[SubsetSurvey, int]:
         """The subset of one of all samples that were read, those for training first, and its place there."""

@@ -24,7 +24,6 @@ from ipucnn.datasets.registry import (
     fetch,
     find_kinds,
     is_tfds,
-    list_datasets,
     needs_files,
     open_dataset,
 )
@@ -110,7 +109,7 @@ def verify(
         max_pixels,
     )
     survey.expect(_lots(survey, choice, location, image_size, validation_fraction))
-    for (subset, numbers, _), result in in_order(partial(_decode, survey), survey.wanted()):
+    for (subset, numbers, _), result in in_order(partial(_decode, survey), survey.groups()):
         decoded = None
         try:
             decoded = result()
@@ -121,23 +120,23 @@ def verify(
     return survey.finish(allow_partial)
 
 
-_Wanted = Tuple[str, List[int], bool]
+_Group = Tuple[str, List[int], bool]
 
 
-def _decode(survey: Survey, wanted: _Wanted) -> Optional[Decoded]:
-    subset, numbers, is_drawn = wanted
+def _decode(survey: Survey, group: _Group) -> Optional[Decoded]:
+    subset, numbers, is_drawn = group
     return survey.subsets[subset].lot.decode(numbers, is_drawn)
 
 
 def in_order(
-    decode: Callable[[_Wanted], Optional[Decoded]], items: Iterable[_Wanted]
-) -> Iterator[Tuple[_Wanted, Callable[[], Optional[Decoded]]]]:
+    decode: Callable[[_Group], Optional[Decoded]], items: Iterable[_Group]
+) -> Iterator[Tuple[_Group, Callable[[], Optional[Decoded]]]]:
     """Each item with what gives its result, in their order, while the next ones are worked on by all cores.
 
     A few more are under way than there are cores, so that what waits in memory is bounded.
     """
     workers = num_cores()
-    waiting: Deque[Tuple[_Wanted, Future[Optional[Decoded]]]] = deque()
+    waiting: Deque[Tuple[_Group, Future[Optional[Decoded]]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:
@@ -204,7 +203,7 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         if not find_kinds(folder):
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(folder)}",
-                f"ipucnn verify-dataset NAME, one of {', '.join(list_datasets())}, tfds:NAME, or a folder",
+                f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",
             )
         return choose_folder(folder, ANY_TASK, divides=True)
     choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
