@@ -668,7 +668,7 @@ def survey_of(arrays, class_names):
     survey.class_names = class_names
     pairs = {subset: ("", images, np.array(labels, int)) for subset, (images, labels) in arrays.items()}
     survey.expect({subset: lots.array_lot([pair]) for subset, pair in pairs.items()})
-    for subset, numbers, is_drawn in survey.wanted():
+    for subset, numbers, is_drawn in survey.groups():
         survey.take(subset, numbers, survey.subsets[subset].lot.decode(numbers, is_drawn))
     return survey
 
@@ -975,7 +975,7 @@ def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
 @pytest.mark.parametrize(
     "line, code, error",
     [
-        ("verify-dataset folders --contact-sheet absent/sheet.png", 3, "there is no folder absent"),
+        ("verify-dataset folders --contact-sheet absent/sheet.png", 3, "sheet.png: there is no folder"),
         ("verify-dataset --dataset-path absent", 3, "error: data folder absent does not exist"),
         ("verify-dataset imagefolder --dataset-path absent", 3, "error: data folder absent does not exist"),
         ("verify-dataset --dataset-path notes.txt", 3, "--dataset-path notes.txt is a file, not a folder"),
