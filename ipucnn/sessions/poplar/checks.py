@@ -1,4 +1,4 @@
-"""What IPUs refuse of a Program: found before TensorFlow is imported, but for what only the IPUs tell."""
+"""Refuses Programs that IPUs cannot run: before TensorFlow is imported, unless only the IPUs can say so."""
 
 from typing import List, Optional, Sequence
 
@@ -20,15 +20,15 @@ _UNSUPPORTED_MODES = (
 
 
 def check_num_ipus(num_ipus: int, what: str, options: str = "--num-replicas, or --ipus") -> None:
-    """Devices have 1, 2, 4, 8, ... IPUs.
+    """Refuses a number of IPUs that is not a power of two: devices have 1, 2, 4, 8, ... of them.
 
     Args:
-        num_ipus: that are wanted.
-        what: wants them.
-        options: that change it.
+        num_ipus: the number to check.
+        what: the subject of the error message.
+        options: the options that change the number, for the hint.
 
     Raises:
-        ConfigurationError: naming the numbers around.
+        ConfigurationError: with the next smaller and larger powers of two.
     """
     above = next_power_of_two(num_ipus)
     if above != num_ipus:
@@ -39,12 +39,12 @@ def check_num_ipus(num_ipus: int, what: str, options: str = "--num-replicas, or 
 
 
 def check_program(program: Program, config: RunConfig, instances: Instances = Instances()) -> None:
-    """Refuses what the SDK would refuse while compiling, minutes or hours later.
+    """Refuses a Program that the SDK would refuse during compilation, minutes or hours later.
 
     Args:
         program: from ``make_program``.
         config: the options that only IPUs act on.
-        instances: of ``poprun``, that share its replicas.
+        instances: the instances of ``poprun`` that share its replicas.
 
     Raises:
         ConfigurationError: with the nearest legal choice.
@@ -91,7 +91,7 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
 
 
 def kept_remotely(program: Program, config: RunConfig) -> List[str]:
-    """The options that keep something of a program in remote memory; the SDK does so under accumulation alone."""
+    """The options that keep a part of the program in remote memory; the SDK does so only with gradient accumulation."""
     is_pipeline = program.num_stages > 1
     if not is_pipeline and program.gradient_accumulation_count == 1:
         return []
@@ -104,20 +104,20 @@ def kept_remotely(program: Program, config: RunConfig) -> List[str]:
 
 
 def check_remote_memory(options: Sequence[str], config: RunConfig, would_fit: Optional[MemoryAdvice]) -> None:
-    """Refuses to keep something in remote memory that is not there, as far as gc-info says so.
+    """Refuses options that need remote memory if gc-info reports that the IPUs have none.
 
-    The driver asks IPUs that are attached before it compiles.  By default they are attached when the program is
-    executed (``--on-demand``), and then it cannot be loaded.
+    If IPUs are attached before compilation, the driver asks them itself.  By default they are attached when the
+    program is executed (``--on-demand``), and then loading it fails.
 
     Raises:
-        ConfigurationError: naming the option that does without.
+        ConfigurationError: with the option that avoids remote memory.
     """
     if options and not config.compile_only and surroundings.remote_memory() is False:
         raise no_remote_memory(options[0], would_fit)
 
 
 def evaluation_replicas(program: Program, config: RunConfig, num_instances: int = 1) -> int:
-    """Replicas of the validation model on the IPUs that training has, in one process."""
+    """Replicas of the validation model on the IPUs of training, in one process."""
     return validation_replicas(config, program.num_replicas, program.ipus_per_replica, num_instances)
 
 
@@ -131,7 +131,7 @@ def _check_validation(program: Program, config: RunConfig, num_instances: int) -
 
 
 def check_evaluation(instances: Instances, config: RunConfig) -> None:
-    """Refuses to evaluate on other IPUs than those of an instance of ``poprun``.
+    """Refuses an evaluation that asks for another number of IPUs than ``poprun`` gave this instance.
 
     Raises:
         ConfigurationError: naming both numbers.
@@ -155,7 +155,7 @@ def _check_not_selected(config: RunConfig) -> None:
 
 
 def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
-    """Refuses a Program that is not what ``poprun`` was started for.
+    """Refuses a Program whose layout differs from the one that ``poprun`` was started with.
 
     Raises:
         ConfigurationError: naming both numbers.
@@ -183,15 +183,15 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
 
 
 def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
-    """Refuses a named device of another size than the program's.
+    """Refuses a selected device that has another number of IPUs than the program needs.
 
     The SDK divides a device by the IPUs of a replica, and would train with other replicas than the program says
     (keras/ipu of SDK 3.4: ``get_num_of_ipus_in_device`` // shards).
 
     Args:
         select_ipu: ``--select-ipu``.
-        ipus_of_device: that it has, as the SDK says once the system is configured.
-        num_ipus: of the program.
+        ipus_of_device: IPUs of that device, which the SDK reports after configuration.
+        num_ipus: IPUs that the program needs.
 
     Raises:
         ConfigurationError: naming both numbers.

@@ -1,8 +1,7 @@
 """The IPUs of this process, once TensorFlow is imported: the SDK's modules and the system.
 
-Every version of the SDK from 3.0 to 3.4 is TensorFlow 2.6.3 with Keras 2.6.0; the big change is 3.0 to 3.1.  What
-differs between them is known to :class:`Api` alone, and told from what is there, not from version numbers, which the
-SDK does not state in Python.
+Every version of the SDK from 3.0 to 3.4 is TensorFlow 2.6.3 with Keras 2.6.0; the big change is 3.0 to 3.1.  Only
+:class:`Api` knows the differences.  It looks for attributes, because the SDK does not state its version in Python.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ class Api:
         return self.ipu.ipu_strategy.IPUStrategy
 
     def start_instances(self) -> None:
-        """Lets the processes of ``poprun`` find each other, before anything else of the SDK is called."""
+        """Connects the processes of ``poprun``; must be the first call into the SDK."""
         import popdist
         from tensorflow.python.ipu import distributed
 
@@ -65,7 +64,7 @@ class Api:
             popdist.init()
 
     def join_instances(self, config: "SdkModule", ipus_per_replica: int, selects_device: bool) -> None:
-        """Tells an ``IPUConfig``, not yet applied, of the other instances, and which IPUs are this one's."""
+        """Adds the instances and the IPUs of this one to an ``IPUConfig`` that is not applied yet."""
         import popdist.tensorflow
 
         popdist.tensorflow.set_ipu_config(
@@ -73,7 +72,7 @@ class Api:
         )
 
     def sum_over_instances(self, values: np.ndarray) -> np.ndarray:
-        """The sum over instances of an array, on the host."""
+        """The sum of an array over instances, computed on the host."""
         import tensorflow as tf
         from tensorflow.python.ipu import distributed
 
@@ -108,7 +107,7 @@ def load_api() -> Api:
 
 @contextlib.contextmanager
 def stdout_on_stderr() -> Iterator[None]:
-    """Sends to stderr what C++ prints on stdout: the driver's progress bar, where this program's results belong."""
+    """Redirects what C++ prints on stdout to stderr: the driver's progress bar must not mix with results."""
     try:
         sys.stdout.flush()
         saved = os.dup(1)
@@ -130,8 +129,8 @@ class Preprocessing(NamedTuple):
     """Preprocessing on the IPU.
 
     Attributes:
-        affine: what is done to each channel.
-        fused: the SDK's operation that does it in one step, or None.
+        affine: offset and scale of each channel.
+        fused: the SDK's operation that applies it in one step, or None.
         transfer: type of the images on the way to the IPU.
     """
 
@@ -141,14 +140,14 @@ class Preprocessing(NamedTuple):
 
 
 class Device:
-    """Where a Poplar session runs.
+    """The IPUs of a Poplar session.
 
     Attributes:
         api: the SDK's modules.
-        instances: of this process among those of ``poprun``.
-        num_ipus: of this process; 0 before :meth:`configure`.
-        preprocess: on the IPU; None: on the host.
-        would_fit, kept_remotely: for what to suggest when memory runs out or is not there; see ``ErrorContext``.
+        instances: the instances of ``poprun``, and which one this process is.
+        num_ipus: IPUs of this process; 0 before :meth:`configure`.
+        preprocess: preprocessing on the IPU; None: the host does it.
+        would_fit, kept_remotely: what hints about memory need; see ``ErrorContext``.
     """
 
     def __init__(self, api: Api, instances: Instances) -> None:
@@ -164,14 +163,14 @@ class Device:
         """Applies the system's configuration, and makes the strategy.
 
         Args:
-            num_ipus: of this process.
+            num_ipus: IPUs of this process.
             config: the options of the run.
-            program: to be trained, or None.
+            program: the Program to train, or None.
 
         Raises:
             MissingError: there are no such IPUs, or others use them.
         """
-        # To compile, a number of IPUs is enough; poprun's own choice would ask for the devices.
+        # Compilation needs only the number of IPUs; poprun's choice would open the devices.
         selects = config.compile_only or not self.instances.is_distributed
         layout = Layout(num_ipus, selects=selects)
         if program is not None:
@@ -202,16 +201,16 @@ class Device:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Models and variables made here are the IPUs'."""
+        """A context whose models and variables are placed on the IPUs."""
         with self._errors(training=True), self._strategy.scope():
             yield
 
     @contextlib.contextmanager
     def running(self, training: bool) -> Iterator[None]:
-        """While the IPUs run (and compile, the first time).
+        """A context for calls that run the IPUs (and compile, the first time).
 
         Raises:
-            UserError: for what the SDK is known to raise.
+            UserError: in place of the SDK's known errors.
         """
         with self._errors(training), stdout_on_stderr():
             yield
@@ -230,25 +229,25 @@ class Device:
         return self.api.ipu.cross_replica_ops.cross_replica_mean(value)
 
     def mean_over_instances(self, values: Sequence[float]) -> np.ndarray:
-        """float64 means over the instances of ``poprun`` of some numbers, the same on each of them.
+        """float64 means of numbers over the instances of ``poprun``, the same on each of them.
 
-        Every instance has to call this at the same places.  NaN on one is NaN on all.
+        Every instance must make this call, in the same order as other collective calls.  NaN on one is NaN on all.
         """
         mine: np.ndarray = np.asarray(values, np.float64)
         if self.instances.count == 1:
             return mine
-        # 32 bits, as TensorFlow's numbers are here; what is averaged was computed in no more.
+        # The collective has 32 bits, and so had the computation of these numbers.
         with self._errors(training=True):
             total = self.api.sum_over_instances(mine.astype(np.float32))
         return np.asarray(total, np.float64) / self.instances.count
 
     def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
-        """float32 [instances, ...]: what each instance of ``poprun`` has, of the same shape in all of them.
+        """float32 [instances, ...]: the arrays of all instances of ``poprun``, which have one shape.
 
-        Every instance has to call this at the same places.
+        Every instance must make this call, in the same order as other collective calls.
         """
         count, index = self.instances.count, self.instances.index
-        # A sum with zeros, which every version of the SDK has: of 3.0 to 3.4 only some gather.
+        # As a sum with zeros: only some versions from 3.0 to 3.4 can gather.
         rows = np.zeros((count, *array.shape), np.float32)
         rows[index] = array
         if count == 1:
@@ -257,8 +256,8 @@ class Device:
             return np.asarray(self.api.sum_over_instances(rows), np.float32)
 
     def of_first_instance(self, value: float) -> float:
-        """The first instance's value, to the last bit, on all of them."""
+        """The value of the first instance, to the last bit, on every instance."""
         number: np.ndarray = np.array([value], np.float64)
-        # Collectives have 32 bits: byte by byte.
+        # Collectives have 32 bits, so the float64 travels byte by byte.
         sent: np.ndarray = self.gather_over_instances(number.view(np.uint8).astype(np.float32))[0]
         return float(sent.astype(np.uint8).view(np.float64)[0])

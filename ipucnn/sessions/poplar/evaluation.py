@@ -1,4 +1,4 @@
-"""Forward passes without training on IPUs: logits of batches of any number of samples, and batch norm's statistics."""
+"""Forward passes on IPUs: logits of batches of any size, and batch norm's statistics."""
 
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -14,30 +14,30 @@ from ipucnn.sessions.poplar.training import training_batches, transfer_type
 from ipucnn.sessions.session import Batch
 from ipucnn.training.program import Program
 
-# What one execution should have at least: starting one takes as long as some hundreds of small images.
+# Minimum size of an execution: starting one takes as long as some hundreds of small images.
 _SAMPLES = 1024
-# Images and logits of one execution, of which the host holds a few copies.
+# Maximum size of images and logits of one execution; the host holds a few copies of them.
 _LARGEST_BYTES = 2**28
-# A larger execution is compiled, which takes minutes, only where the present one is called more often than this.
+# A larger execution is compiled, which takes minutes, if the present one would run more often than this.
 _WORTH_COMPILING = 8
 
 
 class Predictor:
     """Runs one network on batches.
 
-    Several batches together are one execution, filled up to whole micro-batches of all replicas.  The last one is
-    filled up with zeros: a shorter one would have to be compiled.  Instances of ``poprun`` share the samples, whether
-    they are given the same batches or a part of each: all get the logits of all.
+    An execution computes several batches together, padded to whole micro-batches of all replicas.  The last one is
+    padded with zeros, because a shorter one would have to be compiled.  Instances of ``poprun`` share the samples,
+    whether they receive the same batches or a part of each, and every instance gets all logits.
 
     Args:
-        device: where.
-        build: makes the model for a micro-batch size; called inside the scope.
-        micro_batch_size: samples.
-        num_replicas: of this process.
-        gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
-        prepare: gives the model its pipelining options, or None without a pipeline.
-        program: of the pipeline, or None.
-        shares: the samples are all instances'; else each has its own.
+        device: the IPUs.
+        build: builds the model for a micro-batch size; called inside the scope.
+        micro_batch_size: samples of a micro-batch.
+        num_replicas: replicas of this process.
+        gives_zeros: the IPUs generate their data, or nothing is executed: results are zeros.
+        prepare: sets the pipelining options of the model; None without a pipeline.
+        program: the Program of the pipeline, or None.
+        shares: instances share the samples; else each has its own.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Predictor:
             yield from zip(held, logits)
 
     def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Each batch with its logits, where an instance is given no more than its part of each.
+        """Each batch with its logits, if every instance receives its part of each batch only.
 
-        What instances have is put together once for each execution, as far as memory for that of all goes, and not for
-        each batch: a batch may be one tile of thousands, and a collective of hosts takes longer than that.
+        Instances exchange results once per execution, or more often if memory is short, but not once per batch: a batch
+        may be one patch of thousands, and an exchange between hosts takes longer than computing it.
 
         Args:
             batches: (images, labels, weights), of the same shapes in all instances.
 
         Yields:
-            The instance's own images, labels and weights of all instances, in their order; and logits of all.
+            The images of this instance; labels, weights and logits of all instances, in their order.
         """
         for held, computed in self._executions(batches, 1, 0):
             if self._parts == 1:
@@ -102,15 +102,15 @@ class Predictor:
 
     @property
     def samples_per_execution(self) -> int:
-        """Samples that an instance computes between two places where all instances meet."""
+        """Samples that an instance computes between two exchanges."""
         return self._largest * self._per_step
 
     def _join(self, array: np.ndarray) -> np.ndarray:
-        """What each instance has, one after the other; whole numbers are below 2**24, and pass through 32 bits."""
+        """The arrays of all instances in their order; whole numbers are below 2**24, which float32 holds exactly."""
         return self._device.gather_over_instances(array).reshape((-1, *array.shape[1:])).astype(array.dtype)
 
     def _join_batches(self, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
-        """Each batch of all instances, one instance's after the other's."""
+        """Each batch with the parts of all instances, in their order."""
         gathered = self._device.gather_over_instances(np.concatenate(arrays)).astype(arrays[0].dtype)
         parts = np.split(gathered, _ends(arrays), axis=1)
         return [part.reshape((-1, *part.shape[2:])) for part in parts]
@@ -118,11 +118,11 @@ class Predictor:
     def _executions(
         self, batches: Iterable[Batch], parts: int, part: int
     ) -> Iterator[Tuple[List[Batch], List[np.ndarray]]]:
-        """The batches of one execution and their logits; of all samples, this instance computes one of ``parts``."""
+        """The batches of each execution and their logits; this instance computes one of ``parts`` of the samples."""
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
-            # A batch that would need another execution, nearly all of it zeros, is the first of the next.
+            # A batch that does not fit waits for the next execution: another one now would be nearly all padding.
             if held and waiting + len(batch[0]) > self.samples_per_execution * parts:
                 yield held, self._run([b[0] for b in held], parts, part)
                 held, waiting = [], 0
@@ -132,7 +132,7 @@ class Predictor:
             yield held, self._run([b[0] for b in held], parts, part)
 
     def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
-        """The logits of some batches of images."""
+        """The logits of batches of images, as one execution or several."""
         images = np.concatenate([np.asarray(batch) for batch in batches])
         dtype = tf.as_dtype(self._made.model.inputs[0].dtype).as_numpy_dtype
         if dtype == np.uint8:
@@ -141,7 +141,7 @@ class Predictor:
         capacity = self._steps * self._per_step
         results = []
         for start in range(0, len(images), capacity * parts):
-            # Where fewer are left than all instances take, some compute zeros alone: they all run the same program.
+            # All instances run the same program, so if too few samples are left, some compute padding only.
             images_of_part = images[start + part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), dtype)
             filled[: len(images_of_part)] = images_of_part
@@ -149,7 +149,7 @@ class Predictor:
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
             if self._gives_zeros:
-                # The SDK makes zeros itself: of made-up data those of one replica (_get_all_batch_results in
+                # The SDK returns zeros: for generated data those of one replica (_get_all_batch_results in
                 # keras/ipu/extensions/extensions_base.py of graphcore/keras r2.6/sdk-release-3.4), without a device
                 # those of one micro-batch of each (PoplarExecutor::GetTensorsFromOutfeed of graphcore/tensorflow).
                 logits = np.zeros((capacity, *logits.shape[1:]), np.float32)
@@ -183,29 +183,27 @@ class Predictor:
 
 
 def _ends(batches: Sequence[Tensor]) -> np.ndarray:
-    """Where each batch but the last ends, of all that stand one after the other."""
+    """Indices at which to split concatenated batches."""
     ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
     return ends
 
 
 def _depth(program: Optional[Program]) -> int:
-    """What the micro-batches of an execution must be a multiple of: a pipeline is filled once per stage."""
+    """The number of which the micro-batches of an execution must be a multiple, for a pipeline."""
     if program is None or program.pipeline_schedule == "Sequential":
         return 1
     return int(program.num_stages)
 
 
 class StatisticsNetwork:
-    """Batch norm's statistics over training batches, by a forward pass that returns those of each micro-batch.
-
-    It is the network of a training run, with statistics as outputs.
+    """Measures batch norm's statistics over training batches: the trained network with statistics as outputs.
 
     Args:
-        device: where.
+        device: the IPUs.
         config: the options that only IPUs act on.
-        program: whose batches are taken.
-        build: makes the model, options that the SDK wants included; called inside the scope.
-        num_updates: weight updates whose batches are taken.
+        program: the Program whose batches are used.
+        build: builds the model and sets the SDK's options; called inside the scope.
+        num_updates: weight updates whose batches are used.
     """
 
     def __init__(
@@ -226,7 +224,7 @@ class StatisticsNetwork:
         """float32 [channels] of each ``<layer>/moving_mean`` and ``/moving_variance``: means over all micro-batches.
 
         Args:
-            weights: to be used.
+            weights: the weights to measure with.
             dataset: training batches of this instance.
         """
         p, network, instances = self._program, self._made, self._device.instances

@@ -1,7 +1,7 @@
-"""Several instances of the program under ``poprun``: which one this is, and what it may do.
+"""The instances of a program under ``poprun``.
 
-``poprun`` sets POPDIST_* in each process.  Each instance has replicas of its own and its share of the data; one of
-them writes checkpoints and logs.
+``poprun`` sets POPDIST_* in each process.  Each instance runs some of the replicas on its share of the
+data; the first one writes checkpoints and logs.
 """
 
 import os
@@ -21,10 +21,10 @@ class Instances:
     """The processes of one run.
 
     Attributes:
-        count: of them; 1 without ``poprun``.
-        index: of this one.
-        ipus_per_replica: as ``poprun`` was told; None without it.
-        total_replicas: over all instances; None without ``poprun``.
+        count: number of instances; 1 without ``poprun``.
+        index: number of this instance, from 0.
+        ipus_per_replica: the value given to ``poprun``; None without it.
+        total_replicas: replicas of all instances; None without ``poprun``.
     """
 
     count: int = 1
@@ -39,12 +39,12 @@ class Instances:
 
     @property
     def local_ipus(self) -> int:
-        """IPUs of one instance, which ``poprun`` has chosen; 0 without it."""
+        """IPUs that ``poprun`` chose for one instance; 0 without it."""
         return 0 if self.total_replicas is None else self.local_replicas * (self.ipus_per_replica or 1)
 
     @property
     def num_shares(self) -> int:
-        """Into how many parts the replicas are dealt; the host's workers share the work, and not the replicas."""
+        """Parts into which the replicas are divided; workers of the host divide micro-batches instead."""
         return self.count if self.is_distributed else 1
 
     @property
@@ -59,7 +59,7 @@ class Instances:
 
 
 def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances:
-    """Reads what ``poprun`` set.
+    """Reads the variables that ``poprun`` sets.
 
     Raises:
         ConfigurationError: instances with different numbers of replicas.
@@ -89,7 +89,7 @@ def _number(env: Mapping[str, str], name: str, default: Optional[int]) -> int:
     """A number that ``poprun`` set.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not a number.
     """
     text = env.get(_PREFIX + name, "" if default is None else str(default))
     try:

@@ -68,11 +68,10 @@ _IPU = "mk2"
 class PoplarSession(Session):
     """Runs Programs on IPUs; see :class:`ipucnn.sessions.session.Session`.
 
-    The network that is given is not trained in place: IPUs run a copy that was built for them, whose weights are
-    ``state.weights``.
+    IPUs train a copy of the network that is built for them; its weights are ``state.weights``.
 
     Args:
-        device: the SDK, its modules and this process' place among others.
+        device: the SDK, and the IPUs of this process.
         config: the options that only IPUs act on.
     """
 
@@ -96,10 +95,10 @@ class PoplarSession(Session):
         self._programs = cached_programs()
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
-        """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
+        """Runs it on the IPU with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
 
         Raises:
-            ConfigurationError: the SDK's fused operation cannot do this.
+            ConfigurationError: the SDK's fused operation does not support it.
         """
         config = self._config
         if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
@@ -154,7 +153,7 @@ class PoplarSession(Session):
         return self.compilation
 
     def _attach(self, num_ipus: int, program: Optional[Program]) -> None:
-        """Configures the system for so many IPUs."""
+        """Configures the system for ``num_ipus`` IPUs."""
         self._device.configure(num_ipus, self._config, program)
         ipu = get_ipu(_IPU)
         memory_bytes = num_ipus * ipu.num_tiles * ipu.sram_per_tile_bytes
@@ -162,7 +161,7 @@ class PoplarSession(Session):
         self.device = DeviceInfo("ipu", f"{num_ipus} IPU{plural}", num_ipus * ipu.num_tiles, memory_bytes)
 
     def _build(self, purpose: str, micro_batch_size: int, name: str) -> DeviceModel:
-        """The network for a purpose; one that is trained is split into the program's stages."""
+        """The network built for a purpose; a trained one is split into the program's stages."""
         config, p = self._config, self.program
         shape = Shape(
             micro_batch_size=micro_batch_size,
@@ -177,7 +176,7 @@ class PoplarSession(Session):
         return made
 
     def _set_options(self, model: KerasModel, training: bool) -> None:
-        """The SDK's options of a model; they have to be given again to every model that is built or loaded."""
+        """Sets the SDK's options of a model, which models do not save."""
         p, config = self.program, self._config
         assert p is not None
         if p.num_stages > 1:
@@ -191,7 +190,7 @@ class PoplarSession(Session):
     def compile_ahead(
         self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
     ) -> CompilationReport:
-        """Starts each program once, on a connection that compiles and executes nothing.
+        """Compiles each program without executing it.
 
         Raises:
             InfeasibleError: the program does not fit.
@@ -213,7 +212,7 @@ class PoplarSession(Session):
     # --- training --------------------------------------------------------------------------------------
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Runs whole executions; the first one compiles, and is not timed."""
+        """Prepares to run whole executions; the first one compiles, and is not timed."""
         p = self.program
         assert p is not None
         stream = self.feed(make_dataset(self.state.weight_updates, p.micro_batch_size))
@@ -226,13 +225,13 @@ class PoplarSession(Session):
         return run
 
     def feed(self, dataset: TfDataset) -> Stream:
-        """What :meth:`execute` takes its batches from; it goes on where it stopped."""
+        """A stream of batches for :meth:`execute`, which continues where it stopped."""
         if self._trained is None:
             raise RuntimeError("compile() comes before feed()")
         return self._trained.stream(dataset, self.state.weight_updates)
 
     def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
-        """One execution; its mean loss and accuracy are told of each of its weight updates."""
+        """Runs one execution; its mean loss and accuracy stand for each of its weight updates."""
         assert self._trained is not None and isinstance(batches, Stream)
         started = time.perf_counter()
         loss, hit = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
@@ -241,7 +240,7 @@ class PoplarSession(Session):
         return TrainedPart([loss] * num_weight_updates, [hit] * num_weight_updates, spent_s)
 
     def _note_compilation(self, spent_s: float) -> None:
-        """Keeps what the first execution took, and whether it found its programs in the executable cache."""
+        """Records the time of the first execution, and whether its programs came from the executable cache."""
         if self.first_update_s or self.compilation is None:
             return
         self.first_update_s = spent_s
@@ -249,11 +248,11 @@ class PoplarSession(Session):
         self.compilation = replace(self.compilation, first_update_s=spent_s, cached=is_cached)
 
     def any_instance(self, flag: bool) -> bool:
-        """Whether it is set on any instance of ``poprun``: all of them have to ask."""
+        """Whether the flag is set on any instance of ``poprun``; every instance must make this call."""
         return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
 
     def of_first_instance(self, value: float) -> float:
-        """The first instance's value: all of them have to ask."""
+        """The value of the first instance; every instance must make this call."""
         return self._device.of_first_instance(value)
 
     def _has_batch_norm(self) -> bool:
@@ -279,9 +278,9 @@ class PoplarSession(Session):
         return made
 
     def measure_statistics(self, batches: TfDataset) -> None:
-        """A pass on the host's CPU, of IPUs' weights in IPUs' precision: their memory holds no such batches.
+        """Measures on the host's CPU, with the IPUs' weights and precision: the batches do not fit on IPUs.
 
-        Every instance sees all images.
+        Every instance uses all images.
         """
         with tf.device("/CPU:0"):
             if self._large_batches is None:
@@ -294,7 +293,7 @@ class PoplarSession(Session):
             self.evaluated = {**self.evaluated, **self._large_batches.measure(batches)}
 
     def _unpack(self, images: Tensor) -> Tensor:
-        """On the host, what IPUs do to images that were sent to them."""
+        """Preprocesses images on the host as the IPUs do."""
         preprocess = self._device.preprocess
         if preprocess is None:
             return images
@@ -316,10 +315,7 @@ class PoplarSession(Session):
         return self.compilation
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Takes the IPUs of this instance of ``poprun``, or as many as the configuration's replicas of validation need.
-
-        There is no pipeline.
-        """
+        """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
         config, instances = self._config, self._device.instances
         self._network, self._sums = model, traced_sums(loss)
         self._device.would_fit = self.would_fit
@@ -341,16 +337,16 @@ class PoplarSession(Session):
     ) -> Callable[[np.ndarray], np.ndarray]:
         """Writes a network as a SavedModel that holds the program of one IPU, for TensorFlow Serving.
 
-        What it holds was compiled: nobody reads layers or weights out of it again.
+        The program is compiled: layers and weights cannot be read from it.
 
         Args:
-            model: with the weights to use.
-            folder: absent or empty.
+            model: the network with its weights.
+            folder: an absent or empty folder.
             batch_size: images of each call.
-            output_name: of the logits in the signature; the input is called as the network's.
+            output_name: name of the logits in the signature; the input has the name of the network's.
 
         Returns:
-            Runs what was written: images of one batch -> float32 logits.
+            A function that runs the program: images of one batch -> float32 logits.
 
         Raises:
             MissingError: there is no IPU.
@@ -360,7 +356,7 @@ class PoplarSession(Session):
         self._attach(1, None)
         with self._device.scope():
             made = self._build(PREDICTION, batch_size, "serving")
-            # So many calls of the network run together: more of them would make the first result wait.
+            # Calls that run together; more of them would delay the first result.
             made.model.compile(steps_per_execution=1)
         with self._device.running(training=False):
             predict = self._device.api.ipu.serving.export_keras(
@@ -395,7 +391,7 @@ class PoplarSession(Session):
         return self._predictor
 
     def _gives_zeros(self) -> bool:
-        """Whether what IPUs give back is zeros, and of fewer images than were sent."""
+        """Whether IPUs return zeros, for fewer images than were sent."""
         return gives_nothing_back() or self._config.compile_only
 
     def _pipeline_validation(self, model: KerasModel) -> None:
@@ -407,13 +403,13 @@ class PoplarSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
+        """IPUs compute logits and the host adds up metrics: every sample of weight 1 counts exactly once.
 
-        Each instance has the totals of all.
+        Each instance has the totals of all instances.
         """
 
         predictor = self._validation()
-        # Alone between any two batches; instances ask each other once for each execution.
+        # One process can stop between any two batches; instances agree once per execution.
         between = predictor.samples_per_execution if self._device.instances.count > 1 else 0
 
         def unless_stopped() -> Iterator[Batch]:
@@ -434,11 +430,11 @@ class PoplarSession(Session):
 
     @property
     def evaluation_part(self) -> Tuple[int, int]:
-        """(instances of ``poprun``, which one this is)."""
+        """(number of instances of ``poprun``, index of this one)."""
         return self._device.instances.count, self._device.instances.index
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Several batches are one execution.  Of images alone instances are given the same, and share the computing."""
+        """Computes several batches per execution.  Instances share the work if batches have images alone."""
         left = iter(batches)
         for first in left:
             predictor = self._validation()
@@ -446,5 +442,5 @@ class PoplarSession(Session):
             yield from predictor.logits(given) if len(first) == 1 else predictor.logits_of_parts(given)
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Logits of each element; several elements are one execution.  Instances are given the same."""
+        """Logits of each element, several elements per execution.  All instances receive the same elements."""
         return [found for _, found in self._validation().logits((images,) for images in dataset)]

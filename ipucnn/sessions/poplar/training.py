@@ -1,18 +1,17 @@
-"""A network in training on IPUs: its batches, loss and optimizer; one execution is one ``fit`` of one epoch.
+"""Training on IPUs: batches, loss and optimizer.  One execution is one ``fit`` of one epoch.
 
-All executions take their batches from one iterator, so that what the input pipeline has made ready at the end of one
-is the beginning of the next, and events happen at the same places as on the host.  The SDK keeps the compiled program
-from one ``fit`` to the next.
+All executions take their batches from one iterator.  Batches that are prefetched at the end of one execution therefore
+begin the next, and events happen at the same weight updates as on the host.  The SDK keeps the compiled program from
+one ``fit`` to the next.
 
 - Batches are static micro-batches of int32 labels, accumulation step by accumulation step, replica by replica, as on
   the host.
-- Loss and metrics are Keras' classes over this program's formulas.  Keras' own reductions are passed by: the loss is
-  the mean over a micro-batch, in float32, times the loss scale; the metrics are means over the samples of an execution
-  that count.
-- Optimizers are Keras' as well, so that the SDK can accumulate and offload around them.  The arithmetic is that of
-  :class:`ipucnn.training.optimizers.Optimizer`; state is kept there, by weight name, and goes into the same
-  checkpoints.  The learning rate is read from a table that is filled before each execution: every weight update of an
-  execution has its own rate, without a program of its own on the IPU.
+- Loss and metrics are Keras classes with this program's formulas, not Keras's reductions: the loss is the mean over a
+  micro-batch, in float32, times the loss scale; the metrics are means over the real samples of an execution.
+- Optimizers are Keras classes, too, so that the SDK can accumulate gradients and offload state.  The arithmetic is that
+  of :class:`ipucnn.training.optimizers.Optimizer`, which keeps its state by weight name for checkpoints.  Learning
+  rates come from a table that is filled before each execution: each weight update has its own rate, and the IPUs need
+  only one program.
 """
 
 import zlib
@@ -35,10 +34,10 @@ from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 SEED_MASK = 0x7FFFFFFF
-# Of a tensor, the mean over replicas.
+# Computes the mean of a tensor over replicas.
 _Mean = Callable[[Tensor], Tensor]
 Gradients = List[Tuple[Tensor, TfVariable]]
-"""Gradients and what they are of."""
+"""Pairs of a gradient and its variable."""
 
 
 def transfer_type(config: RunConfig, preprocess: Optional[Preprocessing]) -> str:
@@ -62,19 +61,19 @@ def training_batches(
     transfer: str,
     instances: Instances,
 ) -> TfDataset:
-    """What ``fit`` is given.
+    """The data set for ``fit``.
 
     Args:
-        dataset: (images, labels[, weights 0 or 1]) of this instance, from a weight update on.
-        program: whose micro-batches they are.
-        first_update: that weight update.
+        dataset: (images, labels[, weights 0 or 1]) of this instance, from ``first_update`` on.
+        program: the Program with the batch sizes.
+        first_update: number of the first weight update.
         takes_seeds: the model's second input is the seeds of the micro-batch.
         transfer: type of the images on the way to the IPU.
-        instances: whose micro-batches these are: every ``count``-th of all, from ``index`` on.
+        instances: this instance has every ``count``-th micro-batch, from ``index`` on.
 
     Returns:
-        (images or (images, seeds), labels[, weights]): the weights of the last weight update of an epoch are raised
-        so that a mean over all its samples is one over those that count.
+        (images or (images, seeds), labels[, weights]).  In the last weight update of an epoch, weights are larger than
+        1, so that the mean over all samples is the mean over the real ones.
     """
     p, size = program, program.micro_batch_size
     run_seed = tf.constant(p.seed & SEED_MASK, tf.int32)
@@ -113,16 +112,15 @@ def training_batches(
 
 
 class Stream(Iterable[Tuple[Any, ...]]):
-    """Batches for ``fit`` that one iterator prepares: each execution takes as many as it needs.
+    """Batches for ``fit`` from one iterator: each execution takes as many as it needs.
 
-    A data set that is given to ``fit`` is iterated anew (keras/ipu/extensions/data_adapter.py and extensions_base.py of
-    graphcore/keras make an infeed for each call), and the SDK's Keras refuses iterators.  So each call is given a data
-    set of its own, which takes its elements from an iterator that stays.  Resources that a data set's functions
-    hold are seen by the infeed: driver/tools/infeed_iterator.cc of graphcore/tensorflow r2.6 wraps the device for
-    it.
+    ``fit`` iterates over its data set from the beginning (keras/ipu/extensions/data_adapter.py and extensions_base.py
+    of graphcore/keras make an infeed for each call), and the SDK's Keras refuses iterators.  Therefore each call
+    receives a new data set that takes its elements from one lasting iterator.  The infeed sees resources that functions
+    of a data set hold: driver/tools/infeed_iterator.cc of graphcore/tensorflow r2.6 wraps the device for this.
 
     Args:
-        batches: from the first execution's first on, as many as there will ever be needed.
+        batches: all batches of the run, from the first execution on.
     """
 
     def __init__(self, batches: TfDataset) -> None:
@@ -133,7 +131,7 @@ class Stream(Iterable[Tuple[Any, ...]]):
                 element: Tuple[Tensor, ...] = next(iterator)
                 return element
 
-            # Made once: to make it traces a function.
+            # Made once, because making it traces a function.
             everything = tf.data.Dataset.range(2**62)
             self._rest = everything.map(tf.autograph.experimental.do_not_convert(following))
 
@@ -142,28 +140,28 @@ class Stream(Iterable[Tuple[Any, ...]]):
         return batches
 
     def take(self, count: int) -> TfDataset:
-        """The next ``count`` elements; they are gone once they have been read, and only then."""
+        """The next ``count`` elements; reading them consumes them."""
         with tf.device("/CPU:0"):
             return self._rest.take(count)
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,).  Those of mixed images have the logits' shape."""
+    """Labels in the shape that losses take, where Keras 2.6 turned (n,) into (n, 1); mixed labels are like logits."""
     if labels.dtype.is_floating and labels.shape[-1] == logits.shape[-1]:
         return tf.cast(labels, tf.float32)
     return tf.cast(tf.reshape(labels, logits.shape[:-1]), tf.int32)
 
 
 class MicroBatchLoss(keras.losses.Loss):
-    """``make_loss``'s function of one micro-batch.
+    """The loss function of ``make_loss`` for one micro-batch.
 
     Args:
         function: (logits, labels, 1[, weights]) -> (1,).
-        scale: what the loss is multiplied by, a number or a variable; the optimizer divides the gradients by it.
+        scale: number or variable that multiplies the loss; the optimizer divides the gradients by it.
     """
 
     def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
-        # Keras divides other reductions by the strategy's replicas: 1 with IPUStrategy, all under PopDist.
+        # Keras divides other reductions by the strategy's number of replicas: 1 with IPUStrategy, all with PopDist.
         super().__init__(reduction="sum", name="objective")
         self._own, self._scale = function, scale
 
@@ -180,11 +178,11 @@ class SampleMean(keras.metrics.Metric):
     """Mean of a figure over the samples whose weight is not 0.
 
     Args:
-        figure: (labels, logits, weights 0 or 1) -> the mean over the micro-batch's samples that count.
-        name: of the metric.
-        mean: over replicas, of the result; None: each replica has its own.
-        divides_by_all: the sum over samples that count is divided by the number of all.  Replicas then have one
-            denominator, and the mean of theirs is right where they have different numbers of samples that count.
+        figure: (labels, logits, weights 0 or 1) -> the mean over the samples of weight 1 of the micro-batch.
+        name: name of the metric.
+        mean: averages the result over replicas; None: each replica keeps its own.
+        divides_by_all: the sum over samples of weight 1 is divided by the number of all samples.  Replicas then have
+            one denominator, and their mean is right even if they have different numbers of samples of weight 1.
     """
 
     def __init__(
@@ -226,7 +224,7 @@ class SampleMean(keras.metrics.Metric):
 def make_metrics(
     loss: LossFunction, mean: Optional[_Mean] = None, divides_by_all: bool = False
 ) -> List[SampleMean]:
-    """Loss and accuracy, as the host session reports them of an execution; see :class:`SampleMean`."""
+    """Loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`."""
 
     def mean_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
         if counts is None:
@@ -249,9 +247,9 @@ def make_metrics(
 
 
 def underlying(variable: TfVariable) -> TfVariable:
-    """What a variable and its guises have in common.
+    """The variable below Keras's wrappers.
 
-    A layer of 16 bits has its 32-bit weights in Keras' AutoCastVariable; under PopDist an update is given the part of a
+    A 16-bit layer has its 32-bit weights in an AutoCastVariable; under PopDist an update receives one component of a
     mirrored variable.
     """
     variable = getattr(variable, "_variable", variable)
@@ -264,9 +262,9 @@ class MovingStatistics:
     """Moving statistics of batch norm that move once per weight update; see :class:`MovedByGradient`.
 
     Args:
-        norms: the layers.
-        program: whose replicas and accumulation they are.
-        mean: the mean of a tensor over replicas.
+        norms: the batch norm layers.
+        program: the Program with replicas and accumulation.
+        mean: averages a tensor over replicas.
     """
 
     def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: _Mean) -> None:
@@ -286,8 +284,8 @@ class MovingStatistics:
         return id(underlying(tf_variable(variable))) in self._of
 
     def add_spread(self, gradients: Gradients) -> Gradients:
-        """One replica's gradients before they are summed over replicas: to its variance, the square of what its mean
-        differs from that of all."""
+        """Adds to one replica's variance the squared difference of its mean from the mean of all replicas, before
+        gradients are summed over replicas."""
         if self._replicas == 1:
             return gradients
         by_variable = {id(underlying(tf_variable(variable))): gradient for gradient, variable in gradients}
@@ -298,7 +296,7 @@ class MovingStatistics:
         return [(by_variable[id(underlying(tf_variable(variable)))], variable) for _, variable in gradients]
 
     def move(self, gradient: Tensor, variable: TfVariable) -> Tensor:
-        """Moves one statistic by its gradients, summed over replicas."""
+        """Updates one moving statistic from its gradients, summed over replicas."""
         norm, is_variance = self._of[id(underlying(variable))]
         new = tf.cast(gradient, tf.float32) / (self._steps * self._replicas)
         if is_variance:
@@ -308,18 +306,17 @@ class MovingStatistics:
 
 
 class WeightUpdate:
-    """What both kinds of Keras optimizers do with one weight's gradient.
+    """Applies gradients; both generations of Keras optimizers call it.
 
     Args:
         optimizer: the arithmetic and its state.
         num_rates: weight updates of an execution.
-        scale: what the gradients are multiplied by: the loss scale, and the number of replicas, because Keras'
-            optimizers sum over replicas and ``IPUStrategy`` counts as one of them (``num_replicas_in_sync``), so
-            that nothing divides.
-        averaged: moving statistics, to be averaged over replicas once per weight update.
-        mean: the mean of a tensor over replicas.
+        scale: the factor in the gradients: the loss scale times the number of replicas.  Keras's optimizers sum over
+            replicas, and nothing divides, because ``IPUStrategy`` counts as one replica (``num_replicas_in_sync``).
+        averaged: moving statistics that are averaged over replicas once per weight update.
+        mean: averages a tensor over replicas.
         once: statistics that move once per weight update.
-        scaler: finds the loss scale, which is then not part of ``scale``.
+        scaler: automatic loss scaling; its scale is not part of ``scale``.
     """
 
     def __init__(
@@ -340,7 +337,7 @@ class WeightUpdate:
         self.resize(num_rates)
 
     def resize(self, num_rates: int) -> None:
-        """Makes the table anew, for so many weight updates; what was compiled with the former one is void."""
+        """Makes a new table of learning rates for ``num_rates`` weight updates; programs must be compiled again."""
         self.num_rates = num_rates
         self.rates = tf.Variable(tf.zeros([num_rates], tf.float32), trainable=False, name="learning_rates")
 
@@ -352,10 +349,10 @@ class WeightUpdate:
         self.rates.assign(table)
 
     def apply(self, gradient: Tensor, variable: TfVariable, iterations: Tensor) -> List[Tensor]:
-        """Updates one weight, or a statistic that has a gradient; the first one takes the other statistics along.
+        """Updates one weight, or a statistic that has a gradient.  The first weight's update also averages statistics.
 
-        Each replica has moving statistics of its own.  Their recursion is linear, so averaging them once per weight
-        update is the same as averaging the statistics of every micro-batch, and the host session's formula.
+        Each replica has its own moving statistics.  Their recursion is linear, so averaging them once per weight update
+        equals averaging the statistics of every micro-batch, which is the host session's formula.
         """
         count = tf.cast(iterations, tf.float32)
         if self._once is not None and variable in self._once:
@@ -364,7 +361,7 @@ class WeightUpdate:
                 return [moved, *self._optimizer.average_statistics(count, only=underlying(variable))]
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
         index = self._index[id(underlying(variable))]
-        # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
+        # In 32 bits: in 16 bits, values that the loss scale kept from underflowing would be lost.
         gradient = tf.cast(gradient, tf.float32)
         if self._scale != 1.0:
             gradient = gradient / self._scale
@@ -379,17 +376,17 @@ class WeightUpdate:
         return done
 
     def before_reduction(self, gradients: Gradients) -> Gradients:
-        """One replica's accumulated gradients, as they are to be summed over replicas."""
+        """One replica's accumulated gradients, ready to be summed over replicas."""
         return gradients if self._once is None else self._once.add_spread(gradients)
 
     def after_reduction(self, gradients: Gradients) -> Gradients:
-        """The gradients of a weight update, summed over replicas, clipped and without the loss scale that was found."""
+        """The gradients of a weight update, summed over replicas: clipped, and without the automatic loss scale."""
         if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
             return gradients
         trained = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
         values = [gradients[n][0] for n in trained]
         if self._scaler is not None:
-            # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
+            # Here the scale is the number of replicas: the host checks the mean over replicas.
             values, self._beyond = self._scaler.unscaled(values, self._scale)
         clipped = dict(zip(trained, self._optimizer.clipped(values, self._scale)))
         return [(clipped.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
@@ -398,7 +395,7 @@ class WeightUpdate:
 if KERAS_3:
 
     class DeviceOptimizer(keras.optimizers.Optimizer):
-        """Keras 3, for the double."""
+        """Keras 3, which only the test double has."""
 
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(learning_rate=1.0, name="device_optimizer")
@@ -419,7 +416,7 @@ if KERAS_3:
 else:
 
     class DeviceOptimizer(keras.optimizers.Optimizer):  # type: ignore[no-redef]
-        """Keras 2.6: only the hooks that every subclass has; ``minimize`` is left alone, as the SDK demands."""
+        """Keras 2.6: overrides only the hooks of subclasses, and not ``minimize``, which the SDK forbids."""
 
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(name="device_optimizer")
@@ -442,24 +439,24 @@ else:
 
 
 class Float32View:
-    """A variable of another type that reads and takes float32."""
+    """A float32 view of a variable of another type."""
 
     def __init__(self, variable: TfVariable) -> None:
         self._variable = variable
         self.shape, self.dtype = variable.shape, tf.float32
 
     def numpy(self) -> np.ndarray:
-        """float32 values."""
+        """The values as float32."""
         return self._variable.numpy().astype(np.float32)
 
     def assign(self, values: Union[Tensor, np.ndarray]) -> None:
-        """Rounds to the variable's type."""
+        """Assigns values, rounded to the variable's type."""
         values = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
         self._variable.assign(values.astype(self._variable.dtype.as_numpy_dtype))
 
 
 def portable(variable: TfVariable) -> Union[TfVariable, Float32View]:
-    """The variable itself if it is float32, else a view of it that is."""
+    """The variable itself if it is float32, else a float32 view."""
     return variable if variable.dtype.name == "float32" else Float32View(variable)
 
 
@@ -467,12 +464,12 @@ class TrainedNetwork:
     """A network that IPUs train.
 
     Args:
-        device: where.
+        device: the IPUs.
         config: the options that only IPUs act on.
-        program: what runs.
-        made: the network, built for training; options that the SDK wants are set already.
+        program: the Program to run.
+        made: the network built for training, with the SDK's options set.
         optimizer: checked settings.
-        loss: from ``make_loss``.
+        loss: the function of ``make_loss``.
         schedule: weight updates (int array) -> learning rates.
     """
 
@@ -489,7 +486,7 @@ class TrainedNetwork:
         self._device, self._config, self._program = device, config, program
         self._loss, self._schedule = loss, schedule
         self.made = made
-        # A pipeline has the last replica's figures alone, which are over its own samples.
+        # A pipeline reports only the last replica's figures, over that replica's samples.
         self._divides_by_all = bool(program.samples_padded_per_epoch) and (
             program.num_stages == 1 or program.num_replicas == 1
         )
@@ -520,11 +517,11 @@ class TrainedNetwork:
 
     @property
     def slots(self) -> Dict[str, Union[TfVariable, Float32View]]:
-        """The optimizer's state likewise."""
+        """The optimizer's state, in the same form."""
         return {name: portable(v) for name, v in self._slots.items()}
 
     def _averaged(self) -> List[TfVariable]:
-        """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
+        """Moving statistics that differ between replicas; a pipeline recomputes them instead."""
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
             return []
@@ -535,7 +532,7 @@ class TrainedNetwork:
         p = self._program
         mean: Optional[_Mean] = None
         if self._config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
-            # Metrics that the IPUs reduce themselves; stages of a pipeline cannot.
+            # The IPUs average metrics over replicas themselves, which a pipeline cannot.
             mean = self._device.mean_over_replicas
         self.made.model.compile(
             optimizer=DeviceOptimizer(self._update),
@@ -546,7 +543,7 @@ class TrainedNetwork:
         self._steps = steps_per_execution
 
     def stream(self, dataset: TfDataset, first: int) -> Stream:
-        """What executions from a weight update on are given.
+        """The batches of all executions from a weight update on.
 
         Args:
             dataset: (images, labels[, weights]) of this instance, from weight update ``first`` on.
@@ -556,12 +553,12 @@ class TrainedNetwork:
         return Stream(training_batches(dataset, self._program, first, takes_seeds, transfer, instances))
 
     def execute(self, stream: Stream, first: int, count: int) -> Tuple[float, float]:
-        """One execution.
+        """Runs one execution.
 
         Args:
-            stream: whose next batches are those of weight update ``first``.
+            stream: its next batches are those of weight update ``first``.
             first: weight updates done before.
-            count: weight updates to do.
+            count: weight updates to run.
 
         Returns:
             Mean loss and accuracy, the same on every instance.
@@ -593,7 +590,7 @@ class TrainedNetwork:
         return float(loss), float(hit)
 
     def _draws_random_numbers(self) -> bool:
-        """Whether the IPUs' own generator decides about anything."""
+        """Whether the program uses the IPUs' random number generator."""
         layers = {type(layer).__name__ for layer in self.made.model.layers}
         return self._config.stochastic_rounding != "OFF" or "Dropout" in layers
 
@@ -609,5 +606,5 @@ def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer
 
 
 def _seed(run_seed: int, weight_update: int) -> int:
-    """The IPUs' seed of the execution that begins there: a continued run draws as an uninterrupted one."""
+    """The IPUs' seed of an execution, a function of its first weight update: continued runs draw the same numbers."""
     return zlib.crc32(f"{run_seed}/{weight_update}".encode()) & 0x7FFFFFFF
