@@ -1,6 +1,5 @@
-"""From a configuration and a Program to the SDK's options.
-
-``IPUConfig`` is one table, a row per leaf that is set; what each model is told of its pipeline or accumulation follows.
+"""Turns a configuration and a Program into the SDK's options: one table for ``IPUConfig``, then the arguments of each
+model's pipelining or accumulation options.
 """
 
 from dataclasses import dataclass
@@ -10,20 +9,21 @@ from ipucnn.aliases import PlainValue, SdkModule
 from ipucnn.config.options import RunConfig
 from ipucnn.training.program import Program, stage_proportions
 
-# Generation that programs are compiled for without a device: Mk2 and Bow.
+# Target of programs that are compiled without a device: Mk2 and Bow.
 _COMPILED_VERSION = "ipu2"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What of the configuration depends on the program.
+    """The part of the system's configuration that follows from the Program.
 
     Attributes:
-        num_ipus: of this process' device.
-        available_memory_proportion: of every convolution and matrix product, in [0, 1]; None: per stage, or Poplar's.
+        num_ipus: IPUs of this process.
+        available_memory_proportion: for all convolutions and matrix products, in [0, 1]; None: one per stage, or
+            Poplar's default.
         recomputation: activations are recomputed.
         dbn_replica_group_size: replicas that share batch norm statistics.
-        selects: which IPUs these are is said here; under ``poprun`` it says so.
+        selects: this configuration selects the IPUs; under ``poprun``, poprun does.
     """
 
     num_ipus: int
@@ -35,12 +35,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Row:
-    """One leaf.
+    """One leaf of ``IPUConfig``.
 
     Attributes:
         leaf: dotted name in ``IPUConfig``.
-        options: the options it comes from, by their names in ``RunConfig``.
-        value: (config, layout) -> value, for an enumeration the member's name; None leaves the SDK's default.
+        options: the fields of ``RunConfig`` that it depends on.
+        value: (config, layout) -> value (of an enumeration, the member's name); None keeps the SDK's default.
     """
 
     leaf: str
@@ -49,7 +49,7 @@ class Row:
 
 
 def option_text(value: object) -> str:
-    """A Poplar option's value: always a string."""
+    """The text of a Poplar option's value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -65,7 +65,7 @@ def connection_type(config: RunConfig) -> str:
 
 
 def _products(config: RunConfig, layout: Layout, gather: str) -> Dict[str, Any]:
-    """What convolutions and matrix products have in common; ``gather`` is their name for --gather-conv-output."""
+    """Options that convolutions and matrix products share; ``gather`` is their name of --gather-conv-output."""
     options: Dict[str, Any] = {}
     if layout.available_memory_proportion is not None:
         options["availableMemoryProportion"] = layout.available_memory_proportion
@@ -116,7 +116,7 @@ ROWS: Tuple[Row, ...] = (
         ("compile_only",),
         lambda c, p: _COMPILED_VERSION if c.compile_only else None,
     ),
-    # Only read where no device is attached while compiling, which then cannot be asked.
+    # Read only if no device is attached during compilation, so that the driver cannot ask one.
     Row(
         "device_connection.enable_remote_buffers",
         ("on_demand", "compile_only"),
@@ -150,7 +150,7 @@ ROWS: Tuple[Row, ...] = (
         ("internal_exchange_optimization_target", "deterministic_workers"),
         _engine,
     ),
-    # What the driver reseeds around operations that replicas must round alike.
+    # The driver then reseeds around operations that all replicas must round alike.
     Row(
         "experimental.enable_prng_stability",
         ("stochastic_rounding",),
@@ -196,12 +196,12 @@ def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
 
 
 def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
-    """An ``IPUConfig`` with every row of the table set; nothing takes effect before it is applied.
+    """An ``IPUConfig`` with every row of the table set, not yet applied.
 
     Args:
         ipu: ``tensorflow.python.ipu``.
         config: the options.
-        layout: what follows from the program.
+        layout: values that follow from the Program.
     """
     ipu_config = ipu.config.IPUConfig()
     for row in ROWS:
@@ -212,7 +212,7 @@ def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
 
 
 def proportions(program: Program) -> Sequence[Tuple[float, float]]:
-    """availableMemoryProportion of each stage's convolutions and matrix products; empty where it is not per stage."""
+    """availableMemoryProportion of convolutions and of matrix products per stage; empty if all stages share one."""
     return stage_proportions(program.available_memory_proportion, program.num_stages)
 
 
@@ -231,8 +231,7 @@ def pipelining_options(
 ) -> Dict[str, Any]:
     """Arguments of ``set_pipelining_options``.
 
-    Keywords that are not given are not remembered by the SDK: each call gives all of them, and they have to be
-    given again to a model that was loaded, because it does not save them.
+    The SDK does not remember keywords from call to call, and models do not save them: each call must pass all.
     """
     schedule = ipu.pipelining_ops.PipelineSchedule[program.pipeline_schedule]
     options: Dict[str, Any] = {

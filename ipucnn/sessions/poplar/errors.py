@@ -1,8 +1,8 @@
-"""Errors of the Poplar SDK's TensorFlow as errors of this program: by class and text, and what to tell the user.
+"""Translates errors of the Poplar SDK's TensorFlow, recognised by class and text, into errors with hints.
 
 Every Poplar error that the driver catches arrives as an InternalError "[Poplar][<phase>] <type>: <text>"
-(driver/tools/poplar_util.cc of graphcore/tensorflow r2.6, SDK 3.4, where the other texts stand as well).  Nothing here
-imports TensorFlow: classes are compared by name.
+(driver/tools/poplar_util.cc of graphcore/tensorflow r2.6, SDK 3.4, the source of the other texts, too).  TensorFlow is
+not imported: classes are compared by name.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ _DOCTOR = "ipucnn doctor --device ipu says what is here"
 
 @dataclass
 class ErrorContext:
-    """What the caller knows that makes a hint better.
+    """Facts of the run that make hints better.
 
     Attributes:
-        training: the gradient accumulation count is the depth of a pipeline; else the steps per execution are.
-        num_ipus: the program asked for; 0: unknown.
+        training: the pipeline's depth is the gradient accumulation count; otherwise it is the steps per execution.
+        num_ipus: IPUs that the program asked for; 0: unknown.
         fp_exceptions: floating-point exceptions are switched on.
-        would_fit: what is predicted of memory, see ``planning.search.variations``.  Called only where it ran out, or
-            where there is none to offload to.
-        kept_remotely: options that keep something of the program in remote memory, of :data:`REMOTE_MEMORY`.
+        would_fit: predicts which change would fit, see ``planning.search.variations``; called only if memory ran out or
+            remote memory is missing.
+        kept_remotely: active options of :data:`REMOTE_MEMORY`.
     """
 
     training: bool = True
@@ -38,12 +38,12 @@ class ErrorContext:
 
 @dataclass(frozen=True)
 class Match:
-    """Where a case's pattern was found.
+    """A match of a case's pattern.
 
     Attributes:
         groups: named groups of the pattern.
         text: the whole message.
-        rest: the line from the end of the pattern on: what Poplar adds.
+        rest: the rest of the line after the match, in Poplar's words.
     """
 
     groups: Dict[str, str]
@@ -55,13 +55,12 @@ _Make = Callable[[Match, ErrorContext], UserError]
 
 
 class Case(NamedTuple):
-    """One thing that goes wrong.
+    """One known error.
 
     Attributes:
-        classes: names of the exception's class or of a base of it; empty for what only stands on stderr, as the
-            process aborts.
-        pattern: searched for in the text.
-        answer: makes the error for the user; or its class, message and hint, with groups of the pattern in braces.
+        classes: names of exception classes, base classes included; empty for text on stderr before the process aborts.
+        pattern: regular expression to search for.
+        answer: a function that makes the error; or its class, message and hint, with groups of the pattern in braces.
     """
 
     classes: Tuple[str, ...]
@@ -77,7 +76,7 @@ class Case(NamedTuple):
 
 
 _INTERNAL = ("InternalError", "UnknownError")
-# Facts say that memory is always an InternalError; a build that reports it as what it is should not end in a traceback.
+# The sources report memory as InternalError; a build that reports ResourceExhaustedError must not end in a traceback.
 _MEMORY = (*_INTERNAL, "ResourceExhaustedError")
 
 
@@ -180,8 +179,8 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     )
 
 
-# Options that keep something in remote memory: what that is, and the way out.  Not to say whether to offload is none:
-# in a pipeline that is off.
+# Options that need remote memory: what they keep there, and the change that avoids it.  Offloading that is not given
+# is not among them, because in a pipeline that means no offloading.
 REMOTE_MEMORY = {
     "optimizer_state_offloading": ("the optimizer's state was", "add --no-optimizer-state-offloading"),
     "offload_activations": ("activations were", "drop --offload-activations"),
@@ -193,7 +192,7 @@ REMOTE_MEMORY = {
 
 
 def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> ConfigurationError:
-    """The error of an option that keeps something in memory that is not there."""
+    """The error for an option that needs remote memory on IPUs that have none."""
     what, change = REMOTE_MEMORY[option]
     held = would_fit(None, without=option) if would_fit is not None else None
     return ConfigurationError(
@@ -207,7 +206,7 @@ def _needs_remote_memory(option: str) -> _Make:
 
 
 def _not_loaded(match: Match, context: ErrorContext) -> UserError:
-    """Loading fails for several reasons, whose texts are Poplar's own; one of them can be named here."""
+    """Loading fails for several reasons with Poplar's own texts; only missing remote memory can be named here."""
     changes = ", ".join(REMOTE_MEMORY[option][1] for option in context.kept_remotely)
     hint = f"if `gc-info --device-id 0 --device-info` says 'remote buffers supported: 0', {changes}"
     return MissingError(
@@ -223,9 +222,9 @@ _not_enabled = (
 )
 _IMPORT = ("ImportError", "OSError")
 
-# The order counts: the first that matches is taken.
+# In order: the first match counts.
 CASES: Tuple[Case, ...] = (
-    # Serious things first; a message may quote another.
+    # The most serious first, because a message may quote another.
     Case(_MEMORY, r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error", _out_of_memory),
     Case(
         _MEMORY,
@@ -346,7 +345,7 @@ CASES: Tuple[Case, ...] = (
             "look for it in the weights or the data that it starts from; TF_POPLAR_FLAGS=--allow_nans lets it pass",
         ),
     ),
-    # XLA's own text (tf2xla/xla_compiler.cc); what TensorFlow says of the CPU's XLA differs in the device's name.
+    # XLA's text (tf2xla/xla_compiler.cc); the CPU's differs in the device's name.
     Case(
         ("InvalidArgumentError", "UnimplementedError"),
         r"[Dd]etected unsupported operations when trying to compile graph .* on XLA_IPU",
@@ -390,7 +389,7 @@ CASES: Tuple[Case, ...] = (
             "make the environment with it: python3.8 -m venv ENV (docs/ipu.md)",
         ),
     ),
-    # What follows ends the process with SIGABRT and a line on stderr.
+    # The following errors end the process with SIGABRT and a line on stderr.
     Case(
         (),
         r"An infeed dataset iterator has failed with status|Infeed dataset iterator out of range",
@@ -404,10 +403,10 @@ CASES: Tuple[Case, ...] = (
 
 
 def recognise(text: str, classes: Tuple[str, ...]) -> Optional[Tuple[Case, Match]]:
-    """The case a message belongs to.
+    """Finds the case of a message.
 
     Args:
-        text: of the exception, or what a process wrote on stderr.
+        text: text of the exception, or of stderr.
         classes: names of the exception's class and its bases; empty for stderr, which may hold any case.
     """
     for case in CASES:
@@ -422,11 +421,11 @@ def recognise(text: str, classes: Tuple[str, ...]) -> Optional[Tuple[Case, Match
 
 
 def translate(exception: BaseException, context: Optional[ErrorContext] = None) -> Optional[UserError]:
-    """The error for the user, or None for what is not known here (a bug, or somebody else's error).
+    """The error for the user, or None if the exception is unknown (a bug, or an error of other code).
 
     Args:
-        exception: as the SDK's TensorFlow raised it; AutoGraph's "in user code:" around a text does not matter.
-        context: makes hints better.
+        exception: from the SDK's TensorFlow; AutoGraph's "in user code:" around the text does not matter.
+        context: facts for better hints.
     """
     if isinstance(exception, UserError):
         return None
@@ -441,14 +440,14 @@ def translate(exception: BaseException, context: Optional[ErrorContext] = None) 
 
 
 def translate_output(stderr: str) -> Optional[UserError]:
-    """The error for the user from what a process wrote before it aborted, or None."""
+    """The error for the user from the stderr of a process that aborted, or None."""
     recognised = recognise(stderr, ())
     return None if recognised is None else recognised[0].error(recognised[1], ErrorContext())
 
 
 @contextlib.contextmanager
 def poplar_errors(context: Optional[ErrorContext] = None) -> Iterator[None]:
-    """Turns known errors of the SDK into errors of this program; others pass.
+    """Translates known errors of the SDK in its body; others pass unchanged.
 
     Raises:
         UserError: with the SDK's exception as its cause.

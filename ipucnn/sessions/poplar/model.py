@@ -1,18 +1,17 @@
-"""The network as it runs on IPUs: the same layers by name and weights, in the classes that are best there.
+"""Builds the network for IPUs: layers with the same names and weights, of the classes that suit IPUs.
 
-A model gets the SDK's methods only if it is constructed inside the strategy's scope, and IPUs need static shapes;
-so the network is read as a blueprint and built again, with a fixed micro-batch:
+A model gets the SDK's methods only if it is constructed inside the strategy's scope, and IPUs need static shapes.
+Therefore the network is read as a blueprint and built again, with a fixed micro-batch:
 
-- batch norm becomes Keras' own, which Poplar's library computes in one piece (on Keras 2; see ``_batch_norm``), or
-  in training one whose moving statistics have gradients (``MovedByGradient``);
+- batch norm becomes Keras's, which Poplar's library computes as one operation (on Keras 2; see ``_batch_norm``), or in
+  training one whose moving statistics have gradients (``MovedByGradient``);
 - group norm and dropout become those of ``ipu_tensorflow_addons``;
-- depthwise convolutions become Keras' own: what makes them fast on a CPU has no place on an IPU.
+- depthwise convolutions become Keras's: the host's faster version is for CPUs.
 
-A frozen layer is frozen here, too, and a frozen batch norm is Keras' own, which then normalises by its moving
-statistics in training.
+Frozen layers stay frozen.  A frozen batch norm is Keras's, which uses its moving statistics in training.
 
-Some layers only a model on IPUs has: seeded dropout, preprocessing, batch statistics as outputs.  Last, each layer is
-given the stage of the pipeline in which it runs.
+Only models for IPUs have seeded dropout, preprocessing, and batch statistics as outputs.  Last, each layer is assigned
+to its stage of the pipeline.
 """
 
 import math
@@ -40,15 +39,15 @@ TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
 class SeededDropout(keras.layers.Layer):
     """Dropout whose masks are a function of the run's seed, the layer's name and the micro-batch's number.
 
-    ``fit`` does not say which micro-batch is under way, so the micro-batch's seeds are a second input.  The seeds are
-    those of ``ipucnn.models.layers.Dropout``; the masks are not the host's, as poprand takes a seed as its own
-    generator's key (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
+    The layer cannot know the micro-batch's number in ``fit``, so the seeds are a second input.  They are the seeds of
+    ``ipucnn.models.layers.Dropout``, but the masks differ from the host's, because poprand uses the seed as the key of
+    its own generator (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
 
     Args:
         rate: probability of zeroing.
         noise_shape: as for the host's layer.
         micro_batch_size: samples of a micro-batch; the input may hold several, as in distributed batch norm.
-        always: drop outside of training, too (for the statistics of a training forward pass).
+        always: drop in inference, too (for the statistics of a training forward pass).
     """
 
     def __init__(
@@ -95,11 +94,11 @@ class SeededDropout(keras.layers.Layer):
 
 
 class Preprocess(keras.layers.Layer):
-    """The network's input range from pixels 0 to 255, on the IPU.
+    """Converts pixels from 0 to 255 to the network's input range, on the IPU.
 
     Args:
-        affine: what is done to each channel.
-        fused: ``ipu.image_ops.normalise_image``, which does it in one operation; or None.
+        affine: offset and scale of each channel.
+        fused: ``ipu.image_ops.normalise_image``, which applies them in one operation; or None.
         compute: type of the result.
     """
 
@@ -114,7 +113,7 @@ class Preprocess(keras.layers.Layer):
         if self._fused is not None:
             offsets = tf.constant(affine.offsets, self._compute)
             factors = tf.constant(affine.factors, self._compute)
-            # The operation pads three channels to four, and makes 16 bits of 8.
+            # The operation pads three channels to four, and turns 8 bits into 16.
             return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
         return tf.cast(affine.apply(tf.cast(inputs, tf.float32)), self._compute)
 
@@ -123,10 +122,10 @@ class Preprocess(keras.layers.Layer):
 
 
 class _FusedBatchNorm(keras.layers.Layer):
-    """Batch norm by the SDK's own operation, whose moments are those of the replicas that share statistics.
+    """Batch norm with the SDK's operation, whose moments are over the replicas that share statistics.
 
     Attributes:
-        numbers: of each channel in one replica's micro-batch, known once it is built.
+        numbers: values of each channel in one replica's micro-batch; known after building.
     """
 
     def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
@@ -142,10 +141,10 @@ class _FusedBatchNorm(keras.layers.Layer):
         super().build(input_shape)
 
     def normalised(self, inputs: Tensor, moving: Sequence[Tensor] = ()) -> Tuple[Tensor, Tensor, Tensor]:
-        """The output, and the mean and biased variance that it was normalised by, float32 (channels,).
+        """The normalised input, and the mean and biased variance used, float32 (channels,).
 
         Args:
-            moving: mean and variance to normalise by; none: those of the micro-batch.
+            moving: mean and variance to use; none: those of the micro-batch.
         """
         channels = int(inputs.shape[-1])
         rows = int(inputs.shape.num_elements()) // channels
@@ -175,10 +174,10 @@ class _FusedBatchNorm(keras.layers.Layer):
 
 
 class BatchStatistics(_FusedBatchNorm):
-    """Batch norm by the statistics of its input, which it returns too: (normalised, mean, variance).
+    """Batch norm that also returns its batch statistics: (normalised, mean, variance).
 
     Mean and variance are float32 (1, channels), so that ``predict`` stacks those of all micro-batches.  The variance is
-    made unbiased by the numbers of one replica, also where several share it, as IPUs do it.
+    made unbiased with the count of one replica, even if several share it, as IPUs do.
     """
 
     def call(self, inputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -192,11 +191,11 @@ class BatchStatistics(_FusedBatchNorm):
 
 
 class MovedByGradient(_FusedBatchNorm):
-    """Batch norm with moving statistics whose gradients are the statistics of the micro-batch.
+    """Batch norm whose moving statistics have gradients: the statistics of the micro-batch.
 
-    What the SDK does with gradients, it then does with them: they are accumulated, in pipelines too, and handed to the
-    optimizer once per weight update (so does ``batch_norm.py`` of the public application).  The gradient of the moving
-    variance is the variance without Bessel's correction.  Both are float32 in every precision.
+    The SDK treats these as gradients: it accumulates them, in pipelines too, and passes them to the optimizer once per
+    weight update, as in ``batch_norm.py`` of the public application.  The gradient of the moving variance is the
+    variance without Bessel's correction.  Both are float32 in every precision.
     """
 
     def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
@@ -206,7 +205,7 @@ class MovedByGradient(_FusedBatchNorm):
     def build(self, input_shape: Sequence[int]) -> None:
         super().build(input_shape)
         channels = (int(input_shape[-1]),)
-        # Where layers compute in 16 bits, Keras would hand out 16 bits of these.
+        # Otherwise Keras would cast them to 16 bits in layers that compute in 16 bits.
         kind: Dict[str, Any] = {"autocast" if KERAS_3 else "experimental_autocast": False, "dtype": "float32"}
         self.moving_mean = self.add_weight(name="moving_mean", shape=channels, initializer="zeros", **kind)
         self.moving_variance = self.add_weight(
@@ -234,7 +233,7 @@ class MovedByGradient(_FusedBatchNorm):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a network is to be built.
+    """Properties of a network built for IPUs.
 
     Attributes:
         micro_batch_size: static batch.
@@ -258,7 +257,7 @@ class DeviceModel:
 
     Attributes:
         model: Keras model; its inputs are the images, and the micro-batch's seeds if ``takes_seeds``.
-        weights: variables by canonical name, in the order of the network it was made of.
+        weights: variables by canonical name, in the order of the original network.
         norms: names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's outputs
             (mean, variance of each).
         once: the batch norms that move once per weight update, of a TRAINING model.
@@ -277,7 +276,7 @@ def compute_type(precision: str) -> str:
 
 
 def _policy(precision: str) -> Any:
-    """Keras' name or policy for a layer's types."""
+    """The dtype or policy of a layer."""
     if precision == "16.32":
         return keras.mixed_precision.Policy("mixed_float16")
     return compute_type(precision)
@@ -286,13 +285,13 @@ def _policy(precision: str) -> Any:
 def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasLayer:
     settings = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
     if KERAS_3 and common["dtype"] == "float32":
-        # Keras 3 moves its variance by the biased estimate; the SDK, which never has Keras 3, by the unbiased one.
+        # Keras 3 updates the moving variance with the biased variance; the SDK's Keras 2.6 uses the unbiased one.
         return ours.BatchNormalization(**settings, **common)
     return keras.layers.BatchNormalization(**settings, **common)
 
 
 def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: KerasConfig) -> KerasLayer:
-    """Any other layer.  Its initial weights do not count: the network's are copied."""
+    """Any other layer.  Its initial weights do not matter, because the network's are copied."""
     config = {key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()}
     config.pop("dtype", None)
     assert layer_class is not None  # bare operations were edited away
@@ -300,7 +299,7 @@ def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: KerasCon
 
 
 class _Builder:
-    """Builds one model; a method per kind of layer that is exchanged."""
+    """Builds one model; each kind of replaced layer has a method."""
 
     def __init__(self, api: Api, shape: Shape) -> None:
         self.api, self.shape = api, shape
@@ -324,7 +323,7 @@ class _Builder:
                 epsilon=step.config["epsilon"],
                 beta_initializer="zeros",
                 gamma_initializer="ones",
-                # Groups of neighbouring channels, as everywhere else; the default would make other weights of them.
+                # Groups of neighbouring channels, as everywhere else; the default would permute the weights.
                 strided_channel_grouping=False,
                 **common,
             )
@@ -374,8 +373,8 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
     Args:
         api: the SDK's modules.
         network: from ``build_model``.
-        shape: how.
-        name: of the model.
+        shape: properties of the model.
+        name: name of the model.
     """
     blueprint = read_blueprint(network)
     builder = _Builder(api, shape)
@@ -394,10 +393,10 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
         tensors[step.name] = builder.layer(step, sources[0] if len(sources) == 1 else sources)
     outputs = tensors[blueprint.output]
     if compute != "float32":
-        # Loss and metrics are float32, and Keras casts the samples' weights to the type of the logits.
+        # Loss and metrics are float32, and Keras casts sample weights to the type of the logits.
         outputs = keras.layers.Activation("linear", dtype="float32", name="float32_logits")(outputs)
     if shape.purpose == STATISTICS:
-        # The end of the network comes along, small: a pipeline without it could lack its last stages.
+        # The network's end is kept, reduced to one value: without it, a pipeline could lack its last stages.
         if len(outputs.shape) == 4:
             outputs = keras.layers.GlobalAveragePooling2D(name="end")(outputs)
         outputs = [*builder.statistics, outputs]
@@ -411,7 +410,7 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
 
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
-    """The model's variables by the network's names; the addons' group norm is read by attribute."""
+    """The model's variables by the network's names; those of the addons' group norm are read by attribute."""
     by_name: Dict[str, TfVariable] = {}
     norms = {layer.name for layer in network.layers if isinstance(layer, ours.GroupNormalization)}
     plain = _Flat([layer for layer in model.layers if layer.name not in norms])
@@ -425,13 +424,13 @@ def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
 
 @dataclass
 class _Flat:
-    """Some layers, as :func:`named_weights` wants them."""
+    """A list of layers in the form that :func:`named_weights` takes."""
 
     layers: List[KerasLayer]
 
 
 def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariable]) -> None:
-    """Copies weights of the same names; a model for statistics lacks the moving ones."""
+    """Copies weights with the same names; a model for statistics has no moving statistics."""
     for name, variable in target.items():
         value = source[name]
         value = value.numpy() if hasattr(value, "numpy") else value
@@ -439,9 +438,9 @@ def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariab
 
 
 def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:
-    """Tells the SDK which layer runs in which stage.
+    """Assigns each layer to its stage.
 
-    Layers that only the model on IPUs has stay with the layer before them: preprocessing opens the first stage.
+    Layers that only the model for IPUs has belong to the stage of the layer before; preprocessing to the first stage.
     """
     stages = stages_by_layer(order, splits)
     assignment = model.get_pipeline_stage_assignment()

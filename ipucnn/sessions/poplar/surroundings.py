@@ -1,9 +1,9 @@
-"""What surrounds the Poplar session before TensorFlow is imported: it is looked up, judged, and given its flags.
+"""Checks the SDK's environment before TensorFlow is imported, and sets the driver's flags.
 
-First the looking, which imports nothing of the SDK: files, package metadata, the environment.  Then the rules over what
-was found; what is fatal stands apart from what may work.  Sources: the setup.py of graphcore/tensorflow r2.6
-(versions), its driver/tools/flags.cc (flags) and keras/ipu (modules).  Last TF_POPLAR_FLAGS: the driver reads that
-variable once, on its first access in the process, and ends the process for a flag it does not know.
+:func:`look_around` reads files, package metadata and environment variables, and imports nothing of the SDK.  Rules then
+judge these values: :func:`problems` are fatal, :func:`doubts` may work.  Sources: the setup.py of graphcore/tensorflow
+r2.6 (versions), its driver/tools/flags.cc (flags) and keras/ipu (modules).  The driver reads TF_POPLAR_FLAGS once, on
+its first access in the process, and aborts the process if it does not know a flag.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ _GC_INFO_S = 10.0
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What was found, as values, so that the rules can be asked about machines that are not here.
+    """An environment as plain values, so that rules can judge other machines, too.
 
     Attributes:
         python: (major, minor).
@@ -39,7 +39,7 @@ class Surroundings:
             it is absent.
         has_ipu_package: TensorFlow has ``tensorflow.python.ipu``: it is the SDK's.
         has_keras_ipu: Keras has ``keras.ipu``: it is the SDK's.
-        modules: of ``SDK_MODULES``, those that can be found.
+        modules: those of ``SDK_MODULES`` that can be imported.
         variables: environment variables.
         cpu_flags: instruction sets of the processor as Linux lists them; empty where unknown.
     """
@@ -54,7 +54,7 @@ class Surroundings:
 
 
 def look_around() -> Surroundings:
-    """What is here; imports neither TensorFlow nor NumPy."""
+    """The environment of this process; imports neither TensorFlow nor NumPy."""
     from importlib.metadata import PackageNotFoundError, version
 
     def installed(*names: str) -> Optional[str]:
@@ -82,13 +82,13 @@ def look_around() -> Surroundings:
 
 
 def has_poplar_sdk() -> bool:
-    """Whether this TensorFlow is the Poplar SDK's; asks the file system, imports nothing."""
+    """Whether this TensorFlow is the Poplar SDK's, judged by its files; imports nothing."""
     return "tensorflow.python.ipu" in sys.modules or _has_folder("tensorflow", os.path.join("python", "ipu"))
 
 
 def remote_memory() -> Optional[bool]:
-    """Whether gc-info says that programs can keep tensors outside of the IPUs; None where it says nothing."""
-    # A relative folder of PATH is the one the user happens to be in: anybody may have put a program there.
+    """Whether gc-info reports remote memory, where programs can keep tensors; None if it reports nothing."""
+    # Relative folders of PATH depend on the working folder, where anybody may have put a program.
     folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
     program = shutil.which("gc-info", path=os.pathsep.join(folders)) if folders else None
     if program is None:
@@ -173,8 +173,7 @@ SDK_NUMPY = (1, 19)
 _PACKAGES = (("tensorflow", SDK_TENSORFLOW), ("keras", SDK_KERAS), ("numpy", SDK_NUMPY))
 OLDEST_SDK, NEWEST_SDK = (3, 0), (3, 4)
 
-# What TF_POPLAR_FLAGS may name.  Any other flag aborts the process, and so does save_vertex_graph, which the help text
-# still lists.
+# The flags of TF_POPLAR_FLAGS.  Any other flag aborts the process, even save_vertex_graph, which the help text lists.
 FLAGS = (
     "help",
     "use_synthetic_data",
@@ -204,12 +203,12 @@ _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
 def problems(system: Surroundings) -> List[UserError]:
-    """Everything that keeps the Poplar session from starting, the most fundamental first."""
+    """Everything that prevents the Poplar session from starting, the most fundamental first."""
     return list(_problems(system))
 
 
 def doubts(system: Surroundings) -> List[UserError]:
-    """What the Poplar session was not made for, and may work with all the same."""
+    """Versions that the Poplar session was not made for, but that may work."""
     return list(_doubts(system))
 
 
@@ -273,7 +272,7 @@ def _doubts(system: Surroundings) -> Iterator[UserError]:
 
 
 def check_requirements(system: Optional[Surroundings] = None) -> None:
-    """Refuses surroundings in which the SDK's TensorFlow cannot be imported, or would end the process.
+    """Refuses environments in which the SDK's TensorFlow cannot be imported or would abort the process.
 
     Raises:
         MissingError, ConfigurationError: the first of :func:`problems`.
@@ -312,7 +311,7 @@ def _dotted(version: Tuple[int, ...]) -> str:
 
 
 def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
-    """What the driver would abort the process for."""
+    """Flags for which the driver would abort the process."""
     text = system.variables.get("TF_POPLAR_FLAGS", "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
@@ -360,8 +359,8 @@ def _name(word: str) -> str:
 def _quoted(value: str) -> str:
     """A flag's value as the driver and ``shlex`` both read it.
 
-    The driver (compiler/xla/parse_flags_from_env.cc) knows quotes only around a whole value, right after the ``=``, and
-    takes ``\\`` for an escape only between double quotes: ``shlex.quote`` writes others.
+    The driver (compiler/xla/parse_flags_from_env.cc) accepts quotes only around a whole value, right after the ``=``,
+    and ``\\`` as an escape only between double quotes.  ``shlex.quote`` writes other forms.
     """
     if re.search(r"[\s'\"\\]", value) is None:
         return value
@@ -371,7 +370,7 @@ def _quoted(value: str) -> str:
 
 
 def gives_nothing_back() -> bool:
-    """Whether IPUs send no results, because TF_POPLAR_FLAGS says so, the user's own or those of a run."""
+    """Whether IPUs send no results because of flags in TF_POPLAR_FLAGS, set by the user or by a run."""
     values = parse_flags(os.environ.get("TF_POPLAR_FLAGS", ""))
     return "use_synthetic_data" in values or "outfeed" in values.get("synthetic_data_categories", "").split(
         ","
@@ -379,11 +378,10 @@ def gives_nothing_back() -> bool:
 
 
 def poplar_flags(config: RunConfig, present: str) -> str:
-    """The value of TF_POPLAR_FLAGS for a run: what the user set, and what is missing from it.
+    """The value of TF_POPLAR_FLAGS for a run: the user's flags, and those of the run that they lack.
 
     Args:
-        config: with ``device_generated_data`` or ``synthetic_data`` "ipu" no data is sent to the IPUs, which make up
-            their own.
+        config: with ``device_generated_data`` or ``synthetic_data`` "ipu", the IPUs generate their data.
         present: the variable's value.
 
     Raises:
@@ -403,7 +401,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
         raise ConfigurationError(
             "--compile-only needs a folder for what is compiled", "add --executable-cache DIR"
         )
-    # What the user wrote stays as it is, with its quotes.
+    # The user's text stays as it is, with its quotes.
     return " ".join([present.strip(), *added]).strip()
 
 
@@ -448,8 +446,8 @@ def set_flags(config: RunConfig) -> None:
 
 
 def _check_cache(folder: str) -> None:
-    """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
+    """Makes the cache and writes to it, because the driver would fail only after minutes of compiling."""
     make_folder(Path(folder))
     with asking(folder):
-        # In a folder of others' files a probe must have a name of its own: instances look at the same time.
+        # A unique name, because several instances may test the folder at the same time.
         tempfile.TemporaryFile(dir=folder).close()
