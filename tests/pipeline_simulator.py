@@ -12,8 +12,6 @@ import numpy as np
 
 from ipucnn.planning.search.tables import StageTables
 
-__all__ = ["Operation", "Simulation", "simulate"]
-
 Operation = Tuple[str, int, int]  # "F" or "B", stage, micro-batch
 
 
@@ -138,3 +136,19 @@ def simulate(tables: StageTables, starts: Sequence[int], schedule: str, num_micr
     else:
         raise ValueError(f"unknown schedule {schedule!r}")
     return Simulation(tuple(pipeline.phases), tuple(pipeline.phase_s), width, tuple(pipeline.max_in_flight))
+
+
+def simulate_stages(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    schedule: str,
+    num_micro_batches: int,
+    training: bool = True,
+) -> Simulation:
+    """Stages of given seconds; ``receive`` is the transfer into each of them, in one direction."""
+    n = len(forward)
+    tables = StageTables(
+        forward, backward, np.append(receive, 0.0), 1.0, lambda k, s: np.zeros((n, n + 1)), training=training
+    )
+    return simulate(tables, range(n), schedule, num_micro_batches)

@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 from altered import altered, places
+from support.plans import refused, run
 
 from ipucnn import cli
 from ipucnn.benchmarking import records
@@ -251,12 +252,6 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
     return path.name
 
 
-def run(capsys, *args):
-    code = cli.run(["plan-splits", *map(str, args)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys):
     truth = TRUTHS[0]
     names = [
@@ -272,7 +267,7 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
     name, batch = UNUSED[0]
     flags = ["--micro-batch-size", batch[0], "--gradient-accumulation-count", batch[1], "--replicas", batch[2],
              "--stages", 1, "--precision", "16.16", "--half-partials", "--no-optimizer-state-offloading",
-             "--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--json"]  # fmt: skip
+             "--optimizer", "sgd", "--optimizer-params", '{"momentum":0.9}', "--json"]  # fmt: skip
     code, out, err = run(capsys, name, *flags, "--system-profile", "p.json")
     assert code == 0, err
     plan = json.loads(out)
@@ -291,11 +286,12 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
 
 def test_a_plan_with_measured_figures_is_taken(tmp_path, capsys):
     flags = "cifar_resnet8 --stages 2 --norm-layer group_norm --micro-batch-size 8 --gradient-accumulation-count 8"
-    code, out, err = run(capsys, *flags.split(), "--json", "--save", "p.yml")
+    code, out, err = run(capsys, flags, "--json --save p.yml")
     assert code == 0, err
     plan, text = json.loads(out), (tmp_path / "p.yml").read_text()
-    code, _, err = run(capsys, "--calibrate", "p.yml")
-    assert code == 3 and "the plan has no measured throughput" in err and "measured_images_per_s: 1234" in err
+    refused(
+        capsys, 3, "the plan has no measured throughput", "measured_images_per_s: 1234", "--calibrate p.yml"
+    )
     measured = text.replace("measured_images_per_s: null", "measured_images_per_s: 12345.0")
     (tmp_path / "p.yml").write_text(measured)
     code, out, err = run(capsys, "--calibrate", "p.yml", "--json")
@@ -304,17 +300,14 @@ def test_a_plan_with_measured_figures_is_taken(tmp_path, capsys):
     assert row["images_per_s"] == 12345
     assert row["shipped_images_per_s"] == pytest.approx(plan["predicted_images_per_s"])
     (tmp_path / "p.yml").write_text(measured.replace("measured_stage_s: []", "measured_stage_s: [0.1]"))
-    code, _, err = run(capsys, "--calibrate", "p.yml")
-    assert (
-        code == 3 and "measured_stage_s has 1 value, for 2 stages" in err and "hint: give the seconds" in err
-    )
+    refused(capsys, 3, "measured_stage_s has 1 value, for 2 stages", "give the seconds", "--calibrate p.yml")
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_measurements_of_other_devices_are_refused(kind, tmp_path, capsys):
     name = save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 1000.0, kind)
-    code, out, err = run(capsys, "--calibrate", name, "--system-profile", "p.json")
-    assert code == 2 and not out and f"was measured on a {kind.upper()}" in err and "hint: give run" in err
+    error = f"was measured on a {kind.upper()}"
+    refused(capsys, 2, error, "give run", f"--calibrate {name} --system-profile p.json")
     assert not (tmp_path / "p.json").exists()
 
 
@@ -328,23 +321,21 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
         {"factors": {"compute": 1.0}}, {"factors": {**good["factors"], "fixed": 1e9}},
         {"factors": {**good["factors"], "fixed": "1"}}, {"told": ["x"]}, {"told": 1}, {"error_after": None},
     ]  # fmt: skip
+    bad = "lenet --stages 1 --system-profile bad.json"
     for change in changes:
         (tmp_path / "bad.json").write_text(json.dumps({**good, **change}))
-        code, out, err = run(capsys, "lenet", "--stages", 1, "--system-profile", "bad.json")
-        assert code == 3 and not out and err.count("error:") == 1 and "hint: make it again" in err, change
+        refused(capsys, 3, "", "make it again", bad)
     for text in ("", "[]", "{", '"x"'):
         (tmp_path / "bad.json").write_text(text)
-        assert run(capsys, "lenet", "--stages", 1, "--system-profile", "bad.json")[0] == 3
-        assert run(capsys, "--calibrate", "bad.json")[0] == 3
-    for args in (
-        ["lenet", "--stages", 1, "--system-profile", "p.json", "--system", "bow-pod16"],
-        ["lenet", "--stages", 1, "--system-profile", "p.json", "--save", "p.json"],
-        ["--calibrate", report, "--system-profile", report],
-        ["--calibrate", report, "--stages", 2],
-        ["--calibrate", report, "--html", "x.html"],
+        assert run(capsys, bad)[0] == run(capsys, "--calibrate bad.json")[0] == 3
+    for words in (
+        "lenet --stages 1 --system-profile p.json --system bow-pod16",
+        "lenet --stages 1 --system-profile p.json --save p.json",
+        f"--calibrate {report} --system-profile {report}",
+        f"--calibrate {report} --stages 2",
+        f"--calibrate {report} --html x.html",
     ):
-        code, out, err = run(capsys, *args)
-        assert code == 2 and not out and "hint:" in err, args
+        refused(capsys, 2, "", "", words)
     assert json.loads((tmp_path / "p.json").read_text()) == good
     assert run(capsys, "--calibrate", "absent.json")[0] == 3
 

@@ -10,6 +10,8 @@ import pytest
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_simulator import simulate_stages
+from support.plans import conv
 
 from ipucnn.hardware import get_ipu, get_system
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
@@ -29,60 +31,25 @@ from ipucnn.planning.settings import PlanSettings, uniform
 MK2 = get_ipu("mk2")
 
 
-def conv(name: str, source: str, size: int, inputs: int, outputs: int, kernel=3, stride=1, groups=1) -> Layer:
-    weights = kernel * kernel * inputs // groups * outputs
-    return Layer(
-        name=name,
-        op_class="conv" if groups == 1 else "depthwise_conv" if groups == inputs else "grouped_conv",
-        inputs=(source,),
-        output_shape=(size, size, outputs),
-        kernel=(kernel, kernel),
-        strides=(stride, stride),
-        groups=groups,
-        input_channels=inputs,
-        macs=weights * size * size,
-        num_parameters=weights,
-        num_trainable=weights,
-        kept=(source,),
-    )
-
-
 def chain(num: int = 4, size: int = 28, channels: int = 64) -> LayerGraph:
     """Convolution, norm and activation, ``num`` times, and a skip from the first block to the end."""
     layers = [Layer("input", "input", (), (size, size, 3))]
     last, depth = "input", 3
     for i in range(num):
         layers.append(conv(f"conv{i}", last, size, depth, channels))
-        layers.append(
-            Layer(
-                f"norm{i}",
-                "norm",
-                (f"conv{i}",),
-                (size, size, channels),
-                input_channels=channels,
-                num_parameters=4 * channels,
-                num_trainable=2 * channels,
-                kept=(f"conv{i}",),
-            )
+        shape, counts = (
+            (size, size, channels),
+            {"num_parameters": 4 * channels, "num_trainable": 2 * channels},
         )
-        layers.append(
-            Layer(f"relu{i}", "activation", (f"norm{i}",), (size, size, channels), kept=(f"relu{i}",))
-        )
+        kept = {"kept": (f"conv{i}",), "input_channels": channels}
+        layers.append(Layer(f"norm{i}", "norm", (f"conv{i}",), shape, **kept, **counts))
+        layers.append(Layer(f"relu{i}", "activation", (f"norm{i}",), shape, kept=(f"relu{i}",)))
         last, depth = f"relu{i}", channels
     layers.append(Layer("add", "elementwise", ("relu0", last), (size, size, channels)))
     layers.append(Layer("pool", "pool", ("add",), (channels,), kernel=(size, size), strides=(size, size)))
+    weights = {"num_parameters": 10 * channels + 10, "num_trainable": 10 * channels + 10, "kept": ("pool",)}
     layers.append(
-        Layer(
-            "dense",
-            "matmul",
-            ("pool",),
-            (10,),
-            input_channels=channels,
-            macs=10 * channels,
-            num_parameters=10 * channels + 10,
-            num_trainable=10 * channels + 10,
-            kept=("pool",),
-        )
+        Layer("dense", "matmul", ("pool",), (10,), input_channels=channels, macs=10 * channels, **weights)
     )
     return LayerGraph("chain", (size, size, 3), 10, tuple(layers))
 
@@ -311,45 +278,6 @@ def test_with_constants_keeps_the_partitions() -> None:
 # --- ticks -----------------------------------------------------------------------------------------------------------
 
 
-def naive_schedule_s(forward, backward, receive, settings: PlanSettings, fixed: float) -> float:
-    """Runs micro-batch by micro-batch, tick by tick."""
-    num, count = len(forward), settings.gradient_accumulation_count
-    if settings.schedule == "Sequential":
-        ways = 2 if settings.training else 1
-        return sum(fixed + sum(forward) + sum(backward) + ways * sum(receive) for _ in range(count))
-    events: Dict[int, List[Tuple[str, int]]] = {}
-    for batch in range(count):
-        for s in range(num):
-            if settings.schedule == "Interleaved" and settings.training:
-                events.setdefault(2 * batch + s, []).append(("F", s))
-                events.setdefault(2 * batch + 2 * num - 1 - s, []).append(("B", s))
-            else:
-                events.setdefault(batch + s, []).append(("F", s))
-                if settings.training:
-                    events.setdefault(batch + 2 * (num - 1) - s, []).append(("B", s))
-    total = 0.0
-    for work in events.values():
-        load: Dict[Tuple[str, int], float] = {}
-        moves = {"F": [0.0], "B": [0.0]}
-        for way, s in work:
-            key = (way, settings.mapping[s])
-            load[key] = load.get(key, 0.0) + (forward[s] if way == "F" else backward[s])
-            if way == "F" and s + 1 < num:
-                moves["F"].append(receive[s + 1])
-            if way == "B":
-                moves["B"].append(receive[s])
-        if settings.schedule == "Interleaved":  # each IPU is busy with what it has, forward or backward
-            busy: Dict[int, float] = {}
-            for (_, ipu), t in load.items():
-                busy[ipu] = busy.get(ipu, 0.0) + t
-            total += max(busy.values())
-        else:
-            total += sum(max([t for (w, _), t in load.items() if w == way], default=0.0) for way in "FB")
-        total += max(moves["F"]) + max(moves["B"])
-    ticks = count + num - 1 if settings.schedule == "Interleaved" or not settings.training else len(events)
-    return total + ticks * fixed
-
-
 seconds_ = st.floats(0.0, 10.0).map(lambda x: round(x, 3))
 
 
@@ -369,19 +297,23 @@ def test_schedules_equal_a_tick_level_simulation(times, count, schedule, trainin
         num_stages=len(forward), gradient_accumulation_count=count, schedule=schedule, training=training
     )
     total, _ = schedule_s(forward, backward, receive, settings, fixed)
-    expected = naive_schedule_s(list(forward), list(backward), list(receive), settings, fixed)
-    assert total == pytest.approx(expected, abs=1e-9)
+    simulation = simulate_stages(forward, backward, receive, schedule, count, training)
+    assert total == pytest.approx(simulation.total_s + simulation.num_ticks * fixed, abs=1e-9)
 
 
 @given(st.lists(seconds_, min_size=4, max_size=4), st.integers(1, 12))
 def test_stages_that_share_an_ipu_add_up(times, count) -> None:
     settings = PlanSettings(num_stages=4, gradient_accumulation_count=count, device_mapping=(0, 1, 1, 0))
-    forward = np.array(times)
-    nothing = np.zeros(4)
-    total, tick = schedule_s(forward, 2 * forward, nothing, settings, 0.0)
-    assert total == pytest.approx(
-        naive_schedule_s(times, [2 * t for t in times], [0.0] * 4, settings, 0.0), abs=1e-9
-    )
+    forward, ipus = np.array(times), ((0, 3), (1, 2))
+    total, tick = schedule_s(forward, 2 * forward, np.zeros(4), settings, 0.0)
+
+    def longest(ticks):
+        """Seconds of the IPU that is at work longest, of stages that are at work in some ticks of all."""
+        return max(sum(times[s] for s in own if 0 <= ticks[s] < count) for own in ipus)
+
+    ahead = sum(longest([t - s for s in range(4)]) for t in range(count + 6))
+    back = sum(longest([t - 6 + s for s in range(4)]) for t in range(count + 6))
+    assert total == pytest.approx(ahead + 2 * back, abs=1e-9)
     assert tick == pytest.approx(3 * max(times[0] + times[3], times[1] + times[2]))
 
 

@@ -1,12 +1,14 @@
 """Plans of forward passes alone, and of replicas that share batch norm statistics."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_simulator import simulate_stages
+from support.plans import plan, refused, run
 
 from ipucnn import cli
 from ipucnn.benchmarking.prediction import Wanted, predict_ipu
@@ -38,28 +40,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def run(capsys, *args):
-    code = cli.run(["plan-splits", *map(str, args)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def plan(capsys, *args):
-    code, out, err = run(capsys, *args, "--json")
-    assert code == 0, err
-    return PipelinePlan.from_dict(json.loads(out))
-
-
-def simulated_s(forward, receive, steps, fixed):
-    """Micro-batch m is at stage s in tick m + s; a tick lasts as long as its longest pass, and the longest transfer."""
-    total, last = 0.0, len(forward) - 1
-    for tick in range(steps + last):
-        busy = [s for s in range(len(forward)) if 0 <= tick - s < steps]
-        total += max(forward[s] for s in busy)
-        total += max((receive[s + 1] for s in busy if s < last), default=0.0) + fixed
-    return total
-
-
 @settings(max_examples=30)
 @given(
     places=st.sets(st.integers(1, 20), max_size=3),
@@ -76,7 +56,10 @@ def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps
     forward = [stage.forward_s for stage in found.stages]
     assert all(stage.backward_s == stage.recompute_s == 0 for stage in found.stages)
     fixed = found.tick_s - found.transfer_s - max(forward)
-    seconds = simulated_s(forward, receive, steps, fixed)
+    simulation = simulate_stages(
+        np.array(forward), np.zeros(len(forward)), np.array(receive), "Grouped", steps, False
+    )
+    seconds = simulation.total_s + simulation.num_ticks * fixed
     assert found.weight_update_s == pytest.approx(seconds, rel=1e-12)
     speed = micro_batch * steps * replicas / seconds
     assert found.images_per_s == pytest.approx(min(speed, found.host_limit_images_per_s), rel=1e-12)
@@ -166,7 +149,7 @@ def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, pl
     [
         (
             "--inference --stages 2 --gradient-accumulation-count 8",
-            "has no weight updates",
+            "no weight updates",
             "--steps-per-execution",
         ),
         ("--inference --ipus 4 --global-batch-size 64", "has no weight updates", "--micro-batch-size"),
@@ -191,11 +174,7 @@ def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, pl
     ],
 )
 def test_what_does_not_go_with_inference_or_shared_statistics(capsys, args, error, hint):
-    code, out, err = run(capsys, MODEL, *args.split())
-    assert (code, out) == (2, ""), err
-    first, second = err.splitlines()
-    assert first.startswith("error: ") and error in first
-    assert second.startswith("hint: ") and hint in second
+    refused(capsys, 2, error, hint, MODEL, args)
 
 
 def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner):

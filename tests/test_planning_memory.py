@@ -11,6 +11,7 @@ import pytest
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import conv
 
 from ipucnn.hardware import get_ipu, get_system
 from ipucnn.planning.cost.layer_times import layer_times
@@ -48,20 +49,10 @@ def graphs(draw, max_layers: int = 9) -> LayerGraph:
         channels = first.output_shape[-1]
         if kind == "conv":
             outputs = draw(st.sampled_from([8, 16]))
-            layers.append(
-                Layer(
-                    name,
-                    "conv",
-                    (first.name,),
-                    (8, 8, outputs),
-                    kernel=(3, 3),
-                    input_channels=channels,
-                    macs=64 * 9 * channels * outputs,
-                    num_parameters=9 * channels * outputs + outputs,
-                    num_trainable=9 * channels * outputs * draw(st.sampled_from([0, 1, 1])),
-                    kept=(first.name,),
-                )
-            )
+            weights = 9 * channels * outputs
+            trained = weights * draw(st.sampled_from([0, 1, 1]))
+            counts = {"num_parameters": weights + outputs, "num_trainable": trained}
+            layers.append(conv(name, first.name, 8, channels, outputs, **counts))
         elif kind == "activation":
             layers.append(
                 Layer(name, kind, (first.name,), first.output_shape, input_channels=channels, kept=(name,))
@@ -222,17 +213,7 @@ def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, 
     starts = item_starts(graph)
     if len(starts) < settings.num_stages:
         return
-    cuts = sorted(
-        data.draw(
-            st.sets(
-                st.integers(1, len(starts) - 1),
-                min_size=settings.num_stages - 1,
-                max_size=settings.num_stages - 1,
-            )
-        )
-        if settings.num_stages > 1
-        else []
-    )
+    cuts = sorted(data.draw(st.permutations(range(1, len(starts))))[: settings.num_stages - 1])
     splits = [graph.layers[starts[c]].name for c in cuts]
     (ipu,) = program_memory(graph, splits, settings, MK2)
     tables = stage_tables(graph, settings, get_system("pod16"))
@@ -266,22 +247,10 @@ def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None
 
 
 def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
-    layers: List[Layer] = [Layer("l0", "input", (), (8, 8, 8))]
-    for i in range(1, 5):
-        layers.append(
-            Layer(
-                f"l{i}",
-                "conv",
-                (f"l{i - 1}",),
-                (8, 8, 8),
-                kernel=(3, 3),
-                input_channels=8,
-                macs=64 * 9 * 64,
-                num_parameters=576,
-                num_trainable=576,
-                kept=(f"l{i - 1}",),
-            )
-        )
+    layers = [
+        Layer("l0", "input", (), (8, 8, 8)),
+        *(conv(f"l{i}", f"l{i - 1}", 8, 8, 8) for i in range(1, 5)),
+    ]
     graph = LayerGraph("four", (8, 8, 8), 8, tuple(layers))
     settings = PlanSettings(num_stages=4, gradient_accumulation_count=8, device_mapping=(0, 1, 1, 0))
     first, second = program_memory(graph, ["l2", "l3", "l4"], settings, MK2)

@@ -192,11 +192,7 @@ REFUSED = {
     "groups": (2, changed(conv=dict(groups=2)), "cannot be built"),
     "channels first": (3, changed(conv=dict(data_format="channels_first")), "channels first"),
     "no images": (3, changed(images=dict(batch_shape=[None, 5])), "wanted images"),
-    "two inputs": (
-        3,
-        changed(input_layers=[["images", 0, 0], ["conv", 0, 0]]),
-        "has 2 inputs (images, conv)",
-    ),
+    "two inputs": (3, changed(input_layers=[["images", 0, 0], ["conv", 0, 0]]), "2 inputs (images, conv)"),
     "two outputs": (3, changed(output_layers=[["relu", 0, 0], ["logits", 0, 0]]), "has 2 outputs"),
     "no output": (3, changed(output_layers=[["nothing", 0, 0]]), "'nothing' is no layer"),
     "no layers": (3, changed(layers=[]), "does not list"),
@@ -325,24 +321,24 @@ def test_a_saved_graph_gives_the_plan_of_the_network(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "args",
+    "line",
     [
-        ["plan-splits", "lenet", "--stages", 1, "--save-graph", "g.yml"],
-        ["plan-splits", "net.json", "--stages", 1, "--save-graph", "net.json"],
-        ["plan-splits", "net.json", "--stages", 1, "--image-size", 16],
-        ["plan-splits", "net.json", "--stages", 1, "--classes", 16],
-        ["plan-splits", "net.json", "--stages", 1, "--norm-layer", "group_norm"],
-        ["plan-splits", "net.h5", "--stages", 1],
-        ["plan-splits", "net.json", "--stages", 2, "--splits", "nothing"],
-        ["train", "net.json"],
-        ["benchmark", "net.json"],
-        ["models", "net.json"],
+        "plan-splits lenet --stages 1 --save-graph g.yml",
+        "plan-splits net.json --stages 1 --save-graph net.json",
+        "plan-splits net.json --stages 1 --image-size 16",
+        "plan-splits net.json --stages 1 --classes 16",
+        "plan-splits net.json --stages 1 --norm-layer group_norm",
+        "plan-splits net.h5 --stages 1",
+        "plan-splits net.json --stages 2 --splits nothing",
+        "train net.json",
+        "benchmark net.json",
+        "models net.json",
     ],
 )
-def test_what_cannot_be_done_with_a_file_is_said(args, tmp_path, capsys):
+def test_what_cannot_be_done_with_a_file_is_said(line, tmp_path, capsys):
     (tmp_path / "net.json").write_text(graph_text())
     (tmp_path / "net.h5").write_bytes(b"")
-    code, out, err = run(capsys, *args)
+    code, out, err = run(capsys, *line.split())
     assert code == 2 and not out, err
     assert err.count("error:") == 1 and err.count("hint:") == 1
     assert (tmp_path / "net.json").read_text() == graph_text()

@@ -9,6 +9,8 @@ import pytest
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import plan as plan_of
+from support.plans import refused, run
 
 from ipucnn import cli
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS
@@ -381,12 +383,6 @@ def test_a_run_that_differs_in_one_setting_is_told_so(name):
     assert differences(own, own) == []
 
 
-def run(capsys, *args):
-    code = cli.run(["plan-splits", *map(str, args)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -398,8 +394,7 @@ TYPED = (
 
 
 def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
-    args = f"{MODEL} --splits conv2_block1_add {TYPED} --recomputation on --save q.yml".split()
-    code, out, err = run(capsys, *args)
+    code, out, err = run(capsys, f"{MODEL} --splits conv2_block1_add {TYPED} --recomputation on --save q.yml")
     assert code == 0, err
     command = next(line for line in out.splitlines() if line.startswith("ipucnn train"))
     for words in TYPED.split("--")[1:]:
@@ -493,14 +488,11 @@ def test_options_that_no_plan_has_are_refused(planner):
 
 
 def test_a_global_batch_below_the_smallest_is_refused(capsys):
-    args = [MODEL, "--ipus", 16, "--stages", 4, "--micro-batch-size", 16]
-    code, out, err = run(capsys, *args, "--global-batch-size", 7)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: --global-batch-size 7 is not possible: micro-batch 16 x 4 replicas x 8")
-    assert "hint: use --global-batch-size 512 or 1024" in err
+    words = f"{MODEL} --ipus 16 --stages 4 --micro-batch-size 16 --global-batch-size"
+    error = "--global-batch-size 7 is not possible: micro-batch 16 x 4 replicas x 8"
+    refused(capsys, 2, error, "use --global-batch-size 512 or 1024", words, 7)
     for legal in (512, 1024):
-        code, out, _ = run(capsys, *args, "--global-batch-size", legal, "--json")
-        assert code == 0 and json.loads(out)["settings"]["gradient_accumulation_count"] == legal // 64
+        assert plan_of(capsys, words, legal).settings.gradient_accumulation_count == legal // 64
 
 
 def test_what_became_of_a_global_batch_is_a_warning(capsys):
@@ -511,61 +503,34 @@ def test_what_became_of_a_global_batch_is_a_warning(capsys):
     assert "using 96" in err and "global batch 96" in out
 
 
+PRESET = f"{MODEL} --stages 4 --config mine --config-path configs.yml"
+
+
 def test_a_schedule_that_is_not_typed_is_searched(capsys, here):
     preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
     Path("configs.yml").write_text(preset)
-    args = [MODEL, "--stages", 4, "--config", "mine", "--config-path", "configs.yml", "--json"]
-
-    def plan(*more):
-        code, out, err = run(capsys, *args, *more)
-        assert code == 0, err
-        return PipelinePlan.from_dict(json.loads(out))
-
-    found, grouped, interleaved = plan(), *(plan("--schedule", s) for s in ("Grouped", "Interleaved"))
+    found = plan_of(capsys, PRESET)
+    grouped, interleaved = (plan_of(capsys, PRESET, "--schedule", s) for s in ("Grouped", "Interleaved"))
     fastest = max((grouped, interleaved), key=lambda each: each.predicted_images_per_s)
     assert found.splits == fastest.splits and found.settings == fastest.settings == grouped.settings
-    rows = {row.name: row for row in found.comparison}
-    row = rows["Interleaved (preset mine)"]
+    row = {row.name: row for row in found.comparison}["Interleaved (preset mine)"]
     assert row.splits == interleaved.splits
     assert row.predicted_images_per_s == interleaved.predicted_images_per_s < found.predicted_images_per_s
     assert row.ratio == pytest.approx(interleaved.predicted_tick_s / found.predicted_tick_s)
-    assert not [
-        name for each in (grouped, interleaved) for name in (r.name for r in each.comparison) if "(" in name
-    ]
+    assert not [row for each in (grouped, interleaved) for row in each.comparison if "(" in row.name]
     # Splits of one's own, too.
-    splits = interleaved.splits
-    judged = plan("--splits", *splits)
-    assert judged.settings.schedule == "Grouped" and judged.splits == splits
+    judged = plan_of(capsys, PRESET, "--splits", *interleaved.splits)
+    assert judged.settings.schedule == "Grouped" and judged.splits == interleaved.splits
     assert {row.name for row in judged.comparison} >= {"Interleaved (preset mine)", "planned"}
 
 
 def test_a_batch_that_was_typed_is_legal_for_the_schedule_that_is_chosen(capsys, here):
-    preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8}\n"
-    Path("configs.yml").write_text(preset)
-    args = [MODEL, "--stages", 4, "--config", "mine", "--config-path", "configs.yml", "--json"]
-    code, out, _ = run(capsys, *args, "--gradient-accumulation-count", 12)
-    found = json.loads(out)["settings"]
-    assert code == 0 and (found["schedule"], found["gradient_accumulation_count"]) == ("Interleaved", 12)
-
-
-@pytest.mark.parametrize(
-    ("args", "hint"),
-    [
-        ("--stages 0", "--stages 1"),
-        ("--stages two", "--stages 10"),
-        ("--splits conv2_blok1_add", "did you mean 'conv2_block1_add'"),
-        ("--splits zzz yyy", f"ipucnn plan-splits {MODEL} --stages 3"),
-    ],
-)
-def test_hints_are_this_programs_own(capsys, args, hint):
-    code, out, err = run(capsys, MODEL, *args.split())
-    assert (code, out) == (2, "") and "Usage:" not in err and "Try '" not in err
-    assert len(err.splitlines()) == 2 and err.splitlines()[1].startswith("hint: ") and hint in err
+    Path("configs.yml").write_text("mine: {pipeline-schedule: Interleaved, micro-batch-size: 8}\n")
+    settings = plan_of(capsys, PRESET, "--gradient-accumulation-count 12").settings
+    assert (settings.schedule, settings.gradient_accumulation_count) == ("Interleaved", 12)
 
 
 def test_a_search_saves_the_plan_alone(capsys, here):
-    code, out, _ = run(capsys, MODEL, "--ipus", 4, "--save", "plan.yml", "--json")
-    assert code == 0
-    found = PipelinePlan.from_dict(json.loads(out))
+    found = plan_of(capsys, MODEL, "--ipus 4 --save plan.yml")
     saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
     assert found.pareto and saved == replace(found, pareto=())

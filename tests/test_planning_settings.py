@@ -9,7 +9,9 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
-from test_planning_search import BASE, SCHEDULES, all_splits, fill, network, system
+from support.plans import SCHEDULES, all_splits, fill, network, plan, refused, run, system
+from test_planning_round_trip import numeric
+from test_planning_search import BASE
 
 from ipucnn.benchmarking.prediction import Wanted, predict_ipu
 from ipucnn.config.options import RunConfig
@@ -25,9 +27,8 @@ from ipucnn.planning.graphs import extract, keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.request import make_request
-from ipucnn.planning.search import configurations, variations
 from ipucnn.planning.search import planner as planner_module
-from ipucnn.planning.search.configurations import SAME_FILL, SearchSpace, search
+from ipucnn.planning.search import variations
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
 from ipucnn.planning.search.variations import would_fit
 from ipucnn.planning.settings import (
@@ -59,22 +60,12 @@ def graph():
 def flags(draw):
     """Options of a legal program that plan-splits, train and benchmark all take."""
     stages = draw(st.sampled_from([1, 2, 4]))
-    schedule = draw(st.sampled_from(["Grouped", "Interleaved", "Sequential"]))
     replicas = draw(st.sampled_from([1, 2, 4]))
-    found = {
-        "micro_batch_size": draw(st.integers(1, 5)),
-        "gradient_accumulation_count": overlap_length(schedule, stages) * draw(st.integers(1, 3)),
-        "num_replicas": replicas,
-        "pipeline_schedule": schedule,
-        "precision": draw(st.sampled_from(["16.16", "16.32", "32.32"])),
-        "optimizer": draw(st.sampled_from(OPTIMIZERS)),
-        "optimizer_params": "{}",
-        "optimizer_state_offloading": draw(st.booleans()),
-        "half_partials": draw(st.booleans()),
-        "eight_bit_transfer": draw(st.booleans()),
-    }
-    if found["optimizer"] in ("sgd", "lars", "rmsprop"):
-        found["optimizer_params"] = json.dumps({"momentum": draw(st.sampled_from([0.0, 0.9]))})
+    found = numeric(draw)
+    schedule = found["pipeline_schedule"]
+    found["optimizer_params"] = json.dumps(found["optimizer_params"])
+    found["gradient_accumulation_count"] = overlap_length(schedule, stages) * draw(st.integers(1, 3))
+    found["num_replicas"] = replicas
     if stages > 1:
         found.update(ipus_per_replica=stages, recomputation=draw(st.booleans()))
     elif draw(st.booleans()):
@@ -223,7 +214,7 @@ def test_proportions_of_another_number_of_stages():
 SHARES = (0.6, 0.05, 0.2)
 
 
-@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_stage_is_predicted_with_its_own(graph, schedule):
     mapping = (0, 1, 2) if schedule == "Sequential" else None
     base = PlanSettings(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
@@ -261,7 +252,7 @@ def test_matrix_products_and_backward_passes_have_their_own(graph):
     assert (joined.backward_s[first:] == half.backward_s[first:]).all()
 
 
-@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("fill", [0.10, 1.0])
 def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
     """Every split of three stages, judged one by one with each stage's own proportions."""
@@ -345,119 +336,22 @@ def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
         assert fastest * (1 - SAME_SPEED) <= found.prediction.images_per_s <= fastest * (1 + 1e-9)
 
 
-def every_configuration(planner, base, num_ipus, sizes, total, limit):
-    """The best splits of every configuration of a small search that fit, by loops over what it may be made of."""
-    found = []
-    programs = [("Grouped", 1, False), ("Sequential", 2, True), ("Sequential", 4, True)]
-    for schedule, count in itertools.product(("Grouped", "Interleaved"), (2, 4)):
-        programs += [(schedule, count, again) for again in (False, True) if count <= num_ipus]
-    for size, (schedule, count, again), share, half in itertools.product(
-        sizes, programs, (0.6, 0.3, 0.15), (False, True)
-    ):
-        ipus = 1 if schedule == "Sequential" else count
-        step = {"Grouped": 2 * count, "Interleaved": count, "Sequential": 1}[schedule] if count > 1 else 1
-        for replicas in (1, 2, 4):
-            accumulated, rest = divmod(total, size * replicas)
-            if ipus * replicas > num_ipus or rest or accumulated % step:
-                continue
-            own = replace(
-                base,
-                micro_batch_size=size,
-                num_stages=count,
-                schedule=schedule,
-                recomputation=again,
-                half_partials=half,
-                num_replicas=replicas,
-                gradient_accumulation_count=accumulated,
-                available_memory_proportion=uniform(share),
-            )
-            candidate = planner.best(own, limit)
-            if candidate is not None:
-                found.append(candidate)
-    return found
+def test_plan_splits_takes_a_proportion_for_each_stage(capsys):
+    words, shares = f"{MODEL} --stages 2 --recomputation off", "--available-memory-proportion 60 10"
+    made = plan(capsys, words, shares)
+    assert percentages(made.settings.available_memory_proportion) == (60, 10)
+    assert made.run_options()["available-memory-proportion"] == [60, 10]
+    assert not any("proportion" in line for line in made.assumed)
+    assert PipelinePlan.from_yaml(made.to_yaml(), "plan.yml") == made
+    code, out, _ = run(capsys, words, shares)
+    assert code == 0 and "proportion 60 10%" in " ".join(out.split()) and shares in out
+    refused(capsys, 2, "3 values for 2 stages", "give 1, 2 (per stage) or 4", words, shares, 30)
+    refused(capsys, 2, "nothing says how many stages", "--stages", MODEL, "--ipus 2", shares)
 
 
-def naive_front(found):
-    """(images/s, IPUs, fill) of what stays: by rising IPUs, fill and stages everything is compared with everything."""
-
-    def of(candidate):
-        return (
-            candidate.prediction.images_per_s,
-            candidate.settings.occupied_ipus,
-            candidate.predicted_fill,
-        )
-
-    front = []
-    for speed, ipus, taken in sorted(map(of, found), key=lambda own: (-own[0], own[1], own[2])):
-        if not any(more <= ipus and other <= taken + SAME_FILL for _, more, other in front):
-            front.append((speed, ipus, taken))
-    fewer = [(*of(candidate), candidate.settings.num_stages) for candidate in found]
-    stages = {of(candidate): candidate.settings.num_stages for candidate in reversed(found)}
-    return [
-        own
-        for own in front
-        if not any(
-            count < stages[own]
-            and speed >= own[0] * (1 - SAME_SPEED)
-            and ipus <= own[1]
-            and taken <= own[2] + SAME_FILL
-            for speed, ipus, taken, count in fewer
-        )
-    ]
-
-
-@pytest.mark.parametrize("kib", [84, 120])
-def test_the_front_is_that_of_all_configurations(monkeypatch, kib):
-    monkeypatch.setattr(configurations, "SEGMENTS", (2, 4))
-    monkeypatch.setattr(configurations, "ALL_SEGMENTS", (2, 4))
-    planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
-    free = ("half_partials",)
-    space = SearchSpace(BASE, 4, sizes, global_batch_size=total, free=free, own_proportions=False)
-    best, rows = search(planner, space)
-    assert best.memory_limit == LIMITS[0]
-    found = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0])
-    told = [(row.predicted_images_per_s, row.num_ipus, row.predicted_fill) for row in rows]
-    expected = naive_front(found)
-    assert len(expected) > 3
-    if kib == 84:
-        assert told == [pytest.approx(own, rel=1e-9) for own in expected]
-    # Fills that differ by a little count as equal, and what is left out for one that is left out itself may differ by
-    # twice as much: of configurations as close as these the front has one, and which one is open.
-    for candidate in found:
-        own = (candidate.prediction.images_per_s, candidate.settings.occupied_ipus, candidate.predicted_fill)
-        assert any(
-            speed >= own[0] * (1 - SAME_SPEED) and ipus <= own[1] and taken <= own[2] + 2 * SAME_FILL
-            for speed, ipus, taken in told
-        )
-        assert not any(
-            own[0] >= speed * (1 + SAME_SPEED) and own[1] <= ipus and own[2] < taken - SAME_FILL
-            for speed, ipus, taken in told
-        )
-
-
-def test_plan_splits_takes_a_proportion_for_each_stage(run):
-    args = ["plan-splits", MODEL, "--stages", "2", "--recomputation", "off"]
-    code, out, err = run(*args, "--available-memory-proportion", 60, 10, "--json")
-    assert code == 0, err
-    plan = PipelinePlan.from_dict(json.loads(out))
-    assert percentages(plan.settings.available_memory_proportion) == (60, 10)
-    assert plan.run_options()["available-memory-proportion"] == [60, 10]
-    assert not any("proportion" in line for line in plan.assumed)
-    assert PipelinePlan.from_yaml(plan.to_yaml(), "plan.yml") == plan
-    code, out, _ = run(*args, "--available-memory-proportion", 60, 10)
-    assert code == 0 and "proportion 60 10%" in " ".join(out.split())
-    assert "--available-memory-proportion 60 10" in out
-    code, _, err = run(*args, "--available-memory-proportion", 60, 10, 30)
-    assert code == 2 and "3 values for 2 stages" in err and "give 1, 2 (per stage) or 4" in err
-    code, _, err = run("plan-splits", MODEL, "--ipus", 2, "--available-memory-proportion", 60, 10)
-    assert code == 2 and "nothing says how many stages" in err and "--stages" in err
-
-
-def test_a_presets_proportions_for_other_stages_are_left_out(run):
+def test_a_presets_proportions_for_other_stages_are_left_out(capsys):
     """Four values of a preset say nothing about two stages."""
-    code, out, err = run(
-        "plan-splits", "unet", "--config", "unet@isbi2012-pod4", "--stages", "2", "--precision", "16.16"
-    )
+    code, out, err = run(capsys, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
     assert code == 0, err
     assert "4 values are not for 2 stages" in " ".join(out.split())
     assert "--available-memory-proportion 70 30" not in out

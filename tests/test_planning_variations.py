@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_planning_search import network, system
+from support.plans import network, system
 
 from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
@@ -40,18 +40,11 @@ def applied(own, splits, flags):
         flag, values = words.pop(0), []
         while words and not words[0].startswith("--"):
             values.append(words.pop(0))
-        if flag == "--recomputation":
-            own = replace(own, recomputation=True)
-        elif flag in ("--optimizer-state-offloading", "--half-partials", "--eight-bit-transfer"):
-            own = replace(own, **{flag[2:].replace("-", "_"): True})
-        elif flag in ("--no-optimizer-state-offloading", "--no-recomputation"):
-            own = replace(own, **{flag[5:].replace("-", "_"): False})
-        elif flag == "--available-memory-proportion":
+        name, is_off = flag[2:].replace("-", "_"), flag.startswith("--no-")
+        if flag == "--available-memory-proportion":
             own = replace(own, available_memory_proportion=tuple(uniform(float(v) / 100)[0] for v in values))
-        elif flag == "--micro-batch-size":
-            own = replace(own, micro_batch_size=int(values[0]))
-        elif flag == "--gradient-accumulation-count":
-            own = replace(own, gradient_accumulation_count=int(values[0]))
+        elif flag in ("--micro-batch-size", "--gradient-accumulation-count"):
+            own = replace(own, **{name: int(values[0])})
         elif flag == "--pipeline-schedule":
             own = replace(own, schedule=values[0])
         elif flag == "--precision":
@@ -60,24 +53,21 @@ def applied(own, splits, flags):
             splits = tuple(values)
             own = replace(own, num_stages=len(splits) + 1)
         else:
-            raise AssertionError(flag)
+            own = replace(own, **{name[3:] if is_off else name: not is_off})
     return own, splits
 
 
-CASES = [
-    (kib, stages, schedule, again)
-    for stages, schedule, again in (
+@pytest.mark.parametrize("kib", [300, 80, 60, 30, 15])
+@pytest.mark.parametrize(
+    ("stages", "schedule", "again"),
+    [
         (1, "Grouped", False),
         (2, "Grouped", False),
         (2, "Grouped", True),
         (3, "Interleaved", False),
         (4, "Grouped", False),
-    )
-    for kib in (300, 80, 60, 30, 15)
-]
-
-
-@pytest.mark.parametrize(("kib", "stages", "schedule", "again"), CASES)
+    ],
+)
 def test_the_change_fits(kib, stages, schedule, again):
     count = 16 * overlap_length(schedule, stages)
     own, splits, machine = program(
@@ -85,18 +75,9 @@ def test_the_change_fits(kib, stages, schedule, again):
     )
     change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
     if change is None:
-        assert not any(
-            Planner(GRAPH, machine).fits(
-                replace(
-                    own,
-                    micro_batch_size=1,
-                    num_stages=k,
-                    available_memory_proportion=uniform(min(PROPORTIONS)),
-                ),
-                0.5 * FITS_BELOW,
-            )
-            for k in (stages, 8)
-        )
+        small = replace(own, micro_batch_size=1, available_memory_proportion=uniform(min(PROPORTIONS)))
+        several = [replace(small, num_stages=k) for k in (stages, 8)]
+        assert not any(Planner(GRAPH, machine).fits(one, 0.5 * FITS_BELOW) for one in several)
         return
     changed, changed_splits = applied(own, splits, change.flags)
     now, before = fill(changed, changed_splits, machine), fill(own, splits, machine)

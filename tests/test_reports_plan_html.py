@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from pipeline_simulator import simulate
+from support.plans import SCHEDULES, conv
 
 from ipucnn.hardware import get_system
 from ipucnn.planning.cost.memory import CATEGORIES
@@ -34,21 +35,7 @@ def network(num: int = 24, size: int = 56, prefix: str = "conv", model: str = "c
     layers, last, depth = [Layer("input", "input", (), (size, size, 3))], "input", 3
     for i in range(num):
         channels = 32 + 32 * (i % 3)
-        weights = 9 * depth * channels
-        layers.append(
-            Layer(
-                f"{prefix}_{i}",
-                "conv",
-                (last,),
-                (size, size, channels),
-                kernel=(3, 3),
-                input_channels=depth,
-                macs=weights * size * size,
-                num_parameters=weights,
-                num_trainable=weights,
-                kept=(last,),
-            )
-        )
+        layers.append(conv(f"{prefix}_{i}", last, size, depth, channels))
         last, depth = layers[-1].name, channels
     shape = (size, size, 32)
     layers.append(Layer(f"{prefix}_sum", "elementwise", (f"{prefix}_0", last), shape, input_channels=32))
@@ -164,7 +151,7 @@ def test_a_timeline_ends_when_the_weight_update_is_predicted_to(plan):
         assert sum(phase.num_ticks for phase in told.phases) == told.num_ticks
 
 
-@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("num_stages, num_micro_batches", [(1, 2), (2, 1), (3, 9), (4, 4), (6, 20)])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_timeline_is_what_the_simulated_pipeline_does(schedule, num_stages, num_micro_batches, training):
@@ -186,7 +173,7 @@ def test_a_timeline_is_what_the_simulated_pipeline_does(schedule, num_stages, nu
     assert told.end_s == pytest.approx(run.total_s + num_fixed * plan.predicted_fixed_s)
 
 
-@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_a_timeline_leaves_out_is_full_ticks_alone(schedule):
     plan = make_plan(4, schedule, 50)
     short, whole = timeline(plan), whole_timeline(plan)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 import typer
 
@@ -24,7 +24,6 @@ from ipucnn.filesystem import (
 from ipucnn.models.registry import NETWORK_FILES, assumption
 
 if TYPE_CHECKING:
-    from ipucnn.planning.pipeline_plan import PipelinePlan
     from ipucnn.planning.request import PlanRequest
 
 PANEL = "Plan"
@@ -135,31 +134,17 @@ def plan_splits(
     your own instead. Nothing is measured, and no IPU is needed.
     """
     profile_path = None if system_profile is None else expand(system_profile)
-    of_plans: Dict[str, object] = {
-        "--save": save,
-        "--html": html,
-        "--save-graph": save_graph,
-        "--compare": compare,
-        "--inference": inference,
-        "--row": row,
-    }
+    names = {"--save": save, "--html": html, "--save-graph": save_graph}
+    of_plans = {**names, "--compare": compare, "--inference": inference, "--row": row}
     if calibrate:
-        of_plans.update({"--optimisations": optimisations, "--stages": stages})
-        of_plans.update(
-            {BY_NAME[name].flag: resolved.origins[name] == FLAG for name in ("ipus", "pipeline_splits")}
-        )
-        _refuse(of_plans, "--calibrate")
+        typed = {BY_NAME[name].flag: resolved.origins[name] == FLAG for name in ("ipus", "pipeline_splits")}
+        _refuse({**of_plans, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
-    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
-    from ipucnn.reports.console import note, waiting
+    from ipucnn.reports.console import note
 
-    outputs = {
-        option: expand(name)
-        for option, name in (("--save", save), ("--html", html), ("--save-graph", save_graph))
-        if name is not None
-    }
+    outputs = {option: expand(name) for option, name in names.items() if name is not None}
     _check_outputs(resolved, outputs, compare or [], profile_path)
     profile = None
     if profile_path is not None:
@@ -184,20 +169,10 @@ def plan_splits(
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
-    if "--save-graph" in outputs:
-        request = _save_graph(request, outputs["--save-graph"])
     if optimisations:
         _show_optimisations(request, resolved, json_output)
-        return
-    try:
-        with waiting("searching" if request.splits is None else "predicting") as bar:
-            plan = make_plan(request, compare or [], bar.line, import_tensorflow)
-    except NothingFits as error:
-        if json_output:
-            sys.stdout.write(error.to_json())
-        raise
-    _show_plan(plan, outputs, json_output)
-    check_not_fitting(plan, request)
+    else:
+        _show_plan(request, compare or [], outputs, json_output)
 
 
 def import_tensorflow() -> None:
@@ -212,10 +187,11 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
     from ipucnn.planning.plan import with_graph
     from ipucnn.reports.console import note
 
-    if path.suffix.lower() != NETWORK_FILES[1]:
+    ending = NETWORK_FILES[1]
+    if path.suffix.lower() != ending:
         raise ConfigurationError(
-            f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {NETWORK_FILES[1]}",
-            f"--save-graph {shown(path.with_suffix(NETWORK_FILES[1]))}",
+            f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
+            f"--save-graph {shown(path.with_suffix(ending))}",
         )
     request = with_graph(request, note, import_tensorflow)
     assert request.graph is not None
@@ -225,10 +201,26 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
     return request
 
 
-def _show_plan(plan: "PipelinePlan", outputs: Mapping[str, Path], json_output: bool) -> None:
-    """Writes a plan to the files that were named, and prints it."""
-    from ipucnn.reports.console import note
+def _show_plan(
+    request: "PlanRequest", compare: List[str], outputs: Mapping[str, Path], json_output: bool
+) -> None:
+    """Makes a plan, writes it to the files that were named, and prints it.
 
+    Raises:
+        InfeasibleError: nothing fits, or the given splits do not.
+    """
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
+    from ipucnn.reports.console import note, waiting
+
+    if "--save-graph" in outputs:
+        request = _save_graph(request, outputs["--save-graph"])
+    try:
+        with waiting("searching" if request.splits is None else "predicting") as bar:
+            plan = make_plan(request, compare, bar.line, import_tensorflow)
+    except NothingFits as error:
+        if json_output:
+            sys.stdout.write(error.to_json())
+        raise
     texts: List[Tuple[Path, str]] = []  # two outputs may be one stream
     if "--save" in outputs:
         # What else the search found is shown, and not what is run.
@@ -247,6 +239,7 @@ def _show_plan(plan: "PipelinePlan", outputs: Mapping[str, Path], json_output: b
         print_plan(plan)
     for path, _ in texts:
         note(f"written: {path}")
+    check_not_fitting(plan, request)
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:
@@ -269,9 +262,8 @@ def _calibrate(
     from ipucnn.planning.calibration import calibrate, plan_measurement, suspicious
     from ipucnn.planning.pipeline_plan import read_plan
     from ipucnn.reports.console import note
-    from ipucnn.reports.plan import print_calibration
 
-    wanted = None if system is None else get_system(system)
+    measured_on = None if system is None else get_system(system)
     paths = [expand(name) for name in names]
     if profile_to is not None:
         check_output(profile_to)
@@ -282,10 +274,10 @@ def _calibrate(
         else read_measurement(path, import_tensorflow)
         for path in paths
     ]
-    if wanted is None:
-        wanted = smallest_system(max(own.settings.occupied_ipus for own in measurements))
-        note(f"--system is not given: measured on {wanted.title} is assumed")
-    profile = calibrate(measurements, wanted)
+    if measured_on is None:
+        measured_on = smallest_system(max(measured.settings.occupied_ipus for measured in measurements))
+        note(f"--system is not given: measured on {measured_on.title} is assumed")
+    profile = calibrate(measurements, measured_on)
     for warning in suspicious(profile):
         note(f"warning: {warning}")
     if profile_to is not None:
@@ -293,11 +285,14 @@ def _calibrate(
     if json_output:
         sys.stdout.write(profile.to_json())
     else:
+        from ipucnn.reports.plan import print_calibration
+
         print_calibration(profile)
-    if profile_to is not None:
-        note(f"written: {profile_to}")
-    else:
-        note("add --system-profile FILE to keep it, and give that to plan-splits and benchmark")
+    note(
+        "add --system-profile FILE to keep it, and give that to plan-splits and benchmark"
+        if profile_to is None
+        else f"written: {profile_to}"
+    )
 
 
 def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
@@ -324,13 +319,10 @@ def _check_outputs(
     """
     from ipucnn.planning.splits import RULES
 
+    config_path = None if resolved.config_path is None else Path(resolved.config_path)
     read = [("the file of --compare", expand(name)) for name in compare if name not in RULES]
-    if resolved.config_path is not None:
-        read.append(("the file of --config-path", Path(resolved.config_path)))
-    if resolved.record.file is not None:
-        read.append(("the file of MODEL", resolved.record.file))
-    if profile is not None:
-        read.append(("the file of --system-profile", profile))
+    others = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
+    read += [(f"the file of {option}", path) for option, path in others.items() if path is not None]
     for option, path in outputs.items():
         check_output(path)
         check_not_read(path, option, read)

@@ -104,10 +104,6 @@ class Factors:
     collective: Factor
 
 
-def _calibration(factors: Factors) -> Calibration:
-    return Calibration(factors.compute, factors.fixed, factors.collective)
-
-
 @dataclass(frozen=True)
 class SystemProfile:
     """What measurements on a system say of it: the file of ``--system-profile``.
@@ -133,7 +129,7 @@ class SystemProfile:
     @property
     def calibration(self) -> Calibration:
         """The factors, and the band of predictions with them."""
-        return replace(_calibration(self.factors), band_factor=self.band_factor)
+        return Calibration(**asdict(self.factors), band_factor=self.band_factor)
 
     def to_json(self) -> str:
         """The text of a profile; ``read_profile`` reads it."""
@@ -150,12 +146,12 @@ class _Program:
 
     def log_ratios(self, calibration: Calibration) -> List[float]:
         """log(predicted / measured) of the throughput, then of each stage's speed."""
-        own, system = self.measured, self.system.calibrated(calibration)
+        measured, system = self.measured, self.system.calibrated(calibration)
         times: LayerTimes = replace(self._times, clock_hz=system.ipu.computing_hz)
         times = times.with_constants(DEFAULT_CONSTANTS)
-        found = predict(own.graph, own.splits, own.settings, system, times=times)
-        ratios = [math.log(found.images_per_s / own.images_per_s)]
-        for stage, measured_s in zip(found.stages, own.stage_s):
+        prediction = predict(measured.graph, measured.splits, measured.settings, system, times=times)
+        ratios = [math.log(prediction.images_per_s / measured.images_per_s)]
+        for stage, measured_s in zip(prediction.stages, measured.stage_s):
             ratios.append(math.log(measured_s / (stage.forward_s + stage.backward_s)))
         return ratios
 
@@ -194,18 +190,18 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
             "check that --system is what was measured, and that the reports are of whole runs",
         )
     factors = Factors(*(round(float(factor), 6) for factor in np.exp(logs)))
-    calibration = replace(_calibration(factors), band_factor=_band_factor(programs, told))
+    calibration = Calibration(**asdict(factors), band_factor=_band_factor(programs, told))
     before = [program.log_ratios(Calibration())[0] for program in programs]
     after = [program.log_ratios(calibration)[0] for program in programs]
     rows = tuple(
         MeasuredRow(
-            own.source,
-            own.graph.model,
-            own.images_per_s,
-            own.images_per_s * math.exp(shipped),
-            own.images_per_s * math.exp(calibrated),
+            measured.source,
+            measured.graph.model,
+            measured.images_per_s,
+            measured.images_per_s * math.exp(shipped),
+            measured.images_per_s * math.exp(calibrated),
         )
-        for own, shipped, calibrated in zip(measurements, before, after)
+        for measured, shipped, calibrated in zip(measurements, before, after)
     )
     error_before, error_after = (float(np.exp(np.abs(errors).mean())) for errors in (before, after))
     return SystemProfile(

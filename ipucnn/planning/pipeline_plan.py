@@ -42,12 +42,12 @@ def kept_options(config: RunConfig) -> Dict[str, Any]:
 
 def layer_options(options: Mapping[str, PlainValue]) -> Dict[str, Any]:
     """What of a plan's (or a run's, see ``kept_options``) options decides the network's layers, by YAML key."""
-    found = {BY_NAME[name].key: options[name] for name in _OF_LAYERS if name in options}
+    named = {BY_NAME[name].key: options[name] for name in _OF_LAYERS if name in options}
     # Neither momentum nor epsilon makes another layer of a norm.
-    norm = dict(found.get("norm-layer", BY_NAME["norm_layer"].default))
+    norm = dict(named.get("norm-layer", BY_NAME["norm_layer"].default))
     parameters = [f"{k} {v}" for k, v in norm.items() if k in ("num_groups", "channels_per_group")]
-    found["norm-layer"] = " ".join([norm_of(norm), *parameters])
-    return found
+    named["norm-layer"] = " ".join([norm_of(norm), *parameters])
+    return named
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,6 @@ class StagePlan:
     received_bytes: float
     skips: Tuple[str, ...]
     predicted_memory_bytes: Dict[str, float]
-
-    @property
-    def predicted_s(self) -> float:
-        """Forward, recomputation and backward."""
-        return self.predicted_forward_s + self.predicted_recompute_s + self.predicted_backward_s
 
 
 @dataclass(frozen=True)

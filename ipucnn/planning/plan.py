@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 import numpy as np
 
 import ipucnn
+from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
@@ -31,7 +32,7 @@ from ipucnn.planning.pipeline_plan import (
     SystemFacts,
 )
 from ipucnn.planning.request import PlanRequest, check_system
-from ipucnn.planning.search.configurations import FREE, search, trial_settings
+from ipucnn.planning.search.configurations import search, trial_settings
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.planner import (
     LIMITS,
@@ -85,13 +86,14 @@ def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[],
         import_tensorflow()
         graph = layer_graph(request.record, request.options)
     planned, assumed = graph, [*request.assumed, *estimates(graph)]
-    if request.freeze is not None:
-        frozen = frozen_layers(graph, request.freeze)
+    freeze = request.config.freeze
+    if freeze is not None:
+        frozen = frozen_layers(graph, freeze)
         planned = frozen_graph(graph, frozen)
-        own = ", ".join(map(shown_value, frozen[:5])) + (f" and {len(frozen) - 5} more" if frozen[5:] else "")
-        assumed.append(
-            f"freeze {shown_value(request.freeze)}: {counted(len(frozen), 'layer')} not trained: {own}"
+        names = ", ".join(map(shown_value, frozen[:5])) + (
+            f" and {len(frozen) - 5} more" if frozen[5:] else ""
         )
+        assumed.append(f"freeze {shown_value(freeze)}: {counted(len(frozen), 'layer')} not trained: {names}")
     return replace(request, graph=graph, planned=planned, assumed=tuple(assumed))
 
 
@@ -109,48 +111,47 @@ def make_plan(
         DataError: a file to compare with is not readable.
         InfeasibleError: nothing fits.
     """
-    _check_comparisons(comparisons)
+    files = _read_comparisons(comparisons)
     request = with_graph(request, note, import_tensorflow)
     planner = _planner(request)
     pareto: Tuple[ParetoRow, ...] = ()
-    if request.splits is not None:
-        candidate = _judged(planner, request)
-    elif request.space is not None:
+    if request.splits is None and request.space is not None:
         candidate, pareto = search(planner, request.space, request.row)
     else:
         candidate = _best(planner, request)
-    # Of the program without a search there is one schedule that someone set, and others that were tried beside it.
-    preset_schedule = _under_own_schedule(planner, candidate, request)
-    others = _comparisons(planner.graph, candidate, request, comparisons, note)
-    if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
+    others = _comparisons(planner.graph, candidate, request, files, note)
+    if request.splits and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
     no_fit = None
-    if request.splits is None and candidate.memory_limit > LIMITS[0]:
-        choices = request.choices(candidate.settings)
-        no_fit = _why_no_fit(planner, request, choices, LIMITS[0])
-    comparison = (*preset_schedule, *compare(planner, candidate, others))
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
-    choices = request.all_choices()
-    if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
-        no_fit = _why_no_fit(planner, request, choices, max(LIMITS))
+    if request.splits is None and candidate.memory_limit > LIMITS[0]:
+        no_fit = _why_no_fit(planner, request, request.choices(candidate.settings), LIMITS[0])
+    elif exceeds:
+        choices = request.all_choices()
+        if not any(planner.fits(settings, max(LIMITS)) for group in choices for settings in group):
+            no_fit = _why_no_fit(planner, request, choices, max(LIMITS))
     plan = assemble(
         planner,
         candidate,
         planned=request.splits is None,
         build=request.build,
         options=request.kept,
-        comparison=comparison,
+        # Of the program without a search there is one schedule that someone set, and others that were tried beside it.
+        comparison=(*_under_own_schedule(planner, candidate, request), *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
         assumed=request.assumed,
     )
-    if request.space is None:
-        kept = [name for name in FREE if name not in request.typed and name in trial_settings(plan.settings)]
-        plan = replace(plan, not_searched=tuple(kept))
     changes, remedy = next_changes(planner, candidate)
-    plan = replace(plan, next_changes=changes, remedy=remedy)
-    # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
-    return replace(plan, optimal=False) if exceeds else plan
+    fixed = [name for name in trial_settings(plan.settings) if name not in request.resolved.typed]
+    return replace(
+        plan,
+        not_searched=tuple(fixed) if request.space is None else (),
+        next_changes=changes,
+        remedy=remedy,
+        # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
+        optimal=plan.optimal and not exceeds,
+    )
 
 
 def _planner(request: PlanRequest) -> Planner:
@@ -187,15 +188,15 @@ def make_optimisations(
     request = replace(request, splits=splits, other_schedules=())
     request = with_graph(request, note, import_tensorflow)
     planner = _planner(request)
-    candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
-    base, found = optimisations(
+    candidate = _best(planner, request)
+    base, rows = optimisations(
         planner,
         candidate.splits,
         candidate.settings,
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
-    return request, candidate, base, found
+    return request, candidate, base, rows
 
 
 def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
@@ -216,18 +217,23 @@ def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
 
 
 def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
-    own = request.with_stages(plan.num_stages)
+    again = request.with_stages(plan.num_stages)
     if plan.no_fit is None:
-        return f"use {own} in place of the splits: it finds the best that fit"
+        return f"use {again} in place of the splits: it finds the best that fit"
     why = f"no splits into {plan.num_stages} stages fit; "
-    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {own}")
+    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {again}")
     return why + (f"in place of the splits {ways}" if ways else smaller(plan.model, plan.settings))
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
+    """The given splits with the settings that suit them best, else the best splits.
+
+    Raises:
+        InfeasibleError: no splits fit.
+    """
     choices = request.all_choices()
-    found = planner.best_of(choices, own_proportions=request.own_proportions)
-    if found is None:
+    candidate = _best_of(planner, request, choices)
+    if candidate is None:
         why = _why_no_fit(planner, request, choices, max(LIMITS))
         error = infeasible(
             planner.graph.model,
@@ -238,7 +244,16 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
             request.assumed_input,
         )
         raise NothingFits(error, planner.graph.model, why)
-    return found
+    return candidate
+
+
+def _best_of(
+    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]]
+) -> Optional[Candidate]:
+    """The best of several settings for the given splits, else with the best splits; None if none fit."""
+    if request.splits is not None:
+        return _best_judged(planner, request.splits, choices, request.own_proportions)
+    return planner.best_of(choices, own_proportions=request.own_proportions)
 
 
 def _why_no_fit(
@@ -255,35 +270,27 @@ def _under_own_schedule(
     planner: Planner, candidate: Candidate, request: PlanRequest
 ) -> Tuple[ComparisonRow, ...]:
     """The program under the schedule of its preset, or of the default, where another one turned out to be faster."""
-    own = request.settings.schedule
-    if request.space is not None or not request.other_schedules or candidate.settings.schedule == own:
+    schedule = request.settings.schedule
+    if request.space is not None or not request.other_schedules or candidate.settings.schedule == schedule:
         return ()
-    choices = request.choices(request.settings)
-    found = (
-        planner.best_of(choices, own_proportions=request.own_proportions)
-        if request.splits is None
-        else _best_judged(planner, request.splits, choices, request.own_proportions)
-    )
-    if found is None:
+    other = _best_of(planner, request, request.choices(request.settings))
+    if other is None:
         return ()
-    return (
-        ComparisonRow(
-            name=f"{own} ({request.schedule_from})",
-            splits=found.splits,
-            predicted_tick_s=found.prediction.tick_s,
-            predicted_images_per_s=found.prediction.images_per_s,
-            predicted_fill=found.predicted_fill,
-            verdict=found.verdict,
-            predicted_best_tick_s=candidate.prediction.tick_s,
-            ratio=found.prediction.tick_s / candidate.prediction.tick_s,
-        ),
-    )
+    name = f"{schedule} ({request.resolved.origins['pipeline_schedule']})"
+    return (_comparison_row(name, other, other.prediction.tick_s, candidate.prediction.tick_s),)
 
 
-def _judged(planner: Planner, request: PlanRequest) -> Candidate:
-    """The given splits with the settings that suit them best."""
-    assert request.splits is not None
-    return _best_judged(planner, request.splits, request.all_choices(), request.own_proportions)
+def _comparison_row(name: str, candidate: Candidate, tick_s: float, best_s: float) -> ComparisonRow:
+    return ComparisonRow(
+        name=name,
+        splits=candidate.splits,
+        predicted_tick_s=tick_s,
+        predicted_images_per_s=candidate.prediction.images_per_s,
+        predicted_fill=candidate.predicted_fill,
+        verdict=candidate.verdict,
+        predicted_best_tick_s=best_s,
+        ratio=tick_s / best_s,
+    )
 
 
 def _best_judged(
@@ -307,43 +314,61 @@ def _best_judged(
     return max([best, *(planner.judged_apart(splits, group[0], best) for group in open_groups)], key=rank)
 
 
-def _check_comparisons(comparisons: Sequence[str]) -> None:
-    for name in comparisons:
-        if name not in RULES and not exists(expand(name)):
+def _read_comparisons(names: Sequence[str]) -> Dict[str, Union[PipelinePlan, "PresetFile", None]]:
+    """The plans or presets in files to compare with, by name; None for the name of a rule.
+
+    Raises:
+        ConfigurationError: neither a rule nor a file.
+        UserError: a file holds neither a plan nor presets.
+    """
+    from ipucnn.config.presets import PresetFile
+
+    files: Dict[str, Union[PipelinePlan, PresetFile, None]] = {}
+    for name in names:
+        path = expand(name)
+        if name in RULES:
+            files[name] = None
+            continue
+        if not exists(path):
             raise ConfigurationError(
                 f"--compare {shown(name)}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
             )
-        elif name not in RULES:
-            # What is no plan and no file of presets is refused before the network is built.
-            _read_comparison(expand(name))
+        text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
+        is_plan = "\nschema_version:" in text
+        files[name] = (
+            PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
+            if is_plan
+            else PresetFile(text, shown(path))
+        )
+    return files
 
 
 def _comparisons(
-    graph: LayerGraph, candidate: Candidate, request: PlanRequest, names: Sequence[str], note: Note
+    graph: LayerGraph,
+    candidate: Candidate,
+    request: PlanRequest,
+    files: Mapping[str, Union[PipelinePlan, "PresetFile", None]],
+    note: Note,
 ) -> Dict[str, Sequence[str]]:
     """Splits to compare with, by name."""
     count = candidate.settings.num_stages
-    found: Dict[str, Sequence[str]] = {}
-    for name, splits in request.preset_splits.items():
+    others: Dict[str, Sequence[str]] = dict(request.preset_splits)
+    for name, file in (files or {"params": None}).items():
+        if isinstance(file, PipelinePlan):
+            others[expand(name).name] = file.splits
+        elif file is not None:
+            others.update(_of_presets(file, expand(name), graph, note))
+        elif count > 1:
+            others[name] = RULES[name](graph, count)
+    for splits in others.values():
         check_cuts(splits, graph)
-        found[name] = splits
-    for name in names or (["params"] if count > 1 else []):
-        if name in RULES:
-            if count > 1:
-                found[name] = RULES[name](graph, count)
-        else:
-            found.update(_from_file(expand(name), graph, note))
-    return found
+    return others
 
 
-def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
-    """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
-    file = _read_comparison(path)
-    if isinstance(file, PipelinePlan):
-        check_cuts(file.splits, graph)
-        return {path.name: file.splits}
-    found: Dict[str, Sequence[str]] = {}
+def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
+    """The splits of those presets in a ``configs.yml`` that suit the network."""
+    suiting: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
     for name in [""] if file.is_flat else file.names:
         try:
@@ -354,29 +379,15 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
             skipped.append(name or path.name)
             continue
         if splits:
-            found[name or path.name] = splits
+            suiting[name or path.name] = splits
     if skipped:
         note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}")
-    if not found:
+    if not suiting:
         raise ConfigurationError(
             f"--compare {shown(path)}: no preset in it has pipeline-splits for {graph.model}",
             _COMPARISON_HINT,
         )
-    return found
-
-
-def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
-    """The plan, or else the presets, in a file.
-
-    Raises:
-        UserError: it is neither.
-    """
-    from ipucnn.config.presets import PresetFile
-
-    text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
-    if "\nschema_version:" in text:
-        return PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
-    return PresetFile(text, shown(path))
+    return suiting
 
 
 # --- from splits and settings to the whole plan
@@ -388,18 +399,14 @@ def assemble(
     *,
     planned: bool,
     build: Mapping[str, object],
-    options: Optional[Mapping[str, object]] = None,
-    comparison: Tuple[ComparisonRow, ...] = (),
-    pareto: Tuple[ParetoRow, ...] = (),
-    no_fit: Optional[NoFit] = None,
-    assumed: Sequence[str] = (),
+    **details: PlainValue,
 ) -> PipelinePlan:
     """Everything about a candidate.
 
     Args:
         planned: whether the planner chose its splits.
-        build, options: what decides the network's layers, and what a run is to repeat; they and the other arguments are
-            fields of the plan.
+        build: what decides the network's layers.
+        details: further fields of the plan.
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
@@ -416,7 +423,7 @@ def assemble(
         input_shape=tuple(graph.input_shape),
         num_classes=graph.num_classes,
         build=dict(build),
-        options=dict(options or {}),
+        options=dict(details.pop("options", {})),
         settings=settings,
         system=SystemFacts(
             system.name,
@@ -432,31 +439,26 @@ def assemble(
         memory_limit=candidate.memory_limit,
         stages=_stages(planner, candidate),
         ipus=_ipus(candidate),
-        predicted_tick_s=tick,
+        **{f"predicted_{name}": getattr(prediction, name) for name in _PREDICTED},
         predicted_lower_bound_s=min(bound, tick),
         gap=0.0 if optimal else max(0.0, tick / bound - 1),
         optimal=optimal,
-        predicted_images_per_s=prediction.images_per_s,
-        predicted_transfer_s=prediction.transfer_s,
         predicted_fixed_s=fixed,
         predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
-        predicted_update_s=prediction.update_s,
-        predicted_all_reduce_s=prediction.all_reduce_s,
-        predicted_weight_update_s=prediction.weight_update_s,
-        predicted_latency_s=prediction.latency_s,
-        predicted_host_bytes_per_s=prediction.host_bytes_per_s,
-        predicted_host_limit_images_per_s=prediction.host_limit_images_per_s,
         bottleneck=prediction.bottleneck,
         profile=_profile(planner, candidate),
-        comparison=comparison,
-        pareto=pareto,
-        no_fit=no_fit,
-        assumed=tuple(assumed),
         predicted_images_per_s_band=throughput_band(prediction.images_per_s, system),
         predicted_band_factor=band_factor(system),
         published_fits=published_at(candidate.predicted_fill),
         ipucnn_version=ipucnn.__version__,
+        **details,
     )
+
+
+_PREDICTED = (
+    *("tick_s", "images_per_s", "transfer_s", "update_s", "all_reduce_s", "weight_update_s", "latency_s"),
+    *("host_bytes_per_s", "host_limit_images_per_s"),
+)
 
 
 def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
@@ -465,22 +467,22 @@ def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
     starts = stage_starts(graph, candidate.splits)
     model = MemoryModel(graph, settings, planner.system.ipu, starts)
     received = [0.0, *cut_bytes(graph, starts[1:], settings)]
-    found = []
+    stages = []
     for number, stage in enumerate(candidate.prediction.stages):
-        own = layers[stage.first : stage.last]
+        members = layers[stage.first : stage.last]
         crossing = graph.crossing(stage.first) if number else ()
         # What the layer behind the cut reads is the stage's input; all else that crosses is on its way to others.
-        skips = tuple(name for name in crossing if name not in own[0].inputs)
+        skips = tuple(name for name in crossing if name not in members[0].inputs)
         memory = model.entry(number, number + 1, settings.num_stages, number)
-        found.append(
+        stages.append(
             StagePlan(
                 stage=number,
                 ipu=stage.ipu,
-                first_layer=own[0].name,
-                last_layer=own[-1].name,
-                num_layers=len(own),
-                macs=sum(layer.macs for layer in own),
-                num_parameters=sum(layer.num_parameters for layer in own),
+                first_layer=members[0].name,
+                last_layer=members[-1].name,
+                num_layers=len(members),
+                macs=sum(layer.macs for layer in members),
+                num_parameters=sum(layer.num_parameters for layer in members),
                 predicted_forward_s=stage.forward_s,
                 predicted_backward_s=stage.backward_s - stage.recompute_s,
                 predicted_recompute_s=stage.recompute_s,
@@ -490,7 +492,7 @@ def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
                 predicted_memory_bytes=memory.categories(),
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
@@ -550,16 +552,5 @@ def compare(
         # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
         tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
-        rows.append(
-            ComparisonRow(
-                name=name,
-                splits=tuple(splits),
-                predicted_tick_s=tick,
-                predicted_images_per_s=judged.prediction.images_per_s,
-                predicted_fill=judged.predicted_fill,
-                verdict=judged.verdict,
-                predicted_best_tick_s=best,
-                ratio=tick / best,
-            )
-        )
+        rows.append(_comparison_row(name, judged, tick, best))
     return tuple(rows)

@@ -1,7 +1,7 @@
 """From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
@@ -51,78 +51,92 @@ class PlanRequest:
     """What to plan.
 
     Attributes:
-        record, options: the network.
-        build: the options that decide the network's layers, to be saved in the plan.
-        kept: further options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
+        resolved: what was typed, and what a preset says.
+        config: the configuration that is planned; in inference it has nothing of training.
+        options: that the network is built with.
+        kept: options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: of one program; of a search, those that hold for all configurations.
         recomputation: on or off; None for whichever is faster.
         proportions: availableMemoryProportion of the stages; None for whichever is fastest.
         own_proportions: where it is left open, whether stages may differ in it.
         splits: to judge; None to choose them.
-        preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
         row: of the answer of that search, from 1 on, which becomes the plan.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
         assumed_input: that one of them which says the input; None where it was asked for.
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
-        schedule_from: who set the schedule of ``settings``.
         graph: the network, whatever is trained of it; at first only that of a layer graph in a file, see
             ``plan.with_graph``.
-        freeze: the layers that are not trained, as ``--freeze`` has them; None where all are.
         planned: the network as it is planned, likewise.
-        typed: values of the user's own options, by name.
-        flags: names of those that were typed as flags.
     """
 
-    record: ModelRecord
+    resolved: Resolved
+    config: RunConfig
     options: BuildOptions
-    build: Dict[str, Any]
     kept: Dict[str, Any]
     settings: PlanSettings
     system: System
     recomputation: Optional[bool]
     proportions: Optional[Proportions]
+    own_proportions: bool = True
     splits: Optional[Tuple[str, ...]] = None
-    preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     row: int = 1
     assumed: Tuple[str, ...] = ()
     assumed_input: Optional[str] = None
     warnings: Tuple[str, ...] = ()
     other_schedules: Tuple[PlanSettings, ...] = ()
-    schedule_from: str = ""
-    own_proportions: bool = True
     graph: Optional[LayerGraph] = None
-    freeze: Optional[str] = None
     planned: Optional[LayerGraph] = None
-    typed: Mapping[str, Any] = field(default_factory=dict)
-    flags: FrozenSet[str] = frozenset()
+
+    @property
+    def record(self) -> ModelRecord:
+        """The network's."""
+        return self.resolved.record
+
+    @property
+    def build(self) -> Dict[str, Any]:
+        """What decides the network's layers, its number of base filters included: to be saved in the plan."""
+        filters = self.options.base_filters or self.record.builder_args.get("base_filters")
+        options = replace(self.options, base_filters=filters)
+        names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
+        return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+    @property
+    def preset_splits(self) -> Dict[str, Tuple[str, ...]]:
+        """Name and splits of a preset, to compare with."""
+        splits = self.config.pipeline_splits
+        if self.splits is not None or splits in ((), (AUTO,)):
+            return {}
+        return {self.resolved.origins["pipeline_splits"]: splits}
+
+    def is_flag(self, name: str) -> bool:
+        """Whether an option was typed as a flag."""
+        return self.resolved.origins[name] == FLAG
 
     def with_stages(self, num_stages: int) -> str:
         """What to type for another number of stages, with all that would contradict it as it was typed."""
-        settings, ipus = self.settings, next_power_of_two(num_stages)
-        apart = settings.order.is_sequential and not settings.segments_on_one_ipu
-        mapped = apart or "ipus_per_replica" in self.flags
+        settings, typed, ipus = self.settings, self.resolved.typed, next_power_of_two(num_stages)
+        one_each = settings.order.is_sequential and not settings.segments_on_one_ipu
+        mapped = one_each or self.is_flag("ipus_per_replica")
         words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
         base = overlap_length(settings.schedule, num_stages)
-        count = self.typed.get("gradient_accumulation_count")
+        count = typed.get("gradient_accumulation_count")
         if count is not None and count % base:
             words.append(f"--gradient-accumulation-count {nearest_multiples(count, base)[-1]}")
-        total, replicas = self.typed.get("global_batch_size"), settings.num_replicas
-        if self.typed.get("ipus"):
-            replicas = max(1, self.typed["ipus"] // ipus)
-            if self.typed["ipus"] < ipus:
-                words.append(f"--ipus {ipus}")
-        if total is not None:
-            smallest_batch = settings.micro_batch_size * replicas * base
-            words += [f"--global-batch-size {smallest_batch}"] if total < smallest_batch else []
-        if "available_memory_proportion" in self.flags and self.proportions and len(self.proportions) > 1:
-            (own,) = smallest(self.proportions)
-            words.append(
-                f"--available-memory-proportion {percentages(uniform(min(own.convolution, own.matmul)))[0]:g}"
-            )
-        return " ".join(words) + (" without --device-mapping" if "device_mapping" in self.flags else "")
+        replicas = settings.num_replicas
+        if typed.get("ipus"):
+            replicas = max(1, typed["ipus"] // ipus)
+            words += [f"--ipus {ipus}"] if typed["ipus"] < ipus else []
+        least = settings.micro_batch_size * replicas * base
+        if (typed.get("global_batch_size") or least) < least:
+            words.append(f"--global-batch-size {least}")
+        if self.is_flag("available_memory_proportion") and self.proportions and len(self.proportions) > 1:
+            (share,) = smallest(self.proportions)
+            (value,) = percentages(uniform(min(share.convolution, share.matmul)))
+            words.append(f"--available-memory-proportion {value:g}")
+        return " ".join(words) + (" without --device-mapping" if self.is_flag("device_mapping") else "")
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -169,7 +183,7 @@ def make_request(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
-    wanted_system = _given_system(system, profile, assumed)
+    asked_system = _asked_system(system, profile, assumed)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
@@ -178,45 +192,42 @@ def make_request(
         options = BuildOptions(graph.input_shape, graph.num_classes)
     else:
         shape, num_classes, assumed_input = _input(resolved, classes)
-        assumed += [assumed_input] if assumed_input is not None else []
         options = network_options(resolved.record, config, shape, num_classes)
-    splits = _given_splits(resolved)
+    assumed += [assumed_input] if assumed_input is not None else []
+    named = resolved.config.pipeline_splits
+    is_given = resolved.origins["pipeline_splits"] == FLAG and named not in ((), (AUTO,))
+    splits = tuple(named) if is_given else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
     request = PlanRequest(
-        record=resolved.record,
+        resolved=resolved,
+        config=config,
         options=options,
-        build=_build(options, resolved.record),
         kept=kept_options(_with_network(resolved, config, options, classes)),
         settings=one_stage_settings(config, config.micro_batch_size, training=config.training),
-        system=wanted_system or smallest_system(1),
+        system=asked_system or smallest_system(1),
         recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
+        own_proportions=own_proportions,
         splits=splits,
-        preset_splits={}
-        if splits is not None or config.pipeline_splits in ((), (AUTO,))
-        else {resolved.origins["pipeline_splits"]: config.pipeline_splits},
+        row=row or 1,
         assumed=tuple(assumed),
         assumed_input=assumed_input,
-        own_proportions=own_proportions,
         graph=graph,
-        freeze=config.freeze,
-        typed=resolved.typed,
-        flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
     if count is None:
-        return replace(_of_search(request, resolved, config, wanted_system), row=row or 1)
+        return _of_search(request, asked_system)
     if row is not None:
         raise ConfigurationError(
             f"--row {row}: there is no table of best uses, because the number of stages is given",
             "leave out --row, or give --ipus and neither a number of stages nor splits",
         )
-    return _of_stages(request, resolved, config, count, wanted_system)
+    return _of_stages(request, count, asked_system)
 
 
-def _given_system(
+def _asked_system(
     name: Optional[str], profile: Optional["SystemProfile"], assumed: List[str]
 ) -> Optional[System]:
     """The system that was named, or measured, with its profile; None where nothing says."""
@@ -232,16 +243,14 @@ def _given_system(
     return calibrated_system(profile, system)
 
 
-# What decides nothing but the weight updates and their batches.
-_OF_UPDATES = (
-    "gradient_accumulation_count",
-    "global_batch_size",
-    "dbn_replica_group_size",
-    "optimizer",
-    "optimizer_params",
-    "optimizer_state_offloading",
-    "freeze",
-)
+# What decides nothing but the weight updates and their batches, and what inference has instead.
+_OF_UPDATES = {
+    "gradient_accumulation_count": None,
+    "global_batch_size": None,
+    "dbn_replica_group_size": 1,
+    "freeze": None,
+}
+_OF_OPTIMIZERS = ("optimizer", "optimizer_params", "optimizer_state_offloading")
 
 
 def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
@@ -250,20 +259,17 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
     Raises:
         ConfigurationError: that was typed.
     """
-    for name in _OF_UPDATES:
+    for name in (*_OF_UPDATES, *_OF_OPTIMIZERS):
         if resolved.origins[name] == FLAG:
             spec, value = BY_NAME[name], getattr(config, name)
-            typed = (
-                (spec.flag if value else f"--no-{spec.key}")
-                if spec.is_bool
-                else f"{spec.flag} {shown_value(value)}"
-            )
+            switch = spec.flag if value else f"--no-{spec.key}"
             raise ConfigurationError(
-                f"{typed}: inference has no weight updates",
+                f"{switch if spec.is_bool else f'{spec.flag} {shown_value(value)}'}: inference has no weight updates",
                 "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
                 "inference takes",
             )
-    if resolved.origins["pipeline_schedule"] == FLAG and config.pipeline_schedule == INTERLEAVED:
+    schedule = config.pipeline_schedule
+    if resolved.origins["pipeline_schedule"] == FLAG and schedule == INTERLEAVED:
         raise ConfigurationError(
             "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
             "--pipeline-schedule Grouped, or Sequential",
@@ -273,16 +279,9 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
             f"--recomputation {recomputation}: inference keeps nothing that could be computed again",
             "drop it",
         )
-    return replace(
-        config,
-        training=False,
-        freeze=None,
-        recomputation=False,
-        gradient_accumulation_count=None,
-        global_batch_size=None,
-        dbn_replica_group_size=1,
-        pipeline_schedule=SEQUENTIAL if config.pipeline_schedule == SEQUENTIAL else GROUPED,
-    )
+    schedule = SEQUENTIAL if schedule == SEQUENTIAL else GROUPED
+    without: Dict[str, Any] = _OF_UPDATES
+    return replace(config, training=False, recomputation=False, pipeline_schedule=schedule, **without)
 
 
 def _with_network(
@@ -295,27 +294,16 @@ def _with_network(
     """
     record = resolved.record
     if record.file is not None or record.own is not None:
-        own: Dict[str, Any] = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
-        return replace(config, **own)
+        untyped: Dict[str, Any] = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
+        return replace(config, **untyped)
     known = DATASETS.get(known_as(config.dataset or "") or "")
-    of_others = classes is not None and known is not None and known.num_classes not in (None, classes)
+    has_others = classes is not None and known is not None and known.num_classes not in (None, classes)
     return replace(
         config,
-        dataset=None if of_others else config.dataset,
+        dataset=None if has_others else config.dataset,
         image_size=options.input_shape[:2],
         base_filters=options.base_filters or record.builder_args.get("base_filters"),
     )
-
-
-def _build(options: BuildOptions, record: ModelRecord) -> Dict[str, Any]:
-    """What the layers are made with, the network's own number of base filters included."""
-    options = replace(options, base_filters=options.base_filters or record.builder_args.get("base_filters"))
-    names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-
-
-# What a network in a file is already: options that would make another one of it.
-_OF_THE_NETWORK = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
 
 
 def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
@@ -328,7 +316,8 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
     record = resolved.record
     if record.file is None or record.own is not None:
         return None
-    typed = [BY_NAME[name].flag for name in _OF_THE_NETWORK if name in resolved.typed]
+    names = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
+    typed = [BY_NAME[name].flag for name in names if name in resolved.typed]
     if typed or classes is not None:
         raise ConfigurationError(
             f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
@@ -345,76 +334,55 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
     known = DATASETS.get(known_as(name) or "")
-    own = name == record.home_dataset or config.host_generated_data
-    if own:
-        shape, number = record.input_shape, record.num_classes
-    elif known is not None and known.num_classes is not None:
+    is_home = name == record.home_dataset or config.host_generated_data
+    shape, num_classes, assumed = record.input_shape, record.num_classes, None
+    is_known = is_home or (known is not None and known.num_classes is not None)
+    if known is not None and known.num_classes is not None and not is_home:
         # Images of many sizes are brought to the network's own, as training does.
-        shape = input_shape_for(record, known.image_shape or (None, None, 3))
-        number = known.num_classes
-    else:
-        shape, number = None, None  # only --image-size and --classes can say
-    assumed: Optional[str] = None
-    channels = record.input_shape[2] if shape is None else shape[2]
+        shape, num_classes = (
+            input_shape_for(record, known.image_shape or (None, None, 3)),
+            known.num_classes,
+        )
     if config.image_size is not None:
-        shape = (*config.image_size, channels)
-    elif shape is None:
+        shape = (*config.image_size, shape[2])
+    elif not is_known:
         raise ConfigurationError(
             f"--dataset {name}: planning looks at no files, and the size of its images isn't known without",
             "add --image-size N and --classes N",
         )
-    elif not own or record.own is None or None in record.own.input_shape:
-        whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
+    elif not is_home or record.own is None or None in record.own.input_shape:
+        whose = f"as for {name}" if record.own is None or not is_home else "as no data set is named"
         assumed = f"input {'x'.join(map(str, shape))}, {whose}"
-    if classes is not None:
-        number = classes
-    elif number is None:
+    if classes is None and not is_known:
         raise ConfigurationError(
             f"--dataset {name}: planning looks at no files, and its classes aren't known without",
             "add --classes N",
         )
-    return shape, number, assumed
-
-
-def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:
-    """Splits typed on the command line; those of a preset are compared with."""
-    splits = resolved.config.pipeline_splits
-    if resolved.origins["pipeline_splits"] != "flag" or not splits or splits == (AUTO,):
-        return None
-    return tuple(splits)
+    return shape, num_classes if classes is None else classes, assumed
 
 
 def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
-    """The number of stages asked for; None where it is to be searched."""
+    """The number of stages asked for; None where it is to be searched.
+
+    Raises:
+        ConfigurationError: ``--stages`` beside another option that was typed and says another number.
+    """
     config = resolved.config
-    if splits is not None:
-        if stages not in (None, len(splits) + 1):
+    of_splits = None if splits is None else len(splits) + 1
+    of_mapping = len(config.device_mapping or ()) or None
+    named = {"--splits": of_splits}
+    if splits is None:
+        counts = {"device_mapping": of_mapping, "ipus_per_replica": config.ipus_per_replica}
+        named = {BY_NAME[name].flag: n for name, n in counts.items() if resolved.origins[name] == FLAG}
+    for option, count in named.items():
+        if stages is not None and count not in (None, stages):
             raise ConfigurationError(
-                f"--stages {stages}, but the pipeline has {len(splits) + 1} stages with "
-                f"{counted(len(splits), 'split')}",
-                f"use --stages {len(splits) + 1}, or drop it",
+                f"--stages {stages}, but {option} says {counted(count, 'stage')}",
+                f"use --stages {count}, or drop one of them",
             )
-        return len(splits) + 1
-    mapped = len(config.device_mapping) if config.device_mapping else None
-    if stages is not None:
-        if mapped not in (None, stages) and resolved.origins["device_mapping"] == "flag":
-            raise ConfigurationError(
-                f"--stages {stages}, but --device-mapping names {counted(mapped, 'stage')}",
-                f"use --stages {mapped}, or drop one of them",
-            )
-        if config.ipus_per_replica not in (None, stages) and resolved.origins["ipus_per_replica"] == "flag":
-            raise ConfigurationError(
-                f"--stages {stages} and --ipus-per-replica {config.ipus_per_replica} are both given",
-                "drop one of them",
-            )
-        return stages
-    if config.ipus_per_replica is not None:
-        return config.ipus_per_replica
-    if mapped is not None:
-        return mapped
-    if config.pipeline_splits and config.pipeline_splits != (AUTO,):
-        return len(config.pipeline_splits) + 1
-    return None
+    is_preset = config.pipeline_splits not in ((), (AUTO,))
+    of_preset = len(config.pipeline_splits) + 1 if is_preset else None
+    return of_splits or stages or config.ipus_per_replica or of_mapping or of_preset
 
 
 def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
@@ -435,21 +403,24 @@ def _with_legal_proportions(
     Raises:
         ConfigurationError: values that were typed, for another number of stages or for none.
     """
-    values = config.available_memory_proportion
+    values, is_typed = (
+        config.available_memory_proportion,
+        resolved.origins["available_memory_proportion"] == FLAG,
+    )
     if len(values) < 2:
         return config
-    if count is None and resolved.origins["available_memory_proportion"] == FLAG:
+    if count is None and is_typed:
         raise ConfigurationError(
             f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
             "give one value, or --stages",
         )
     # A preset's values are for the stages that its own splits make.  Their number alone does not tell: four values may
     # be one for each of four stages, or two (convolutions and matrix products) for each of two.
-    own = count
-    if FLAG not in (resolved.origins["available_memory_proportion"], resolved.origins["pipeline_splits"]):
-        named = config.pipeline_splits
-        own = len(named) + 1 if named and named != (AUTO,) else count
-    if count is not None and own == count:
+    splits = config.pipeline_splits
+    is_of_splits = (
+        not is_typed and resolved.origins["pipeline_splits"] != FLAG and splits not in ((), (AUTO,))
+    )
+    if count is not None and (not is_of_splits or len(splits) + 1 == count):
         given_proportions(config, count)
         return config
     stages = "one stage" if count == 1 else f"{count} stages" if count else "a search"
@@ -457,13 +428,11 @@ def _with_legal_proportions(
     return replace(config, available_memory_proportion=())
 
 
-def _of_stages(
-    request: PlanRequest, resolved: Resolved, config: RunConfig, count: int, system: Optional[System]
-) -> PlanRequest:
+def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> PlanRequest:
     """The request with settings for a number of stages: batch, mapping and system."""
+    config, typed = request.config, request.resolved.typed
     assumed, warnings = list(request.assumed), []  # type: List[str], List[str]
-    mapping = _mapping(resolved, config, count)
-    schedule = config.pipeline_schedule
+    mapping, schedule = _mapping(config, count), config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
     if not config.training:
@@ -473,13 +442,12 @@ def _of_stages(
     elif accumulation is None and total is None:
         accumulation = default_count(schedule, count)
         assumed.append(f"gradient accumulation count {accumulation}")
-    elif accumulation is not None and "gradient_accumulation_count" not in resolved.typed:
+    elif accumulation is not None and "gradient_accumulation_count" not in typed and accumulation % base:
         legal = nearest_multiples(accumulation, base)[-1]
-        if legal != accumulation:
-            assumed.append(
-                f"gradient accumulation count {legal}: the preset's {accumulation} is not legal for {count} "
-                f"{schedule} stages"
-            )
+        assumed.append(
+            f"gradient accumulation count {legal}: the preset's {accumulation} is not legal for {count} "
+            f"{schedule} stages"
+        )
         accumulation = legal
     ipus = max(mapping) + 1
     config = replace(
@@ -494,26 +462,24 @@ def _of_stages(
     layout = make_layout(config if config.training else replace(config, pipeline_schedule=SEQUENTIAL))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     assumed += changed
-    if total is not None and "global_batch_size" in resolved.typed:
+    if total is not None and "global_batch_size" in typed:
         _check_batch(total, layout, base)
         warnings += changed
     settings = plan_settings(config, layout, config.training)
     others: Tuple[PlanSettings, ...] = ()
-    if FLAG not in (resolved.origins["pipeline_schedule"], resolved.origins["device_mapping"]):
-        others = _other_schedules(resolved, settings, total)
+    if not request.is_flag("pipeline_schedule") and not request.is_flag("device_mapping"):
+        others = _other_schedules(settings, total is not None or "gradient_accumulation_count" in typed)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
             "Sequential stages on one IPU",
             "drop it, or give --splits to judge",
         )
-    system = _system_of(settings.occupied_ipus, system, assumed)
     return replace(
         request,
         settings=settings,
-        system=system,
+        system=system or _assumed_system(settings.occupied_ipus, assumed),
         other_schedules=others,
-        schedule_from=resolved.origins["pipeline_schedule"],
         assumed=tuple(assumed),
         warnings=tuple(warnings),
     )
@@ -529,58 +495,48 @@ def _check_batch(total: int, layout: Program, base: int) -> None:
     Raises:
         ConfigurationError: naming the nearest legal ones.
     """
-    smallest = layout.micro_batch_size * layout.num_replicas * base
-    if total < smallest:
+    least = layout.micro_batch_size * layout.num_replicas * base
+    if total < least:
         raise ConfigurationError(
             f"--global-batch-size {total} is not possible: micro-batch {layout.micro_batch_size} x "
-            f"{counted(layout.num_replicas, 'replica')} x {base} micro-batches to accumulate is {smallest} at least",
-            f"use --global-batch-size {smallest} or {2 * smallest}"
-            + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
+            f"{counted(layout.num_replicas, 'replica')} x {base} micro-batches to accumulate is {least} at least",
+            f"use --global-batch-size {least} or {2 * least}"
+            + (", or a smaller --micro-batch-size or fewer IPUs" if least > base else ""),
         )
 
 
-def _other_schedules(
-    resolved: Resolved, settings: PlanSettings, total: Optional[int]
-) -> Tuple[PlanSettings, ...]:
+def _other_schedules(settings: PlanSettings, is_fixed: bool) -> Tuple[PlanSettings, ...]:
     """The program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
 
-    A batch that was typed is not changed: schedules that it is not legal for are left out.
+    Args:
+        is_fixed: the batch was typed; schedules that it is not legal for are left out.
     """
     if not settings.training or settings.num_stages == 1:
         return ()
-    is_fixed = total is not None or "gradient_accumulation_count" in resolved.typed
-    found = []
+    accumulation, others = settings.gradient_accumulation_count, []
     for schedule in (GROUPED, INTERLEAVED):
-        base = overlap_length(schedule, settings.num_stages)
-        count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
-        other = replace(
-            settings,
-            schedule=schedule,
-            gradient_accumulation_count=count,
-            device_mapping=settings.device_mapping,
-        )
-        is_legal = count == settings.gradient_accumulation_count or not is_fixed
+        count = nearest_multiples(accumulation, overlap_length(schedule, settings.num_stages))[-1]
+        other = replace(settings, schedule=schedule, gradient_accumulation_count=count)
+        is_legal = count == accumulation or not is_fixed
         if schedule != settings.schedule and is_legal and other.mapping == settings.mapping:
-            found.append(other)
-    return tuple(found)
+            others.append(other)
+    return tuple(others)
 
 
-def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
+def _mapping(config: RunConfig, count: int) -> Tuple[int, ...]:
     """IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is asked for."""
-    if config.device_mapping and len(config.device_mapping) == count:
+    if config.device_mapping is not None and len(config.device_mapping) == count:
         return tuple(config.device_mapping)
     if config.pipeline_schedule == SEQUENTIAL and config.ipus_per_replica == count:
         return tuple(range(count))
     return Schedule(config.pipeline_schedule).default_mapping(count)
 
 
-def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:
-    """The system asked for, or the smallest Mk2 POD from 16 IPUs on that has the IPUs (else the largest)."""
-    if system is not None:
-        return system
-    found = smallest_system(num_ipus)
-    assumed.append(f"system {found.title}")
-    return found
+def _assumed_system(num_ipus: int, assumed: List[str]) -> System:
+    """The smallest Mk2 POD from 16 IPUs on that has the IPUs, else the largest."""
+    system = smallest_system(num_ipus)
+    assumed.append(f"system {system.title}")
+    return system
 
 
 def check_system(request: PlanRequest) -> None:
@@ -593,57 +549,50 @@ def check_system(request: PlanRequest) -> None:
     needed = settings.occupied_ipus if request.space is None else request.space.num_ipus
     if needed > system.num_ipus:
         larger = smallest_system(needed)
+        fewer = "use fewer replicas or stages"
         raise ConfigurationError(
             f"{needed} IPUs are needed, and {system.title} has {system.num_ipus}",
-            f"use --system {larger.name}, or fewer replicas or stages"
-            if larger.num_ipus >= needed
-            else "use fewer replicas or stages",
+            f"use --system {larger.name}, or {fewer[4:]}" if larger.num_ipus >= needed else fewer,
         )
 
 
-def _of_search(
-    request: PlanRequest, resolved: Resolved, config: RunConfig, system: Optional[System]
-) -> PlanRequest:
+def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
     """The request with a search over configurations."""
-    assumed, ipus = list(request.assumed), config.ipus
+    config, typed, assumed = request.config, request.resolved.typed, list(request.assumed)
+    replicas = config.num_replicas if "num_replicas" in typed else None
+    ipus = config.ipus
     if ipus is None:
-        ipus = config.num_replicas if "num_replicas" in resolved.typed else 0
-        known = system or smallest_system(1)
-        ipus = max(known.num_ipus, ipus)
+        ipus = max((system or smallest_system(1)).num_ipus, replicas or 0)
         assumed.append(f"at most {ipus} IPUs")
-    check_distributed_batch_norm(
-        config.dbn_replica_group_size, config.num_replicas if "num_replicas" in resolved.typed else ipus, 1
-    )
-    system = _system_of(ipus, system, assumed)
-    sizes = {config.micro_batch_size}
-    more: Tuple[int, ...] = ()
-    if "micro_batch_size" not in resolved.typed:
-        sizes = sizes | set(micro_batches(config.global_batch_size))
-        more = all_micro_batches(config.global_batch_size)
+    check_distributed_batch_norm(config.dbn_replica_group_size, replicas or ipus, 1)
+    system = system or _assumed_system(ipus, assumed)
+    total = config.global_batch_size
+    is_open = "micro_batch_size" not in typed
+    # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.  Without a backward
+    # pass there is one way through a pipeline.
+    has_one = "pipeline_schedule" in typed or not config.training
     space = SearchSpace(
         base=request.settings,
         num_ipus=ipus,
-        micro_batch_sizes=tuple(sorted(sizes)),
-        more_micro_batch_sizes=more,
+        micro_batch_sizes=tuple(
+            sorted({config.micro_batch_size, *(micro_batches(total) if is_open else ())})
+        ),
+        more_micro_batch_sizes=all_micro_batches(total) if is_open else (),
         # What is typed holds, whatever is faster.
-        free=tuple(name for name in FREE if name not in resolved.typed),
-        # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
-        # Without a backward pass there is one way through a pipeline.
-        schedules=(config.pipeline_schedule,)
-        if "pipeline_schedule" in resolved.typed or not config.training
-        else SCHEDULES,
+        free=tuple(name for name in FREE if name not in typed),
+        schedules=(config.pipeline_schedule,) if has_one else SCHEDULES,
         recomputation=request.recomputation,
         proportions=request.proportions,
         own_proportions=request.own_proportions,
-        num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
-        global_batch_size=config.global_batch_size,
+        num_replicas=replicas,
+        global_batch_size=total,
         global_batch_from="--global-batch-size"
-        if "global_batch_size" in resolved.typed
+        if "global_batch_size" in typed
         else "the preset's global batch size",
         gradient_accumulation_count=config.gradient_accumulation_count
         if config.training
         else config.steps_per_execution,
     )
-    if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
-        assumed.append(f"global batch {config.global_batch_size}, the preset's")
+    if total is not None and "global_batch_size" not in typed:
+        assumed.append(f"global batch {total}, the preset's")
     return replace(request, space=space, system=system, assumed=tuple(assumed))

@@ -47,6 +47,11 @@ class Schedule:
         return self.name == INTERLEAVED and self.training
 
     @property
+    def unit(self) -> str:
+        """What a timeline counts, in the plural."""
+        return "micro-batches" if self.is_sequential else "half-ticks" if self.alternates else "ticks"
+
+    @property
     def directions(self) -> int:
         """How often a cut is crossed for a micro-batch: forward, and backward in training."""
         return 2 if self.training else 1

@@ -18,6 +18,12 @@ from ipucnn.training.program import Program, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
 
+# Numbers of a program, and the least that each may be.
+_LEAST = {
+    **dict.fromkeys(("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages"), 1),
+    **{"dbn_replica_group_size": 1, "optimizer_slots": 0},
+}
+
 # Poplar's availableMemoryProportion where none is given.
 _DEFAULT_PROPORTION = 0.6
 POPLAR_OPTION = "availableMemoryProportion"
@@ -46,7 +52,7 @@ class StageProportions:
 
     def limited(self, share: float) -> "StageProportions":
         """The same, but at most ``share``."""
-        return StageProportions(*(min(own, share) for own in astuple(self)))
+        return StageProportions(*(min(mine, share) for mine in astuple(self)))
 
     @property
     def largest(self) -> float:
@@ -143,37 +149,28 @@ class PlanSettings:
     device_mapping: Optional[Tuple[int, ...]] = _setting(None, "IPUs of the stages", "device_mapping")
 
     def __post_init__(self) -> None:
-        for name in (
-            "micro_batch_size",
-            "gradient_accumulation_count",
-            "num_replicas",
-            "num_stages",
-            "dbn_replica_group_size",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}", "it is at least 1")
-        if self.optimizer_slots < 0:
-            raise ConfigurationError(f"optimizer_slots is {self.optimizer_slots}", "it is at least 0")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}", f"it is at least {least}")
         for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:
-                raise ConfigurationError(
-                    f"{name} is '{getattr(self, name)}'", f"it is one of {', '.join(choices)}"
-                )
-        if len(set(self.available_memory_proportion)) == 1:
-            object.__setattr__(self, "available_memory_proportion", self.available_memory_proportion[:1])
-        elif len(self.available_memory_proportion) != self.num_stages:
+                legal = ", ".join(choices)
+                raise ConfigurationError(f"{name} is '{getattr(self, name)}'", f"it is one of {legal}")
+        proportions, mapping = self.available_memory_proportion, self.device_mapping
+        if len(set(proportions)) == 1:
+            object.__setattr__(self, "available_memory_proportion", proportions[:1])
+        elif len(proportions) != self.num_stages:
             raise ConfigurationError(
-                f"available_memory_proportion has {len(self.available_memory_proportion)} entries for "
-                f"{self.num_stages} stages",
+                f"available_memory_proportion has {len(proportions)} entries for {self.num_stages} stages",
                 "give one, or one per stage",
             )
-        if self.device_mapping is not None:
-            used = set(self.device_mapping)
-            if len(self.device_mapping) != self.num_stages or used != set(range(len(used))):
-                raise ConfigurationError(
-                    f"device_mapping is {list(self.device_mapping)} for {self.num_stages} stages",
-                    "give one IPU per stage, counted from 0 without gaps",
-                )
+        if mapping is not None and (
+            len(mapping) != self.num_stages or {*mapping} != {*range(len({*mapping}))}
+        ):
+            raise ConfigurationError(
+                f"device_mapping is {list(mapping)} for {self.num_stages} stages",
+                "give one IPU per stage, counted from 0 without gaps",
+            )
 
     def proportions_of(self, stage: int, num_stages: Optional[int] = None) -> StageProportions:
         """availableMemoryProportion of a stage.
@@ -183,10 +180,10 @@ class PlanSettings:
                 that were given stage by stage say nothing about pipelines of other numbers of stages: the smallest of
                 them then holds for all stages.
         """
-        own = self.available_memory_proportion
-        if len(own) == 1:
-            return own[0]
-        return own[stage] if num_stages in (None, self.num_stages) else smallest(own)[0]
+        shares = self.available_memory_proportion
+        if len(shares) == 1:
+            return shares[0]
+        return shares[stage] if num_stages in (None, self.num_stages) else smallest(shares)[0]
 
     @property
     def has_own_proportions(self) -> bool:
@@ -298,12 +295,10 @@ class PlanSettings:
 
 
 # Settings that are an option of a run of the same name, which needs no layout to be understood.
-_IN_LAYOUT = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "device_mapping")
-_AS_CONFIGURED = [
-    own.name
-    for own in fields(PlanSettings)
-    if own.metadata["options"] == (own.name,) and own.name not in _IN_LAYOUT
-]
+_AS_CONFIGURED = (
+    *("precision", "recomputation", "optimizer_state_offloading", "dbn_replica_group_size"),
+    *("half_partials", "eight_bit_transfer"),
+)
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
@@ -313,7 +308,7 @@ def percentages(proportions: Proportions) -> Tuple[float, ...]:
         Percent: one value, that of convolutions; one per stage; or those of each stage's convolutions and matrix
         products in turn.
     """
-    pairs = [(_percent(own.convolution), _percent(own.matmul)) for own in proportions]
+    pairs = [(_percent(share.convolution), _percent(share.matmul)) for share in proportions]
     if len(pairs) == 1 or all(convolution == matmul for convolution, matmul in pairs):
         return tuple(convolution for convolution, _ in pairs)
     return tuple(value for pair in pairs for value in pair)
@@ -335,56 +330,55 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
         Name -> value, for every option that decides a setting; those that neither the settings nor ``kept`` tell, and
         those that are as they are by default, are left out if a lower layer of the configuration cannot bring others.
     """
-    found: PlainDict = {}
-    for own in fields(PlanSettings):
-        options: Tuple[str, ...] = own.metadata["options"]
-        if own.metadata["of_training"] and not settings.training:
-            kept = {name: value for name, value in kept.items() if name not in options}
-        elif own.name == "gradient_accumulation_count" and not settings.training:
-            found["steps_per_execution"] = settings.gradient_accumulation_count
-        elif own.name == "num_stages":
+    values: PlainDict = {}
+    for setting in fields(PlanSettings):
+        name, options = setting.name, setting.metadata["options"]  # type: str, Tuple[str, ...]
+        if setting.metadata["of_training"] and not settings.training:
+            kept = {option: value for option, value in kept.items() if option not in options}
+        elif name == "gradient_accumulation_count" and not settings.training:
+            values["steps_per_execution"] = settings.gradient_accumulation_count
+        elif name == "num_stages":
             # One stage takes the place of a preset's splits.
-            found.update(
-                {"pipeline_splits": list(splits)} if settings.num_stages > 1 else {"ipus_per_replica": 1}
-            )
-        elif own.name == "device_mapping":
+            is_pipeline = settings.num_stages > 1
+            values.update({"pipeline_splits": list(splits)} if is_pipeline else {"ipus_per_replica": 1})
+        elif name == "device_mapping":
             if settings.mapping != tuple(range(settings.num_stages)):
-                found["device_mapping"] = list(settings.mapping)
-        elif own.name == "available_memory_proportion":
-            found.update(_proportion_values(settings.available_memory_proportion, kept))
+                values["device_mapping"] = list(settings.mapping)
+        elif name == "available_memory_proportion":
+            values.update(_proportion_values(settings.available_memory_proportion, kept))
         elif len(options) == 1:
-            found[options[0]] = getattr(settings, own.name)
+            values[options[0]] = getattr(settings, name)
         else:
-            found.update({name: kept[name] for name in options if name in kept})
-    return {**found, **{name: value for name, value in kept.items() if name not in found}}
+            values.update({option: kept[option] for option in options if option in kept})
+    return {**values, **{name: value for name, value in kept.items() if name not in values}}
 
 
 def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
-    found: PlainDict = {"available_memory_proportion": list(percentages(proportions))}
+    values: PlainDict = {"available_memory_proportion": list(percentages(proportions))}
     if len(proportions) > 1:
-        return found  # what is said of single stages goes before all else
+        return values  # what is said of single stages goes before all else
     # One value is for both; the options of all convolutions and of all matrix products go before it.
     shared = proportions[0].convolution
     for name, share in (("convolution_options", shared), ("matmul_options", proportions[0].matmul)):
         if share != shared or POPLAR_OPTION in kept.get(name, {}):
-            found[name] = {**kept.get(name, {}), POPLAR_OPTION: f"{share:.12g}"}
-    return found
+            values[name] = {**kept.get(name, {}), POPLAR_OPTION: f"{share:.12g}"}
+    return values
 
 
 def differences(planned: PlanSettings, run: PlanSettings) -> List[str]:
     """Where a run's settings are not those of its plan: a few words for each, every setting looked at."""
-    found = []
-    for own in fields(PlanSettings):
-        name = "mapping" if own.name == "device_mapping" else own.name
-        there, here = getattr(planned, name), getattr(run, name)
-        if there == here or (name == "mapping" and planned.num_stages != run.num_stages):
+    lines = []
+    for setting in fields(PlanSettings):
+        name = "mapping" if setting.name == "device_mapping" else setting.name
+        values = [getattr(planned, name), getattr(run, name)]
+        if values[0] == values[1] or (name == "mapping" and planned.num_stages != run.num_stages):
             continue
-        if own.name == "available_memory_proportion":
-            there, here = (" ".join(f"{v:g}" for v in percentages(value)) + " %" for value in (there, here))
+        if setting.name == "available_memory_proportion":
+            values = [" ".join(f"{v:g}" for v in percentages(value)) + " %" for value in values]
         elif name == "mapping":
-            there, here = (" ".join(map(str, value)) for value in (there, here))
-        found.append(f"{own.metadata['name']} {there} (here {here})")
-    return found
+            values = [" ".join(map(str, value)) for value in values]
+        lines.append(f"{setting.metadata['name']} {values[0]} (here {values[1]})")
+    return lines
 
 
 def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
@@ -396,9 +390,9 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     Raises:
         ConfigurationError: values for another number of stages.
     """
-    own = stage_proportions(config.available_memory_proportion, num_stages)
-    if own:
-        return tuple(StageProportions(*pair, *pair) for pair in own)
+    pairs = stage_proportions(config.available_memory_proportion, num_stages)
+    if pairs:
+        return tuple(StageProportions(*pair, *pair) for pair in pairs)
     shared = config.available_memory_proportion[0] / 100 if config.available_memory_proportion else None
     convolution, matmul = (
         float(options[POPLAR_OPTION]) if POPLAR_OPTION in options else shared
@@ -406,9 +400,8 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     )
     if convolution is None and matmul is None:
         return None
-    convolution = _DEFAULT_PROPORTION if convolution is None else convolution
-    matmul = _DEFAULT_PROPORTION if matmul is None else matmul
-    return (StageProportions(convolution, matmul, convolution, matmul),)
+    pair = [_DEFAULT_PROPORTION if share is None else share for share in (convolution, matmul)]
+    return (StageProportions(*pair, *pair),)
 
 
 def plan_settings(config: RunConfig, program: Program, training: bool = True) -> PlanSettings:

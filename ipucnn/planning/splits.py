@@ -92,18 +92,18 @@ def check_stages(num_stages: int, graph: LayerGraph) -> None:
         )
 
 
-def _names(graph: LayerGraph, wanted: Sequence[int]) -> Tuple[str, ...]:
+def _names(graph: LayerGraph, positions: Sequence[int]) -> Tuple[str, ...]:
     """Names of the layers at wanted positions, each moved to the next legal cut behind the one before it."""
     legal = list(graph.cuts)
-    found: List[str] = []
+    names: List[str] = []
     place = 0
-    for number, position in enumerate(wanted):
+    for number, position in enumerate(positions):
         # Those still to come need a place each.
-        last = len(legal) - (len(wanted) - number)
+        last = len(legal) - (len(positions) - number)
         place = min(max(place, bisect.bisect_left(legal, position)), last)
-        found.append(graph.layers[legal[place]].name)
+        names.append(graph.layers[legal[place]].name)
         place += 1
-    return tuple(found)
+    return tuple(names)
 
 
 def equal_parameters(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
@@ -114,15 +114,15 @@ def equal_parameters(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
     """
     check_stages(num_stages, graph)
     total, count = graph.num_parameters, 0
-    wanted: List[int] = []
+    opens: List[int] = []
     for i, layer in enumerate(graph.layers):
         count += layer.num_parameters
-        while len(wanted) < num_stages - 1 and layer.num_parameters:
-            if count * num_stages <= total * (len(wanted) + 1):
+        while len(opens) < num_stages - 1 and layer.num_parameters:
+            if count * num_stages <= total * (len(opens) + 1):
                 break
-            wanted.append(i)
-    wanted += [len(graph.layers)] * (num_stages - 1 - len(wanted))
-    return _names(graph, wanted)
+            opens.append(i)
+    opens += [len(graph.layers)] * (num_stages - 1 - len(opens))
+    return _names(graph, opens)
 
 
 def equal_layers(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
@@ -203,23 +203,28 @@ def settle_splits(
     return program.with_splits(splits, origin)
 
 
+def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
+    """The network's layer graph where it needs no TensorFlow.  Its layers are the same at every input size."""
+    from ipucnn.planning.graphs.extract import known_graph
+
+    record = resolved.record
+    options = network_options(record, resolved.config, record.input_shape, record.num_classes)
+    return known_graph(record, options)
+
+
 def check_named_splits(resolved: Resolved) -> None:
     """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
 
-    A network's layers are the same at every input size; with other layers than the shipped graph's (another norm)
-    nothing is known yet, and :func:`settle_splits` checks them on the built network.
+    With other layers than the shipped graph's (another norm) nothing is known yet, and :func:`settle_splits` checks
+    them on the built network.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
     """
-    from ipucnn.planning.graphs.extract import known_graph
-
-    config, record = resolved.config, resolved.record
-    if not config.pipeline_splits or list(config.pipeline_splits) == [AUTO]:
-        return
-    graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
+    splits = resolved.config.pipeline_splits
+    graph = None if splits in ((), (AUTO,)) else _known_graph(resolved)
     if graph is not None:
-        check_splits(config.pipeline_splits, [layer.name for layer in graph.layers], record.name)
+        check_splits(splits, [layer.name for layer in graph.layers], resolved.record.name)
 
 
 def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
@@ -231,9 +236,7 @@ def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
     Raises:
         ConfigurationError: nothing was trained before; no layer is called so; or nothing would be left to train.
     """
-    from ipucnn.planning.graphs.extract import known_graph
-
-    config, record = resolved.config, resolved.record
+    config = resolved.config
     if config.freeze is None:
         return ()
     if config.weights is None:
@@ -241,11 +244,11 @@ def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
             f"--freeze {shown_value(config.freeze)} without --weights: these layers would keep random numbers",
             "add --weights RUN, the run that they were trained in, or drop --freeze",
         )
-    graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
+    graph = _known_graph(resolved)
     return () if graph is None else frozen_layers(graph, config.freeze)
 
 
-def frozen_layers(graph: LayerGraph, wanted: str) -> Tuple[str, ...]:
+def frozen_layers(graph: LayerGraph, named: str) -> Tuple[str, ...]:
     """The layers of a graph that ``--freeze`` names, see :func:`ipucnn.models.build.layers_to_freeze`.
 
     Raises:
@@ -253,7 +256,7 @@ def frozen_layers(graph: LayerGraph, wanted: str) -> Tuple[str, ...]:
     """
     # The second half of a separable convolution is a layer of the graph alone, with a slash in its name.
     names = [x.name for x in graph.layers if x.num_parameters and "/" not in x.name]
-    return layers_to_freeze(wanted, names, graph.model)
+    return layers_to_freeze(named, names, graph.model)
 
 
 def choose_splits(
@@ -277,13 +280,13 @@ def choose_splits(
     check_stages(program.num_stages, graph)
     settings = plan_settings(config, program)
     planner = Planner(graph, system)
-    found = planner.best_of([[settings]])
+    candidate = planner.best_of([[settings]])
     origin = f"planned for {system.title}"
-    if found is None:
-        found = planner.best(settings, memory_limit=float("1e9"))
-        assert found is not None  # nothing takes as much
+    if candidate is None:
+        candidate = planner.best(settings, memory_limit=float("1e9"))
+        assert candidate is not None  # nothing takes as much
         origin += ", whose memory they exceed"
-    return found.splits, "; ".join([origin, *estimates(graph)])
+    return candidate.splits, "; ".join([origin, *estimates(graph)])
 
 
 def plan_differences(
@@ -300,11 +303,11 @@ def plan_differences(
         ("input", "x".join(map(str, plan.input_shape)), "x".join(map(str, input_shape))),
         ("classes", plan.num_classes, num_classes),
     ]
-    planned, own = layer_options(plan.options), layer_options(kept_options(config))
+    planned, of_run = layer_options(plan.options), layer_options(kept_options(config))
     if plan.options:  # plans of older versions say nothing of them
-        pairs += [(key, planned.get(key), own.get(key)) for key in sorted({*planned, *own})]
+        pairs += [(key, planned.get(key), of_run.get(key)) for key in sorted({*planned, *of_run})]
         pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
-    differing = [f"{name} {there} (here {here})" for name, there, here in pairs if there != here]
+    differing = [f"{name} {of_plan} (here {of_run})" for name, of_plan, of_run in pairs if of_plan != of_run]
     differing += differences(plan.settings, plan_settings(config, program))
     if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:
         differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(program.pipeline_splits)})")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from ipucnn.planning.calibration import SystemProfile
+    from ipucnn.planning.calibration import MeasuredRow, SystemProfile
     from ipucnn.planning.request import PlanRequest
 
 # Letter and colour of a category of memory.
@@ -53,12 +53,10 @@ def print_plan(plan: PipelinePlan) -> None:
     _memory(plan, out)
     if plan.num_stages > 1:
         _timeline(plan, out)
-    if plan.comparison:
-        _print_sheet(out, plan_text.comparison_sheet(plan))
-    if plan.pareto:
-        _print_sheet(out, plan_text.pareto_sheet(plan, TABLE_ROWS))
+    for sheet in plan_text.other_sheets(plan, TABLE_ROWS):
+        _print_sheet(out, sheet)
     if plan.assumed:
-        out.print(Text("assumed: " + "; ".join(plan.assumed)))
+        out.print(Text(plan_text.assumed(plan.assumed)))
         out.print()
     if plan.verdict != "does not fit":
         _paste(plan, out)
@@ -74,7 +72,12 @@ def _coloured(text: str) -> Text:
     return coloured
 
 
-def _print_sheet(out: Console, sheet: Sheet) -> None:
+def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
+    """A table with its notes.
+
+    Args:
+        keys: columns that each part of a table that is too wide begins with.
+    """
     from rich.text import Text
 
     table = plain_table(padding=(0, 1, 0, 0), title=sheet.title)
@@ -88,7 +91,7 @@ def _print_sheet(out: Console, sheet: Sheet) -> None:
         )
     for row in sheet.rows:
         table.add_row(*map(_coloured, row))
-    print_table(out, table)
+    print_table(out, table, keys)
     for note in sheet.notes:
         out.print(Text(note))
     if sheet.notes:
@@ -129,15 +132,8 @@ def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
         total += size
         letters += [(letter, colour)] * (round(width * total / whole) - first)
     letters += [(".", "dim")] * (width - len(letters))
-    text = Text()
-    limit = round(width * end)
-    for i, (letter, colour) in enumerate(letters):
-        if i == limit:
-            text.append("|", style="bold")
-        text.append(letter, style=colour)
-    if limit >= width:
-        text.append("|", style="bold")
-    return text
+    letters.insert(min(round(width * end), len(letters)), ("|", "bold"))
+    return Text.assemble(*letters)
 
 
 def _timeline(plan: PipelinePlan, out: Console) -> None:
@@ -159,9 +155,9 @@ def _timeline(plan: PipelinePlan, out: Console) -> None:
     keys += ["= backward"] if plan.settings.training else []
     words = ", ".join([*keys, ". idle", "numbers: micro-batches"])
     if told.omitted_ticks:
-        half = "half-" if plan.settings.schedule == "Interleaved" else ""
-        drain = "" if plan.settings.schedule == "Sequential" else ", and the drain,"
-        words += f"; {told.omitted_ticks} more {half}ticks alike{drain} follow"
+        order = plan.settings.order
+        drain = "" if order.is_sequential else ", and the drain,"
+        words += f"; {told.omitted_ticks} more {order.unit} alike{drain} follow"
     out.print(wrapped([Text(word) for word in words.split()], " ", out.width, label + 1))
     out.print()
 
@@ -182,10 +178,7 @@ def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
             # A pass that is split in two has its number once.
             shown = number[i - first] if last - first >= len(number) > i - first else mark
             cells[i] = (shown if span.kind != "recompute" else mark, colour)
-    text = Text()
-    for letter, colour in cells:
-        text.append(letter, style=colour)
-    return text
+    return Text.assemble(*cells)
 
 
 def _paste(plan: PipelinePlan, out: Console) -> None:
@@ -197,9 +190,7 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
         out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
         out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
         return
-    what = "train with it" if plan.settings.training else "measure it"
-    how = f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):"
-    out.print(Text(how, style="bold"))
+    out.print(Text(plan_text.how_to_run(plan), style="bold"))
     for line in (command, plan_text.needs_weights(plan)):
         if line:
             out.print(Text(line), soft_wrap=True)
@@ -222,7 +213,7 @@ def _yaml(value: object) -> str:
 
 
 def optimisations_json(
-    request: PlanRequest, candidate: Candidate, base: Outcome, found: Sequence[Optimisation]
+    request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
 ) -> str:
     """Everything as indented JSON."""
     answer = {
@@ -232,7 +223,7 @@ def optimisations_json(
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
         "predicted_band_factor": band_factor(request.system),
-        "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
+        "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in optimisations],
         "assumed": request.assumed,
     }
     return json.dumps(answer, indent=2)
@@ -247,71 +238,48 @@ def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
 
 
 def print_optimisations(
-    request: PlanRequest, candidate: Candidate, base: Outcome, found: Sequence[Optimisation]
+    request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
 ) -> None:
     """The table on stdout."""
     from rich.text import Text
 
     settings, out = candidate.settings, console(sys.stdout)
     size = "x".join(map(str, request.options.input_shape[:2]))
-    table = plain_table(padding=(0, 1, 0, 0))
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("optimisation", overflow="fold")
-    table.add_column("here", overflow="fold")
-    table.add_column("instead", overflow="fold")
-    table.add_column("fullest IPU", justify="right", no_wrap=True)
-    table.add_column("images/s", justify="right", no_wrap=True)
-    row = (_fill(base), _images(base))
-    table.add_row("", Text("as it is", style="bold"), "", "", *map(Text, row))
-    for one in found:
-        cells = [Text(one.name, style="bold"), Text(one.here), Text(one.instead), *_outcome(one, base)]
-        table.add_row(str(one.number), *cells)
-    title = (
+    rows = [(str(o.number), o.name, o.here, o.instead, *_outcome(o.outcome, base)) for o in optimisations]
+    sheet = Sheet(
         f"{request.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
-        f"{counted(settings.num_ipus, 'IPU')}, {request.system.title}: what one optimisation alone brings, predicted"
+        f"{counted(settings.num_ipus, 'IPU')}, {request.system.title}: what one optimisation alone brings, predicted",
+        ("", "optimisation", "here", "instead", "fullest IPU", "images/s"),
+        ("optimisation", "here", "instead"),
+        [("", "as it is", "", "", *_outcome(base, base)), *rows],
     )
-    table.title = title
-    print_table(out, table, keys=2)
+    _print_sheet(out, sheet, keys=2)
     out.print(
         Text(
             "differences from the first row: points of an IPU's memory, percent; ?: uncertain whether it fits"
         )
     )
     options = plain_table(show_header=False, padding=(0, 1, 0, 0))
-    options.add_column("", justify="right", no_wrap=True)
-    options.add_column("", overflow="fold")
-    for one in found:
-        note = f": {one.note}" if one.note else ""
-        options.add_row(str(one.number), Text.assemble((one.option, "bold"), note))
+    options.add_column(justify="right", no_wrap=True)
+    options.add_column(overflow="fold")
+    for one in optimisations:
+        options.add_row(str(one.number), Text(one.option + (f": {one.note}" if one.note else "")))
     out.print(options)
     out.print(Text(plan_text.within(band_factor(request.system))))
     out.print(Text(f"splits: {' '.join(candidate.splits)}"))
-    out.print(Text("assumed: " + "; ".join(request.assumed)))
+    out.print(Text(plan_text.assumed(request.assumed)))
 
 
-def _outcome(one: Optimisation, base: Outcome) -> List[Text]:
-    """Memory and throughput with ``instead``, and their difference; what does not fit has no speed."""
-    from rich.text import Text
-
-    outcome = one.outcome
+def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
+    """Memory and throughput, with their difference from the program's; what does not fit has no speed."""
     if outcome is None:
-        return [Text("not modelled"), Text("not modelled")]
-    points = 100 * (outcome.predicted_fill - base.predicted_fill)
-    memory = f"{_fill(outcome)} {points:+6.1f}"
-    if outcome.verdict == "does not fit":
-        return [Text(memory), Text(outcome.verdict)]
-    change = outcome.predicted_images_per_s / base.predicted_images_per_s - 1
-    return [Text(memory), Text(f"{_images(outcome)} {change:+5.0%}")]
-
-
-def _fill(outcome: Outcome) -> str:
-    return units.percent(outcome.predicted_fill) + ("?" if outcome.verdict == "uncertain" else "")
-
-
-def _images(outcome: Outcome) -> str:
-    if outcome.verdict == "does not fit":
-        return outcome.verdict
-    return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)
+        return "not modelled", "not modelled"
+    memory = units.percent(outcome.predicted_fill) + "?" * (outcome.verdict == "uncertain")
+    speed = units.images(outcome.predicted_images_per_s)
+    if outcome is not base:
+        memory += f" {100 * (outcome.predicted_fill - base.predicted_fill):+6.1f}"
+        speed += f" {outcome.predicted_images_per_s / base.predicted_images_per_s - 1:+5.0%}"
+    return memory, outcome.verdict if outcome.verdict == "does not fit" else speed
 
 
 # -- a system that was measured -------------------------------------------------------------------------------------
@@ -323,20 +291,19 @@ def print_calibration(profile: SystemProfile) -> None:
 
     from ipucnn.planning.calibration import describe
 
+    def cells(row: MeasuredRow) -> Tuple[str, ...]:
+        predicted = (row.shipped_images_per_s, row.calibrated_images_per_s)
+        errors = (f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}" for images in predicted)
+        return (row.source, row.model, f"{row.images_per_s:,.0f}", *errors)
+
     out = console(sys.stdout)
-    table = plain_table(padding=(0, 1, 0, 0))
-    table.add_column("measured in", overflow="fold")
-    table.add_column("network", overflow="fold")
-    for name in ("measured", "predicted", "with profile"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in profile.measurements:
-        cells = [
-            f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
-            for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
-        ]
-        table.add_row(Text(row.source), Text(row.model), f"{row.images_per_s:,.0f}", *cells)
-    table.title = "images/s, measured and predicted; predicted ones with their error"
-    print_table(out, table, keys=2)
+    sheet = Sheet(
+        "images/s, measured and predicted; predicted ones with their error",
+        ("measured in", "network", "measured", "predicted", "with profile"),
+        ("measured in", "network"),
+        [cells(row) for row in profile.measurements],
+    )
+    _print_sheet(out, sheet, keys=2)
     out.print(Text("; ".join(describe(profile))))
     out.print(
         Text(

@@ -6,7 +6,7 @@ attribute, and a ``title`` that browsers show as a tooltip.
 
 import math
 import re
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from markupsafe import Markup, escape
 
@@ -19,8 +19,6 @@ from ipucnn.text import counted
 WIDTH = 1080.0
 # Stages take the style sheet's colours in turn.
 STAGE_COLOURS = 8
-# What a schedule's timeline counts.
-TICK_NAMES = {"Grouped": "ticks", "Interleaved": "half-ticks", "Sequential": "micro-batches"}
 # Width of a character over the size of its font, rather too large.
 _CHARACTER = 0.62
 # What neither XML nor HTML may contain, not even escaped.
@@ -107,6 +105,27 @@ def text(x: float, y: float, label: str, class_: str = "label") -> Markup:
     return element("text", label, x=x, y=y, class_=class_)
 
 
+def rect(
+    box: Tuple[float, float, float, float],
+    title: Optional[str] = None,
+    class_: Optional[str] = None,
+    **data: object,
+) -> Markup:
+    """A rectangle.
+
+    Args:
+        box: its left and upper edge, width and height.
+        title: its tooltip.
+        data: values of its ``data-`` attributes; floats are written in full.
+    """
+    x, y, width, height = box
+    values: Dict[str, object] = {
+        f"data_{name}": repr(value) if isinstance(value, float) else value for name, value in data.items()
+    }
+    children = [] if title is None else [element("title", title)]
+    return element("rect", *children, x=x, y=y, width=width, height=height, class_=class_, **values)
+
+
 def group(class_: str, children: Sequence[Markup]) -> Markup:
     """Marks of one class."""
     return element("g", join(children), class_=class_)
@@ -181,19 +200,9 @@ def _memory_bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: floa
         bytes_ = ipu.predicted_memory_bytes[name]
         if bytes_ > 0:
             title = f"IPU {ipu.ipu}: {name.replace('_', ' ')} {units.mebibytes(bytes_)}, predicted"
-            rect = element(
-                "rect",
-                element("title", title),
-                x=x(begin),
-                y=y,
-                width=x(begin + bytes_) - x(begin),
-                height=_MEMORY_BAR,
-                class_=f"cat-{name}",
-                data_ipu=ipu.ipu,
-                data_category=name,
-                data_bytes=repr(float(bytes_)),
-            )
-            parts.append(rect)
+            box = x(begin), y, x(begin + bytes_) - x(begin), _MEMORY_BAR
+            data = {"ipu": ipu.ipu, "category": name, "bytes": float(bytes_)}
+            parts.append(rect(box, title, f"cat-{name}", **data))
         begin += bytes_
     label = f"{units.mebibytes(total)}, {units.percent(ipu.predicted_fill)} {_MARKS[ipu.verdict]}"
     parts.append(text(WIDTH - _MEMORY_RIGHT, y + _MEMORY_BAR / 2 + 4, label, "label end strong"))
@@ -250,15 +259,12 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
             parts.append(group(f"pass-{kind}", marks[kind]))
     if told.omitted_ticks:
         at = axis(told.omitted_from_s)
-        rect = element(
-            "rect", x=at + 4, y=_TIME_TOP, width=_TIME_GAP - 8, height=bottom - _TIME_TOP, class_="omitted"
-        )
-        parts += [rect, text(at + _TIME_GAP / 2, _TIME_TOP - 6, f"{told.omitted_ticks} more", "label middle")]
+        gap = rect((at + 4, _TIME_TOP, _TIME_GAP - 8, bottom - _TIME_TOP), class_="omitted")
+        parts += [gap, text(at + _TIME_GAP / 2, _TIME_TOP - 6, f"{told.omitted_ticks} more", "label middle")]
     parts += [_bracket(phase, axis) for phase in told.phases]
     parts += _ticks(told, axis, bottom)
-    unit = TICK_NAMES[plan.settings.schedule]
     count = plan.settings.gradient_accumulation_count
-    phases = "; ".join(f"{phase.name} {phase.num_ticks} {unit}" for phase in told.phases)
+    phases = "; ".join(f"{phase.name} {phase.num_ticks} {plan.settings.order.unit}" for phase in told.phases)
     return svg(
         "timeline",
         "Predicted pipeline timeline",
@@ -271,27 +277,15 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
 
 def _transfer(span: Span, axis: _Axis, bottom: float) -> Markup:
     seconds = span.end_s - span.start_s
-    title = element("title", f"transfer: {units.milliseconds(seconds)}, predicted")
-    x, width = axis(span.start_s), axis.scale * seconds
-    return element(
-        "rect", title, x=x, y=_TIME_TOP, width=width, height=bottom - _TIME_TOP, data_s=repr(seconds)
-    )
+    box = axis(span.start_s), _TIME_TOP, axis.scale * seconds, bottom - _TIME_TOP
+    return rect(box, f"transfer: {units.milliseconds(seconds)}, predicted", s=seconds)
 
 
 def _pass(span: Span, axis: _Axis, y: float, height: float) -> Markup:
     seconds = span.end_s - span.start_s
     title = f"stage {span.stage}, {span.kind}, micro-batch {span.micro_batch}: {units.milliseconds(seconds)}, predicted"
-    return element(
-        "rect",
-        element("title", title),
-        x=axis(span.start_s),
-        y=y,
-        width=max(0.3, axis.scale * seconds),
-        height=height,
-        data_s=repr(seconds),
-        data_stage=span.stage,
-        class_="first" if span.micro_batch == 0 else None,
-    )
+    box = axis(span.start_s), y, max(0.3, axis.scale * seconds), height
+    return rect(box, title, "first" if span.micro_batch == 0 else None, s=seconds, stage=span.stage)
 
 
 def _bracket(phase: Phase, axis: _Axis) -> Markup:
@@ -397,17 +391,7 @@ def _stage(plan: PipelinePlan, plot: _Plot, begin: int, end: int) -> List[Markup
     left, across = _LAYERS_LEFT + per_second * before_s, per_second * own_s
     names = f"{layers[begin].name} to {layers[end - 1].name}"
     title = f"stage {stage}: {names}, {units.milliseconds(own_s)}, {share}, predicted"
-    strip = element(
-        "rect",
-        element("title", title),
-        x=left,
-        y=plot.strip,
-        width=across,
-        height=_LAYERS_STRIP,
-        class_=colour,
-        data_stage=stage,
-        data_s=repr(own_s),
-    )
+    strip = rect((left, plot.strip, across, _LAYERS_STRIP), title, colour, stage=stage, s=own_s)
     bars = [_bars(layers[i], _LAYERS_LEFT + plot.pitch * i, plot) for i in range(begin, end)]
     parts = [group(colour, [bar for bar in bars if bar]), strip]
     if begin:
@@ -437,8 +421,7 @@ def _bars(layer: ProfileLayer, x: float, plot: _Plot) -> Markup:
     for seconds, y, pass_ in ((forward, plot.zero - plot.scale * forward, "f"), (backward, plot.zero, "b")):
         if seconds > 0:
             height = max(0.4, plot.scale * seconds)
-            bar = element("rect", x=x, y=y, width=width, height=height, data_s=repr(seconds), data_pass=pass_)
-            parts.append(bar)
+            parts.append(rect((x, y, width, height), s=seconds, **{"pass": pass_}))
     return element("g", join(parts))
 
 
@@ -504,25 +487,17 @@ def _scatter(
     parts.append(text(x(0.5), _PARETO_BOTTOM + 42, axis, "label middle"))
     for number, row in enumerate(rows, start=1):
         at = x(place(row)), y(row.predicted_images_per_s)
-        point = element(
-            "circle",
-            element("title", f"row {number}: {units.images(row.predicted_images_per_s)} images/s, predicted"),
-            cx=at[0],
-            cy=at[1],
-            r=5.0,
-            class_="point " + row.verdict.replace(" ", "-"),
-            data_images_per_s=repr(row.predicted_images_per_s),
-            data_fill=repr(row.predicted_fill),
-            data_ipus=row.num_ipus,
-        )
-        parts.append(point)
+        title_of_row = f"row {number}: {units.images(row.predicted_images_per_s)} images/s, predicted"
+        point = {"cx": at[0], "cy": at[1]}
+        data = {"data_images_per_s": repr(row.predicted_images_per_s), "data_fill": repr(row.predicted_fill)}
+        data.update(class_="point " + row.verdict.replace(" ", "-"))
+        tooltip = element("title", title_of_row)
+        parts.append(element("circle", tooltip, **point, r=5.0, data_ipus=row.num_ipus, **data))
         if row.best:
-            parts.append(element("circle", cx=at[0], cy=at[1], r=10.0, class_="best"))
+            parts.append(element("circle", **point, r=10.0, class_="best"))
             label = f"this plan: {units.images(row.predicted_images_per_s)}"
-            if at[0] > _PARETO_WIDTH / 2:
-                parts.append(text(at[0] - 14, at[1] - 9, label, "label strong halo end"))
-            else:
-                parts.append(text(at[0] + 14, at[1] - 9, label, "label strong halo"))
+            nudge, anchor = (-14, " end") if at[0] > _PARETO_WIDTH / 2 else (14, "")
+            parts.append(text(at[0] + nudge, at[1] - 9, label, f"label strong halo{anchor}"))
     description = (
         f"{len(rows)} configurations to which no other is better in throughput, memory and IPUs at once."
     )

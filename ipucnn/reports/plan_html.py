@@ -45,6 +45,9 @@ def render(plan: PipelinePlan) -> str:
             plan=plan,
             title=plan_text.title(plan),
             facts=_facts(plan),
+            assumed=plan_text.assumed(plan.assumed),
+            why_no_fit=plan_text.why_no_fit(plan) if plan.no_fit or plan.verdict != "fits" else [],
+            how_to_run=plan_text.how_to_run(plan),
             command_line=plan_text.command_line(plan),
             needs_weights=plan_text.needs_weights(plan),
             figures=_figures(plan),
@@ -114,7 +117,7 @@ def _figures(plan: PipelinePlan) -> List[Figure]:
         Figure(
             "Pipeline",
             f"One {'weight update' if training else 'execution'} of {count}, counted in "
-            f"{plan_figures.TICK_NAMES[plan.settings.schedule]}, with predicted durations. All IPUs advance together "
+            f"{plan.settings.order.unit}, with predicted durations. All IPUs advance together "
             f"and wait for the slowest.{after}",
             [*((f"pass-{name}", text) for name, text in passes), ("outline", "outlined: micro-batch 0")],
             plan_figures.timeline_figure(plan),

@@ -11,6 +11,7 @@ from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
+from ipucnn.planning.schedules import SEQUENTIAL
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.text import counted
@@ -41,6 +42,11 @@ class Sheet(NamedTuple):
 def verdict_of(text: str) -> Optional[str]:
     """The verdict on memory that a cell or sentence begins with, which gives it its colour."""
     return next((verdict for verdict in VERDICTS if text.split(":")[0] == verdict), None)
+
+
+def assumed(sentences: Sequence[str]) -> str:
+    """What was taken for granted because nobody asked for anything else."""
+    return "assumed: " + "; ".join(sentences)
 
 
 def title(plan: PipelinePlan) -> str:
@@ -206,6 +212,34 @@ def proportion(proportions: Proportions) -> str:
     return f"{stages}% (convolutions/matrix products)"
 
 
+def why_no_fit(plan: PipelinePlan) -> List[str]:
+    """What is in the way of a plan that surely fits, and what would fit: a sentence each."""
+    why = plan.no_fit
+    if why is None:
+        fill = units.percent(plan.predicted_fill)
+        return [f"The fullest IPU is predicted to take {fill} of its memory: {plan.verdict}."]
+    lines = [
+        f"No split into {counted(why.num_stages, 'stage')} stays below {units.percent(why.memory_limit)} of an IPU's "
+        f"memory; the verdict on this one is: {plan.verdict}."
+    ]
+    if why.layer is not None:
+        lines.append(f"Layer {why.layer} exceeds that in every stage.")
+    if why.ranges:
+        runs = "; ".join(f"{first} to {last}" for first, last in why.ranges)
+        lines.append(f"Each of these runs of layers is too large for one stage: {runs}.")
+    lines.append(
+        f"No split into up to {why.max_ipus} stages fits."
+        if why.fewest_stages is None
+        else f"It would fit in {counted(why.fewest_stages, 'stage')}, on {why.fewest_ipus} IPUs."
+    )
+    lines.append(
+        "No smaller micro-batch fits."
+        if why.largest_micro_batch_size is None
+        else f"The largest micro-batch with which some split fits: {why.largest_micro_batch_size}."
+    )
+    return lines
+
+
 def within(factor: float) -> str:
     """The band of throughputs that measurements are expected in, a sentence."""
     return (
@@ -248,6 +282,16 @@ def _milliseconds_or_none(seconds: float) -> str:
     return units.column_milliseconds(seconds) if seconds else ""
 
 
+def other_sheets(plan: PipelinePlan, most: Optional[int] = None) -> List[Sheet]:
+    """The tables of other splits and other uses of the IPUs, if there are any.
+
+    Args:
+        most: rows of the second one.
+    """
+    sheets = [comparison_sheet(plan)] if plan.comparison else []
+    return sheets + ([pareto_sheet(plan, most)] if plan.pareto else [])
+
+
 def comparison_sheet(plan: PipelinePlan) -> Sheet:
     """The plan's splits, and below them others under the same settings."""
 
@@ -259,8 +303,8 @@ def comparison_sheet(plan: PipelinePlan) -> Sheet:
 
     name = "this plan" if plan.planned else "these splits"
     ticks = plan.predicted_tick_s, plan.predicted_lower_bound_s
-    own = row(name, plan.num_stages, *ticks, plan.predicted_images_per_s, plan.predicted_fill)
-    rows = [(*own, plan.verdict)]
+    mine = row(name, plan.num_stages, *ticks, plan.predicted_images_per_s, plan.predicted_fill)
+    rows = [(*mine, plan.verdict)]
     for other in plan.comparison:
         ticks = other.predicted_tick_s, other.predicted_best_tick_s
         figures = other.predicted_images_per_s, other.predicted_fill
@@ -291,10 +335,10 @@ _MARKS = {
 def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
     """The best uses of the IPUs: the plan's, and the first ones up to ``most`` rows in all."""
     training, rows = plan.settings.training, plan.pareto
-    own = next(number for number, entry in enumerate(rows, start=1) if entry.best)
+    chosen = next(number for number, entry in enumerate(rows, start=1) if entry.best)
     most = len(rows) if most is None else most
-    shown = [*range(1, min(len(rows), most - (own > most)) + 1)]
-    shown += [] if own in shown else [own]
+    shown = [*range(1, min(len(rows), most - (chosen > most)) + 1)]
+    shown += [] if chosen in shown else [chosen]
     pipelined = any(entry.num_stages > 1 for entry in rows)
     columns = [
         "row",
@@ -331,8 +375,8 @@ def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
         tuple(columns),
         ("schedule", "with"),
         table,
-        tuple(_pareto_notes(plan, own, shown)),
-        shown.index(own),
+        tuple(_pareto_notes(plan, chosen, shown)),
+        shown.index(chosen),
     )
 
 
@@ -340,12 +384,12 @@ def _marks(plan: PipelinePlan, entry: ParetoRow) -> str:
     return _RECOMPUTATION * (plan.settings.training and entry.recomputation) + entry.marks
 
 
-def _pareto_notes(plan: PipelinePlan, own: int, shown: Sequence[int]) -> List[str]:
+def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List[str]:
     """What the rows, columns and letters of the table mean."""
     training, rows = plan.settings.training, plan.pareto
-    first = f"Row {own} is the plan above."
+    first = f"Row {chosen} is the plan above."
     if len(rows) > 1:
-        other = own % len(rows) + 1
+        other = chosen % len(rows) + 1
         first += (
             f" Add --row {other} to the command that you typed to see row {other} in its place, with the command that "
             f"{'trains' if training else 'measures'} it."
@@ -359,7 +403,7 @@ def _pareto_notes(plan: PipelinePlan, own: int, shown: Sequence[int]) -> List[st
         else "steps: micro-batches per execution"
     )
     notes = [first, f"micro: samples in a micro-batch; {counts}; repl.: replicas"]
-    if training and any(entry.schedule == "Sequential" for entry in rows):
+    if training and any(entry.schedule == SEQUENTIAL for entry in rows):
         notes.append("Sequential stages are recomputation segments: parts of a network on one IPU.")
     notes.append("prop.: available memory proportion in percent, or the smallest and largest of the stages")
     if any(entry.verdict == "uncertain" for entry in rows):
@@ -375,7 +419,7 @@ def _pareto_notes(plan: PipelinePlan, own: int, shown: Sequence[int]) -> List[st
 
 
 def _span(proportions: Proportions) -> str:
-    shares = sorted({100 * share for own in proportions for share in (own.convolution, own.matmul)})
+    shares = sorted({100 * share for stage in proportions for share in (stage.convolution, stage.matmul)})
     return f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g}-{shares[-1]:g}"
 
 
@@ -397,6 +441,12 @@ def command_line(plan: PipelinePlan) -> str:
         )
         words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
     return " ".join(words)
+
+
+def how_to_run(plan: PipelinePlan) -> str:
+    """What the command is for, and the other way to the same, as a line above it."""
+    what = "train with it" if plan.settings.training else "measure it"
+    return f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):"
 
 
 def needs_weights(plan: PipelinePlan) -> str:

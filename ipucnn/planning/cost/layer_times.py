@@ -5,6 +5,7 @@ bytes that its vertices read and write.  An IPU runs one operation at a time on 
 over its layers.
 """
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -173,10 +174,7 @@ def _other_work(
     graph: LayerGraph, batch: int, element_bytes: int, weight_bytes: int, training: bool, num_tiles: int
 ) -> np.ndarray:
     """(n, 3, len(FEATURES)) work outside products: element-wise operations, sums of gradients, rearranging."""
-    consumers: Dict[str, int] = {}
-    for layer in graph.layers:
-        for name in layer.inputs:
-            consumers[name] = consumers.get(name, 0) + 1
+    consumers = Counter(name for layer in graph.layers for name in layer.inputs)
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     moved = np.zeros((len(graph.layers), len(PASSES)))  # activations of one sample
@@ -212,22 +210,9 @@ def _other_work(
     return work
 
 
-class SameGraph:
-    """A graph as the key of what is known of it: the object itself, since to hash all its layers takes milliseconds."""
-
-    def __init__(self, graph: LayerGraph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameGraph) and other.graph is self.graph
-
-
 @lru_cache(maxsize=256)
 def _partitioned(
-    same: SameGraph,
+    graph: LayerGraph,
     batch: int,
     arithmetic: str,
     element_bytes: int,
@@ -238,7 +223,6 @@ def _partitioned(
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """work, partitions, units, temporary bytes, see ``LayerTimes``; one search for each distinct operation."""
-    graph = same.graph
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
@@ -263,12 +247,12 @@ def _partitioned(
         columns = dict(zip(names, np.array(list(known), dtype=float).T))
         columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
         bound_bytes = share * ipu.sram_per_tile_bytes
-        found = partition_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
+        chosen = partition_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
         at_layer, at_pass, of = np.array(where[share]).T
-        work[at_layer, at_pass] += found.work[of]
-        partitions[at_layer, at_pass] = found.factors[of]
-        units[at_layer, at_pass] = found.unit[of]
-        temporary[at_layer, at_pass] = found.temporary_bytes[of]
+        work[at_layer, at_pass] += chosen.work[of]
+        partitions[at_layer, at_pass] = chosen.factors[of]
+        units[at_layer, at_pass] = chosen.unit[of]
+        temporary[at_layer, at_pass] = chosen.temporary_bytes[of]
     for array in (work, partitions, units, temporary):
         array.flags.writeable = False  # shared by all who ask again
     return work, partitions, units, temporary
@@ -295,7 +279,7 @@ def layer_times(
             stages unless the settings say otherwise.
     """
     work, partitions, units, temporary = _partitioned(
-        SameGraph(graph),
+        graph,
         settings.micro_batch_size,
         settings.arithmetic,
         settings.element_bytes,
@@ -332,35 +316,22 @@ def program_times(
     """
     joined = layer_times(graph, settings, ipu, constants)
     for stage, first in enumerate(starts if settings.has_own_proportions else ()):
-        own = layer_times(graph, settings, ipu, constants, settings.proportions_of(stage))
+        of_stage = layer_times(graph, settings, ipu, constants, settings.proportions_of(stage))
         names = ("forward_s", "backward_s", "work", "partitions", "units", "temporary_bytes")
         arrays = {
-            name: np.concatenate([getattr(joined, name)[:first], getattr(own, name)[first:]])
+            name: np.concatenate([getattr(joined, name)[:first], getattr(of_stage, name)[first:]])
             for name in names
         }
         joined = replace(joined, **arrays)
     return joined
 
 
-@lru_cache(maxsize=4)
-def last_uses(same: SameGraph) -> np.ndarray:
-    """(n,) place of the last layer that reads each layer's output; its own where none does."""
-    layers = same.graph.layers
-    places = {layer.name: i for i, layer in enumerate(layers)}
-    found: np.ndarray = np.arange(len(layers))
-    for i, layer in enumerate(layers):
-        for name in layer.inputs:
-            found[places[name]] = i
-    found.flags.writeable = False
-    return found
-
-
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
     """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
-    outputs, last_use = output_bytes(graph, settings), last_uses(SameGraph(graph))
+    outputs = output_bytes(graph, settings)
     change = np.zeros(len(outputs) + 2)
     np.add.at(change, np.arange(len(outputs)) + 1, outputs)
-    np.add.at(change, last_use + 1, -outputs)
+    np.add.at(change, np.array(graph.last_use) + 1, -outputs)
     crossing: np.ndarray = np.cumsum(change)[np.asarray(cuts, dtype=int)]
     return crossing
 

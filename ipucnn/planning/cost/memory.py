@@ -24,13 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ipucnn.hardware import IPU
-from ipucnn.planning.cost.layer_times import (
-    LayerTimes,
-    SameGraph,
-    last_uses,
-    layer_times,
-    stage_starts,
-)
+from ipucnn.planning.cost.layer_times import LayerTimes, layer_times, stage_starts
 from ipucnn.planning.graphs.layer_graph import (
     PRODUCT_CLASSES,
     Layer,
@@ -226,7 +220,7 @@ class _Uses:
                 self.keepers[index[name]].append(i)
         self.goes_back = np.array([layer.name in backward for layer in layers], dtype=float)
         self.elements = np.array([layer.output_elements for layer in layers], dtype=float)
-        self.last_read = last_uses(SameGraph(graph))
+        self.last_read = np.array(graph.last_use)
         self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
         for i, layer in enumerate(layers):
             # An element-wise operation overwrites an input that nobody reads later.
@@ -239,28 +233,26 @@ class _Uses:
             self.alike.setdefault(_signature(layer, shapes), []).append(i)
 
 
-@lru_cache(maxsize=4)
-def _uses(same: SameGraph) -> _Uses:
-    return _Uses(same.graph)
+_uses = lru_cache(maxsize=4)(_Uses)
 
 
 class RangeCounts:
     """What the ranges of a graph hold whatever the settings, in numbers of one sample; see ``MemoryModel``."""
 
     def __init__(self, graph: LayerGraph, item_starts: Sequence[int], training: bool) -> None:
-        uses, layers = _uses(SameGraph(graph)), graph.layers
+        uses, layers = _uses(graph), graph.layers
         starts, n = np.asarray(item_starts), len(item_starts)
         item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
         # What the host delivers is an input of whatever range reads it.
         made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
         if training:
-            kept_at = [item_of[found] for found in uses.keepers]
+            kept_at = [item_of[layers_of] for layers_of in uses.keepers]
             self.kept = distinct_sum(kept_at, uses.elements, n)
             self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
         else:
             self.kept = self.kept_inside = np.zeros((n, n + 1))
         self.inputs = distinct_sum(
-            [item_of[found] for found in uses.readers], uses.elements, n, after=made_in
+            [item_of[layers_of] for layers_of in uses.readers], uses.elements, n, after=made_in
         )
         going_back = np.add.reduceat(uses.goes_back, starts)
         if training:
@@ -273,7 +265,7 @@ class RangeCounts:
         self.weights, self.trainable = (
             range_sum(np.add.reduceat(column, starts)) for column in uses.counts.T
         )
-        self.code_at = [[int(item) for item in item_of[found]] for found in uses.alike.values()]
+        self.code_at = [[int(item) for item in item_of[layers_of]] for layers_of in uses.alike.values()]
         self.code_bytes = [_code_bytes(signature, training) for signature in uses.alike]
         self.code = distinct_sum(self.code_at, self.code_bytes, n)
         self._resident: Tuple[Tuple[float, ...], np.ndarray] = (), self.code
@@ -323,7 +315,7 @@ class MemoryModel:
         self.counts = counts or RangeCounts(graph, item_starts, settings.training)
         # Whole numbers far below 2^53: their products are exact.
         self.sample_bytes = float(settings.micro_batch_size * settings.element_bytes)
-        self.alive = _uses(SameGraph(graph)).alive * self.sample_bytes
+        self.alive = _uses(graph).alive * self.sample_bytes
         self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
             graph, settings, ipu, proportions=proportions
         )
@@ -349,12 +341,12 @@ class MemoryModel:
             (layers,) bytes of the temporaries of a layer's largest pass, and a table of the largest sum of them and
             ``alive`` in each range.
         """
-        own = self.settings.proportions_of(stage, num_stages)
-        if own not in self._working:
-            temporaries = self._times(own).temporary_bytes.max(axis=1) * self.ipu.num_tiles
+        share = self.settings.proportions_of(stage, num_stages)
+        if share not in self._working:
+            temporaries = self._times(share).temporary_bytes.max(axis=1) * self.ipu.num_tiles
             largest = np.maximum.reduceat(self.alive + temporaries, self.item_starts[:-1])
-            self._working[own] = temporaries, range_maximum(largest)
-        return self._working[own]
+            self._working[share] = temporaries, range_maximum(largest)
+        return self._working[share]
 
     def _resident(self) -> Dict[str, np.ndarray]:
         """By category, tables of what is on the IPU at any time, the same at every position of the pipeline."""
@@ -442,23 +434,23 @@ class MemoryModel:
         """
         without, each = self.parts(num_stages, stage)
         room = most_bytes - without
-        found: np.ndarray = np.full(room.shape, float(_DEEPEST))
-        np.divide(room, each, out=found, where=each > 0)
-        np.clip(np.floor(found, out=found), -1, _DEEPEST, out=found)
+        counts: np.ndarray = np.full(room.shape, float(_DEEPEST))
+        np.divide(room, each, out=counts, where=each > 0)
+        np.clip(np.floor(counts, out=counts), -1, _DEEPEST, out=counts)
         # The division's rounding: as many as the sum itself says.
-        found += (without + (found + 1) * each <= most_bytes) & (found < _DEEPEST)
-        found -= (without + found * each > most_bytes) & (found >= 0)
-        found[room < 0] = -1
-        return found.astype(np.int16)
+        counts += (without + (counts + 1) * each <= most_bytes) & (counts < _DEEPEST)
+        counts -= (without + counts * each > most_bytes) & (counts >= 0)
+        counts[room < 0] = -1
+        return counts.astype(np.int16)
 
     def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
         """The memory of items a .. b - 1 as that stage."""
         values = {name: float(table[a, b]) for name, table in self.tables(num_stages, stage).items()}
         work = values.pop("work")
         first, last = self.item_starts[a], self.item_starts[b]
-        own = self.working(num_stages, stage)[0]
-        fullest = first + int(np.argmax((self.alive + own)[first:last]))
-        temporaries = _IMBALANCE * float(own[fullest])
+        temporary = self.working(num_stages, stage)[0]
+        fullest = first + int(np.argmax((self.alive + temporary)[first:last]))
+        temporaries = _IMBALANCE * float(temporary[fullest])
         return StageMemory(
             **{f"{name}_bytes": value for name, value in values.items()},
             live_activations_bytes=work - temporaries,
@@ -511,15 +503,15 @@ def program_memory(
     stages = [model.entry(s, s + 1, settings.num_stages, s) for s in range(len(starts))]
     ipus = []
     for number in range(settings.num_ipus_per_replica):
-        own = [s for s, place in enumerate(settings.mapping) if place == number]
-        busiest = max(own, key=lambda s: stages[s].live_activations_bytes + stages[s].temporaries_bytes)
+        members = [s for s, place in enumerate(settings.mapping) if place == number]
+        busiest = max(members, key=lambda s: stages[s].live_activations_bytes + stages[s].temporaries_bytes)
         sums = {
-            name: sum(getattr(stages[s], name) for s in own)
+            name: sum(getattr(stages[s], name) for s in members)
             for name in ("weights_bytes", "accumulators_bytes", "optimizer_state_bytes", "stash_bytes")
         }
         if settings.segments_on_one_ipu and not (settings.training and settings.recomputation):
             # Without checkpoints everything that is kept stays, once.
             sums["stash_bytes"] = float(model.tables(len(starts), 0)["stash"][0, len(starts)])
-        code = model.joint_code_bytes([(s, s + 1) for s in own])
+        code = model.joint_code_bytes([(s, s + 1) for s in members])
         ipus.append(replace(stages[busiest], code_bytes=code, **sums))
     return ipus

@@ -10,56 +10,40 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.keras_config import Call, read_calls
-from ipucnn.planning.graphs.layer_graph import OTHER, Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, LayerGraph
 
 Shape = Tuple[int, ...]
 Config = Mapping[str, Any]
 
-# Class name of a Keras layer -> op_class, for those that need no closer look.
-OP_CLASSES = {
-    "InputLayer": "input",
-    "Conv2DTranspose": "transposed_conv",
-    "Dense": "matmul",
-    "BatchNormalization": "norm",
-    "GroupNormalization": "norm",
-    "LayerNormalization": "norm",
-    "ReLU": "activation",
-    "LeakyReLU": "activation",
-    "PReLU": "activation",
-    "ELU": "activation",
-    "Softmax": "activation",
-    "Activation": "activation",
-    "HardSwish": "activation",
-    "HardSigmoid": "activation",
-    "Dropout": "elementwise",
-    "SpatialDropout2D": "elementwise",
-    "GaussianDropout": "elementwise",
-    "GaussianNoise": "elementwise",
-    "Rescaling": "elementwise",
-    "Normalization": "elementwise",
-    "Add": "elementwise",
-    "Subtract": "elementwise",
-    "Average": "elementwise",
-    "Multiply": "elementwise",
-    "Maximum": "elementwise",
-    "Minimum": "elementwise",
-    "MaxPooling2D": "pool",
-    "AveragePooling2D": "pool",
-    "GlobalMaxPooling2D": "pool",
-    "GlobalAveragePooling2D": "pool",
-    "UpSampling2D": "resize",
-    "Concatenate": "concat",
-    "Reshape": "reshape",
-    "Flatten": "reshape",
-    "Identity": "reshape",
-    "ZeroPadding2D": "reshape",
-    "Cropping2D": "reshape",
-    "SubsamplePad": "reshape",
+# Class names of Keras layers by op_class, of those that need no closer look.
+_CLASSES = {
+    "input": ("InputLayer",),
+    "transposed_conv": ("Conv2DTranspose",),
+    "matmul": ("Dense",),
+    "norm": ("BatchNormalization", "GroupNormalization", "LayerNormalization"),
+    "activation": (
+        *("ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax"),
+        *("Activation", "HardSwish", "HardSigmoid"),
+    ),
+    "elementwise": (
+        *("Dropout", "SpatialDropout2D", "GaussianDropout", "GaussianNoise", "Rescaling", "Normalization"),
+        *("Add", "Subtract", "Average", "Multiply", "Maximum", "Minimum"),
+    ),
+    "pool": ("MaxPooling2D", "AveragePooling2D", "GlobalMaxPooling2D", "GlobalAveragePooling2D"),
+    "resize": ("UpSampling2D",),
+    "concat": ("Concatenate",),
+    "reshape": ("Reshape", "Flatten", "Identity", "ZeroPadding2D", "Cropping2D", "SubsamplePad"),
 }
+OP_CLASSES = {kind: op_class for op_class, kinds in _CLASSES.items() for kind in kinds}
 CONVOLUTIONS = ("Conv2D", "GroupedConv2D", "DepthwiseConv2D")
 SEPARABLE = "SeparableConv2D"
 # Activations whose gradient is a function of their output; the others' needs their input.
 FROM_OUTPUT = ("relu", "relu6", "leaky_relu", "sigmoid", "hard_sigmoid", "tanh", "softmax", "elu", "selu")
+# Functions of layers that compute one.
+_ACTIVATIONS = {
+    **{"ReLU": "relu", "LeakyReLU": "relu", "ELU": "elu", "Softmax": "softmax", "PReLU": "prelu"},
+    **{"HardSigmoid": "hard_sigmoid", "HardSwish": "hard_swish"},
+}
 
 # Second half of a separable convolution.
 _POINTWISE = "/pointwise"
@@ -105,13 +89,11 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
                 f"operation '{call.name}' of {name} is not a layer", "build the network of Keras layers alone"
             )
         number = call.call[1]
-        own = call.name if number == 0 else f"{call.name}/call{number}"
+        name_of_call = call.name if number == 0 else f"{call.name}/call{number}"
         facts, shape = _facts(layer), _sample_shape(layer, number)
-        inputs, input_shapes = (
-            [names[source] for source in call.reads],
-            [shapes[source] for source in call.reads],
-        )
-        made = _layers(facts, own, inputs, input_shapes, shape, first_call=number == 0)
+        inputs = [names[source] for source in call.reads]
+        input_shapes = [shapes[source] for source in call.reads]
+        made = _layers(facts, name_of_call, inputs, input_shapes, shape, first_call=number == 0)
         if number > 0:
             tied.append((call.name, made[-1].name))
         elif len(made) > 1:
@@ -219,33 +201,27 @@ def _layers(
     )
     if kind == SEPARABLE:
         return _separable(facts, name, common)
-    op_class = _op_class(kind, config, common["input_channels"])
+    op_class, channels = _op_class(kind, config, common["input_channels"]), common["input_channels"]
+    is_convolution = kind in (*CONVOLUTIONS, "Conv2DTranspose")
     kernel, strides, groups = (1, 1), (1, 1), 1
-    if kind in CONVOLUTIONS or kind == "Conv2DTranspose":
+    if is_convolution:
         kernel, strides = _pair(config["kernel_size"]), _pair(config["strides"])
-        groups = {"depthwise_conv": common["input_channels"], "transposed_conv": 1}.get(op_class, 0)
-        groups = groups or int(config.get("groups", 1))
+    if kind in CONVOLUTIONS:
+        groups = channels if op_class == "depthwise_conv" else int(config.get("groups", 1))
     elif op_class == "pool":
         pooled = not kind.startswith("Global")
         kernel = _pair(config["pool_size"]) if pooled else input_shapes[0][:2]  # type: ignore[assignment]
         strides = _pair(config["strides"] or config["pool_size"]) if pooled else kernel
     # A transposed convolution uses its kernel once per position of the input, the others of the output.
     positions = input_shapes[0] if kind == "Conv2DTranspose" else shape
-    used = facts.weights[:1] if kind in (*CONVOLUTIONS, "Conv2DTranspose", "Dense") else ()
+    used = facts.weights[:1] if is_convolution or kind == "Dense" else ()
     if op_class == OTHER:
         # What is known of it are its weights: those of a matrix or kernel are taken to be used at each position.
         used = tuple(weight for weight in facts.weights if len(weight) > 1)
+    macs = sum(map(_size, used)) * math.prod(positions[:-1])
+    kept = _kept(facts, op_class, name, inputs)
     return [
-        Layer(
-            name=name,
-            op_class=op_class,
-            kernel=kernel,
-            strides=strides,
-            groups=groups,
-            macs=sum(map(_size, used)) * math.prod(positions[:-1]),
-            kept=_kept(facts, op_class, name, inputs),
-            **common,
-        )
+        Layer(name, op_class, kernel=kernel, strides=strides, groups=groups, macs=macs, kept=kept, **common)
     ]
 
 
@@ -260,23 +236,21 @@ def _op_class(kind: str, config: Config, input_channels: int) -> str:
 
 def _kept(facts: _Facts, op_class: str, name: str, inputs: List[str]) -> Tuple[str, ...]:
     """Names of the layers whose outputs the backward pass needs."""
-    kept: List[str] = []
     kind = facts.kind
-    if op_class in ("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"):
+    if op_class in PRODUCT_CLASSES:
         # Its own output stands for what a fused activation needs: that, or its equally large input.
         kept = [*inputs, *([name] if _activation_of(facts.settings) != "linear" else [])]
     elif op_class == "norm" or kind in ("Multiply", "Maximum", "Minimum"):
-        kept = list(inputs)
+        kept = inputs
     elif kind in ("MaxPooling2D", "GlobalMaxPooling2D") or op_class == OTHER:
         kept = [*inputs, name]  # the gradient goes where input and output are equal
     elif kind in ("Dropout", "SpatialDropout2D", "GaussianDropout"):
         kept = [name] if facts.settings["rate"] > 0 else []  # its mask can't be drawn again
     elif op_class == "activation":
-        function = {"ReLU": "relu", "LeakyReLU": "relu", "ELU": "elu", "Softmax": "softmax"}
-        own = {**function, "HardSigmoid": "hard_sigmoid", "HardSwish": "hard_swish", "PReLU": "prelu"}
-        activation = own.get(kind) or _activation_of(facts.settings)
-        if activation != "linear":
-            kept = [name] if activation in FROM_OUTPUT else list(inputs)
+        activation = _ACTIVATIONS.get(kind) or _activation_of(facts.settings)
+        kept = [] if activation == "linear" else [name] if activation in FROM_OUTPUT else inputs
+    else:
+        kept = []
     return tuple(dict.fromkeys(kept))
 
 
@@ -285,33 +259,33 @@ def _separable(facts: _Facts, name: str, common: KerasConfig) -> List[Layer]:
     depthwise, pointwise = facts.weights[:2]
     height, width, channels = common["output_shape"]
     middle = pointwise[2]
-    in_depthwise = _size(depthwise)
-    own_weights = common["num_parameters"] > 0
+    in_depthwise, num_parameters = _size(depthwise), common["num_parameters"]
+    of_depthwise = min(in_depthwise, num_parameters)  # none in a later call
+    trained = min(in_depthwise, common["num_trainable"])
     activation = [name + _POINTWISE] if _activation_of(facts.settings) != "linear" else []
-    return [
-        Layer(
-            name=name,
-            op_class="depthwise_conv",
-            inputs=common["inputs"],
-            output_shape=(height, width, middle),
-            kernel=_pair(facts.settings["kernel_size"]),
-            strides=_pair(facts.settings["strides"]),
-            groups=common["input_channels"],
-            input_channels=common["input_channels"],
-            macs=in_depthwise * height * width,
-            num_parameters=in_depthwise if own_weights else 0,
-            num_trainable=min(in_depthwise, common["num_trainable"]),
-            kept=common["inputs"],
-        ),
-        Layer(
-            name=name + _POINTWISE,
-            op_class="conv",
-            inputs=(name,),
-            output_shape=(height, width, channels),
-            input_channels=middle,
-            macs=_size(pointwise) * height * width,
-            num_parameters=common["num_parameters"] - (in_depthwise if own_weights else 0),
-            num_trainable=max(0, common["num_trainable"] - in_depthwise),
-            kept=(name, *activation),
-        ),
-    ]
+    first = Layer(
+        name=name,
+        op_class="depthwise_conv",
+        inputs=common["inputs"],
+        output_shape=(height, width, middle),
+        kernel=_pair(facts.settings["kernel_size"]),
+        strides=_pair(facts.settings["strides"]),
+        groups=common["input_channels"],
+        input_channels=common["input_channels"],
+        macs=in_depthwise * height * width,
+        num_parameters=of_depthwise,
+        num_trainable=trained,
+        kept=common["inputs"],
+    )
+    second = Layer(
+        name=name + _POINTWISE,
+        op_class="conv",
+        inputs=(name,),
+        output_shape=(height, width, channels),
+        input_channels=middle,
+        macs=_size(pointwise) * height * width,
+        num_parameters=num_parameters - of_depthwise,
+        num_trainable=common["num_trainable"] - trained,
+        kept=(name, *activation),
+    )
+    return [first, second]

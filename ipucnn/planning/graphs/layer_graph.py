@@ -125,13 +125,18 @@ class LayerGraph:
     def _position(self) -> Dict[str, int]:
         return {layer.name: i for i, layer in enumerate(self.layers)}
 
+    def __hash__(self) -> int:
+        # Hashing all layers takes milliseconds; equal graphs have these in common.
+        return hash((self.model, self.input_shape, self.num_classes, len(self.layers)))
+
     @cached_property
-    def _last_use(self) -> List[int]:
+    def last_use(self) -> Tuple[int, ...]:
+        """Position of the last layer that reads each layer's output; its own where none does."""
         last_use = list(range(len(self.layers)))
         for i, layer in enumerate(self.layers):
             for name in layer.inputs:
                 last_use[self._position[name]] = i
-        return last_use
+        return tuple(last_use)
 
     def _check(self, i: int, layer: Layer, position: Dict[str, int]) -> None:
         where = f"layer graph of {self.model}, layer '{shown_value(layer.name)}'"
@@ -200,7 +205,7 @@ class LayerGraph:
         A skip over several stages is in the crossing of each cut between its ends.
         """
         return tuple(
-            self.layers[i].name for i in range(min(cut, len(self.layers))) if self._last_use[i] >= cut
+            self.layers[i].name for i in range(min(cut, len(self.layers))) if self.last_use[i] >= cut
         )
 
     @property
@@ -295,11 +300,11 @@ def needs_gradient(graph: LayerGraph) -> Set[str]:
     trained = {layer.name for layer in graph.layers if layer.num_trainable}
     # A later call has no weights of its own: it uses those of the first.
     trained |= {last for first, last in graph.tied if first in trained}
-    found: Set[str] = set()
+    needing: Set[str] = set()
     for layer in graph.layers:
-        if layer.name in trained or any(name in found for name in layer.inputs):
-            found.add(layer.name)
-    return found
+        if layer.name in trained or any(name in needing for name in layer.inputs):
+            needing.add(layer.name)
+    return needing
 
 
 def goes_back(graph: LayerGraph) -> Set[str]:
@@ -314,14 +319,14 @@ def is_frozen(layer: Layer) -> bool:
 
 def kept_outputs(graph: LayerGraph) -> Dict[str, Tuple[str, ...]]:
     """By layer, what its backward pass needs: its ``kept``, as far as it has such a pass and trains its weights."""
-    backward, found = goes_back(graph), {}
+    backward, kept_of = goes_back(graph), {}
     for layer in graph.layers:
         kept = layer.kept if layer.name in backward else ()
         if is_frozen(layer) and graph.num_trainable and layer.op_class in PRODUCT_CLASSES:
             # The gradient of its weights alone needs what it read.
             kept = tuple(name for name in kept if name == layer.name)
-        found[layer.name] = kept
-    return found
+        kept_of[layer.name] = kept
+    return kept_of
 
 
 def _first_repeated(names: List[str]) -> str:

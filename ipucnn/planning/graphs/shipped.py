@@ -38,17 +38,17 @@ def network_table() -> str:
         "paper",
     )
     rows = [titles, tuple("---" for _ in titles)]
-    found = counts.registered_counts()
+    all_counts = counts.registered_counts()
     for record in list_models():
-        own = found[record.name]
+        of_model = all_counts[record.name]
         rows.append(
             (
                 f"`{record.name}`",
                 record.home_dataset,
                 "x".join(str(n) for n in record.input_shape),
                 str(record.num_classes),
-                f"{own.parameters:,}",
-                f"{own.macs:,}",
+                f"{of_model.parameters:,}",
+                f"{of_model.macs:,}",
                 record.default_norm,
                 str(record.min_size),
                 record.paper,

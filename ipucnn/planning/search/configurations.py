@@ -81,18 +81,6 @@ class SearchSpace:
     global_batch_from: str = "--global-batch-size"
     gradient_accumulation_count: Optional[int] = None
 
-    def count(self, settings: PlanSettings, num_replicas: int) -> Optional[int]:
-        """Gradient accumulation of a configuration, None if there is no legal one."""
-        base = settings.order.multiple(settings.num_stages)
-        count = self.gradient_accumulation_count
-        if self.global_batch_size is not None:
-            count, rest = divmod(self.global_batch_size, settings.micro_batch_size * num_replicas)
-            if rest:
-                return None
-        if count is None:
-            count = default_count(settings.schedule, settings.num_stages)
-        return count if count and count % base == 0 else None
-
     def shapes(self, all_of_them: bool = False) -> Iterator[PlanSettings]:
         """One replica of every pipeline to try, largest micro-batches first.
 
@@ -102,17 +90,17 @@ class SearchSpace:
         most = 1 << (self.num_ipus.bit_length() - 1)
         sizes = {*self.micro_batch_sizes, *(self.more_micro_batch_sizes if all_of_them else ())}
         for size in sorted(sizes, reverse=True):
-            own = replace(self.base, micro_batch_size=size, num_replicas=1, device_mapping=None)
-            single = replace(own, num_stages=1, schedule=GROUPED)
+            each = replace(self.base, micro_batch_size=size, num_replicas=1, device_mapping=None)
+            single = replace(each, num_stages=1, schedule=GROUPED)
             if self.recomputation is not True:
                 yield single
             stages = [1 << power for power in range(1, most.bit_length())]
             for schedule in self.schedules:
                 if schedule != SEQUENTIAL:
-                    yield from (replace(own, num_stages=k, schedule=schedule) for k in stages)
-                elif self.recomputation is not False and own.training:
+                    yield from (replace(each, num_stages=k, schedule=schedule) for k in stages)
+                elif self.recomputation is not False and each.training:
                     segments = ALL_SEGMENTS if all_of_them else SEGMENTS
-                    yield from (replace(own, num_stages=k, schedule=schedule) for k in segments)
+                    yield from (replace(each, num_stages=k, schedule=schedule) for k in segments)
 
     def variants(self, settings: PlanSettings, names: Sequence[str]) -> List[PlanSettings]:
         """The settings with those of the named ones that are free on and off, where that makes a difference."""
@@ -125,9 +113,17 @@ class SearchSpace:
         return variants
 
     def counts(self, settings: PlanSettings) -> List[Tuple[int, int]]:
-        """(replicas, gradient accumulation) to try of a pipeline."""
-        counts = [(replicas, self.count(settings, replicas)) for replicas in self.replicas(settings)]
-        return [(replicas, count) for replicas, count in counts if count is not None]
+        """(replicas, gradient accumulation) to try of a pipeline, as far as they are legal."""
+        counts, base = [], settings.order.multiple(settings.num_stages)
+        for replicas in self.replicas(settings):
+            count, rest = self.gradient_accumulation_count, 0
+            if self.global_batch_size is not None:
+                count, rest = divmod(self.global_batch_size, settings.micro_batch_size * replicas)
+            elif count is None:
+                count = default_count(settings.schedule, settings.num_stages)
+            if count and not rest and count % base == 0:
+                counts.append((replicas, count))
+        return counts
 
     def programs(
         self, most_stages: int, names: Sequence[str], all_of_them: bool = False
@@ -148,15 +144,15 @@ class SearchSpace:
     def replicas(self, settings: PlanSettings) -> List[int]:
         """Numbers of replicas to try of a pipeline."""
         most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
-        found = {most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most}
+        numbers = {most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most}
         if self.num_replicas is not None:
-            found = {self.num_replicas} if self.num_replicas <= most else set()
+            numbers = {self.num_replicas} if self.num_replicas <= most else set()
         group = settings.dbn_replica_group_size
         if group > 1:
             # Replicas share batch norm statistics in whole groups, each replica on one IPU.
             is_whole = settings.num_ipus_per_replica == 1
-            found = {count for count in found if is_whole and count % group == 0}
-        return sorted(found, reverse=True)
+            numbers = {count for count in numbers if is_whole and count % group == 0}
+        return sorted(numbers, reverse=True)
 
 
 def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
@@ -243,7 +239,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
     def ways(limit: float) -> List[str]:
         def fits(**changes: object) -> bool:
-            return any(planner.fits(own, limit) for own in options(replace(space, **changes)))  # type: ignore[arg-type]
+            return any(planner.fits(each, limit) for each in options(replace(space, **changes)))  # type: ignore[arg-type]
 
         powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
         ipus = next((n for n in powers if n > space.num_ipus and fits(num_ipus=n)), None)

@@ -127,8 +127,8 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
 def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
     """(n, n + 1) seconds of items i .. j - 1 as that stage of a Sequential pipeline, without transfers."""
     if tables.options and not tables.one_ipu:
-        own = [_run_s(option, num_stages, stage) for option in tables.options]
-        return np.choose(np.minimum(tables.choice(num_stages, stage), len(own) - 1), own)
+        options_s = [_run_s(option, num_stages, stage) for option in tables.options]
+        return np.choose(np.minimum(tables.choice(num_stages, stage), len(options_s) - 1), options_s)
     forward, backward = tables.sums(num_stages, stage)
     ahead = forward[None, :] - forward[:-1, None]
     cost: np.ndarray = ahead + (backward[None, :] - backward[:-1, None])
@@ -188,10 +188,10 @@ class _OneIpu:
         return best, sources
 
     def starts(self, last: int, sources: List[np.ndarray]) -> Tuple[int, ...]:
-        found = [last]
+        opens = [last]
         for source in reversed(sources):
-            found.append(int(source[found[-1]]))
-        return tuple(reversed(found))
+            opens.append(int(source[opens[-1]]))
+        return tuple(reversed(opens))
 
     def largest(self, starts: Tuple[int, ...]) -> float:
         """Bytes of the largest segment but the last."""
@@ -234,16 +234,16 @@ class _OneIpu:
             if last is None or last >= best_last:
                 continue
             starts = self.starts(last, sources)
-            own = self.largest(starts)
-            total = checkpoints[last] + max(own, float(self.memory[-1][last, self.n]))
+            taken = self.largest(starts)
+            total = checkpoints[last] + max(taken, float(self.memory[-1][last, self.n]))
             if total <= self.tables.capacity_bytes:
                 # Nothing in this interval opens its last segment earlier.
                 best_last, best = last, starts
                 continue
             # With at least `own` bytes this e is out; the rest of the interval is below.
-            heapq.heappush(heap, (last, low, float(np.nextafter(own, -np.inf))))
-            middle = (own + high) / 2
-            for part in ((own, middle), (float(np.nextafter(middle, np.inf)), high)):
+            heapq.heappush(heap, (last, low, float(np.nextafter(taken, -np.inf))))
+            middle = (taken + high) / 2
+            for part in ((taken, middle), (float(np.nextafter(middle, np.inf)), high)):
                 if part[0] <= part[1]:
                     heapq.heappush(heap, (last, *part))
         return best
@@ -271,12 +271,12 @@ class _OwnSpeeds:
         first_s = _run_s(options[0], num_stages, 0)
         self.runs: List[List[Tuple[np.ndarray, np.ndarray]]] = []
         for stage in range(num_stages):
-            memories = [own.memory(num_stages, stage) for own in options]
+            memories = [option.memory(num_stages, stage) for option in options]
             is_alike = 0 < stage < num_stages - 1 and not tables.stage_s
             if is_alike and all(one is other for one, (other, _) in zip(memories, self.runs[-1])):
                 self.runs.append(self.runs[-1])
                 continue
-            runs_s = (_run_s(own, num_stages, stage) - first_s for own in options)
+            runs_s = (_run_s(option, num_stages, stage) - first_s for option in options)
             self.runs.append(list(zip(memories, runs_s)))
         self.base_s = float(first_s[0, -1])
         self.num_evaluations = 0
@@ -285,27 +285,27 @@ class _OwnSpeeds:
         self.above: np.ndarray = np.append(0.0, ends[:-1])[:, None]
         # (stages + 1, limits, n + 1): least seconds, checkpoint bytes and largest segment of the stages from each on.
         self.seconds, self.checkpoints, self.largest = (
-            np.stack(own, axis=1) for own in zip(*(self._rest(end) for end in ends))
+            np.stack(rows, axis=1) for rows in zip(*(self._rest(end) for end in ends))
         )
 
     def _rest(self, limit: float) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(stages + 1, n + 1) of the stages from each on, opening at each item, if no segment takes more than that."""
         rest = np.full(self.n + 1, np.inf)
         rest[self.n] = 0.0
-        found = [(rest, rest, rest)]
+        ways = [(rest, rest, rest)]
         before: List[Tuple[np.ndarray, np.ndarray]] = []
-        for own in reversed(self.runs):
-            seconds, checkpoints, largest = found[0]
-            if own is not before:
-                before, (least_s, least_bytes) = own, np.full((2, self.n, self.n + 1), np.inf)
-                for memory, cost_s in own:
+        for choices in reversed(self.runs):
+            seconds, checkpoints, largest = ways[0]
+            if choices is not before:
+                before, (least_s, least_bytes) = choices, np.full((2, self.n, self.n + 1), np.inf)
+                for memory, cost_s in choices:
                     fits = memory <= limit
                     np.minimum(least_s, cost_s, out=least_s, where=fits)
                     np.minimum(least_bytes, memory, out=least_bytes, where=fits)
             passed = np.where(least_s < np.inf, checkpoints, np.inf).min(axis=1) + self.checkpoint[: self.n]
             here = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
-            found.insert(0, tuple(np.append(values, np.inf) for values in here))  # type: ignore[arg-type]
-        return tuple(np.array(values) for values in zip(*found))  # type: ignore[return-value]
+            ways.insert(0, tuple(np.append(values, np.inf) for values in here))  # type: ignore[arg-type]
+        return tuple(np.array(values) for values in zip(*ways))  # type: ignore[return-value]
 
     def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
         """The best starts; empty if nothing with a tick below that fits."""
@@ -342,8 +342,8 @@ class _OwnSpeeds:
                 ends, labels = ends[~is_worse], labels[~is_worse]
                 latest[stage + 1, ends, count[stage + 1, ends] % _LATEST] = labels
                 count[stage + 1, ends] += 1
-                for end, own in zip(ends.tolist(), labels.tolist()):
-                    heapq.heappush(heap, (float(bounds_s[end]), (*path, end), tuple(own)))
+                for end, label in zip(ends.tolist(), labels.tolist()):
+                    heapq.heappush(heap, (float(bounds_s[end]), (*path, end), tuple(label)))
                 # Where no segment so far is smaller, a slower setting brings nothing.
                 pending &= most > largest
         return ()

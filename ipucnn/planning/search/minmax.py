@@ -65,7 +65,7 @@ class _Loads:
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
         # Where a stage has the first of several settings with which its run fits, those are of the fastest one.
         self.options = [
-            [own.sums(num_stages, stage) for own in tables.options] for stage in range(num_stages)
+            [option.sums(num_stages, stage) for option in tables.options] for stage in range(num_stages)
         ]
         # Of each stage the first one whose loads are those of this one.
         self.groups = [self._group(stage) for stage in range(num_stages)]
@@ -73,8 +73,8 @@ class _Loads:
         # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
         num_classes = 2 if self.alternates and num_stages > 2 else 1
         # Not by np.unique, which imports the masked arrays: a tenth of the time of a small search.
-        own = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
-        self.levels = [own] * num_classes
+        levels = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
+        self.levels = [levels] * num_classes
         self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
         # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
         self.reach = [_reach(fits) for fits in self.fits]
@@ -131,7 +131,7 @@ class _Loads:
         if first == int(chosen.max()):
             return self._ordered(stage, *self._passes(self.options[stage][first], i, j))
         passes = zip(*(self._passes(sums, i, j) for sums in self.options[stage]))
-        return self._ordered(stage, *(np.choose(chosen, own) for own in passes))
+        return self._ordered(stage, *(np.choose(chosen, each) for each in passes))
 
     @staticmethod
     def _passes(
@@ -175,7 +175,7 @@ class _Loads:
         loads of 0 are inside; and it is not empty where all loads are 0.
         """
         total = max(float(forward[-1] + backward[-1]) for forward, backward in self.sums) * 2
-        top = tuple(len(own) - 1 for own in self.levels)
+        top = tuple(len(levels) - 1 for levels in self.levels)
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
@@ -188,8 +188,8 @@ def _reach(fits: np.ndarray) -> List[int]:
     n = len(fits)
     last = n - fits[:, ::-1].argmax(axis=1)
     last[~fits.any(axis=1)] = 0
-    found: List[int] = np.maximum.accumulate(last).tolist()
-    return found
+    reach: List[int] = np.maximum.accumulate(last).tolist()
+    return reach
 
 
 def _windows(
@@ -207,13 +207,13 @@ def _windows(
     n, k = loads.n, loads.num_stages
     if swap:
         x, y = y, x
-    own = [loads.lists(stage) for stage in range(k)]
+    lists = [loads.lists(stage) for stage in range(k)]
     pairs = [loads.in_pairs(stage) if both < np.inf else [] for stage in range(k)]
     high, low = [0] * (k + 1), [n] * (k + 1)
     high[1:] = [n - (k - stage) for stage in range(1, k + 1)]
     for stage in range(k):
         here = high[stage]
-        a, b = own[stage]
+        a, b = lists[stage]
         reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
         reach = min(reach, loads.reach[stage][here] if here < n else n)
         high[stage + 1] = min(high[stage + 1], max(reach, here))
@@ -277,8 +277,10 @@ def _least(
         ends = np.array([n])
         if stage < k - 1:
             first_end, last_end = windows[stage + 1]
-            own = legal[loads.cut_class(stage + 1)]
-            ends = own[own.searchsorted(first_end) : own.searchsorted(last_end, side="right")]
+            places_of = legal[loads.cut_class(stage + 1)]
+            ends = places_of[
+                places_of.searchsorted(first_end) : places_of.searchsorted(last_end, side="right")
+            ]
         least = np.full(len(ends), np.inf)
         source: np.ndarray = np.zeros(len(ends), dtype=int)
         # A part of the ends at a time: their runs begin near each other.
@@ -327,7 +329,7 @@ class _Search:
         return _least(self.loads, x, y, t, swap, both=both)
 
     def _levels(self, index: Tuple[int, ...]) -> List[float]:
-        return [float(own[i]) for own, i in zip(self.loads.levels, index)]
+        return [float(levels[i]) for levels, i in zip(self.loads.levels, index)]
 
     def _offer(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
         maxima = self.loads.maxima(starts)
@@ -344,15 +346,17 @@ class _Search:
         if np.isfinite(self.value):
             y_limit = (self.value - max(box.x_low, 0.0) - self.loads.weight * sum(low)) * (1 + 1e-12)
             both = (self.value - self.loads.weight * sum(low)) * (1 + 1e-12)
-        found = self._least(box.x_high, y_limit, high, both)
-        if found is None:
+        least = self._least(box.x_high, y_limit, high, both)
+        if least is None:
             return
-        corner = self._offer(found.starts)
-        narrow = self._least(found.value, box.x_high, high, both, swap=True)
+        corner = self._offer(least.starts)
+        narrow = self._least(least.value, box.x_high, high, both, swap=True)
         if narrow is not None:  # else nothing with that Y is better than the best split
             corner = self._offer(narrow.starts)
         # No split that is better than the best one has cuts below these.
-        levels = (int(np.searchsorted(own, cut)) for own, cut in zip(self.loads.levels, found.cuts))
+        levels = (
+            int(np.searchsorted(levels_of, cut)) for levels_of, cut in zip(self.loads.levels, least.cuts)
+        )
         self.file(box._replace(t_low=tuple(map(max, box.t_low, levels))), corner)
 
     def file(self, box: Box, corner: Tuple[float, float, List[float]]) -> None:

@@ -27,7 +27,7 @@ def why_no_fit(
         max_ipus: of a replica, up to which more are tried.
         recomputation: on or off where that was asked for.
     """
-    settings, every = choices[-1][-1], [own for group in choices for own in group]
+    settings, every = choices[-1][-1], [settings for group in choices for settings in group]
     segments = settings.segments_on_one_ipu
     most = max(16, 2 * settings.num_stages) if segments else max_ipus
     layer, ranges = _certificate(planner, settings, limit)
@@ -39,7 +39,8 @@ def why_no_fit(
     def largest_micro_batch(limit: float) -> Optional[int]:
         sizes = range(settings.micro_batch_size - 1, 0, -1)
         return largest_that_fits(
-            sizes, lambda size: any(planner.fits(replace(own, micro_batch_size=size), limit) for own in every)
+            sizes,
+            lambda size: any(planner.fits(replace(each, micro_batch_size=size), limit) for each in every),
         )
 
     fewest, size = fewest_stages(limit, settings.num_stages + 1), largest_micro_batch(limit)

@@ -88,7 +88,7 @@ def candidates(
         again = [False]
     tried = [uniform(share) for share in PROPORTIONS] if proportions is None else [proportions]
     return [
-        [replace(settings, recomputation=on, available_memory_proportion=own) for own in tried]
+        [replace(settings, recomputation=on, available_memory_proportion=shares) for shares in tried]
         for on in again
     ]
 
@@ -100,7 +100,7 @@ class Planner:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
         self._counts: Dict[bool, RangeCounts] = {}
-        self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
+        self._tables: Dict[Tuple[PlanSettings, bool], StageTables] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
@@ -124,10 +124,10 @@ class Planner:
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         # Whether there is a pipeline decides where optimizer state may be.
         stages = settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages)
-        base = _of_a_micro_batch(settings.restaged(stages))
-        key = (base, one_ipu, shared)
-        tables = self._tables.pop(key, None) or self._make_tables(base, one_ipu, shared)
-        self._tables[key] = tables  # the latest last
+        mapping = tuple(range(stages)) if settings.order.is_sequential and not one_ipu else None
+        base = _of_a_micro_batch(settings.restaged(stages, device_mapping=mapping))
+        tables = self._tables.pop((base, shared), None) or self._make_tables(base, shared)
+        self._tables[base, shared] = tables  # the latest last
         # A few matrices of bytes between any two cuts each.
         most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
         while len(self._tables) > most:
@@ -137,19 +137,15 @@ class Planner:
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
 
-    def _make_tables(self, settings: PlanSettings, one_ipu: bool, shared: bool) -> StageTables:
-        asked = settings
-        if settings.order.is_sequential:
-            count = settings.num_stages if one_ipu else max(2, settings.num_stages)
-            asked = settings.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
+    def _make_tables(self, settings: PlanSettings, shared: bool) -> StageTables:
         # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
         alike = replace(settings, schedule=GROUPED, device_mapping=None)
         model = self._models.get(alike)
         if model is None:
             counts = self._range_counts(settings.training)
-            model = MemoryModel(self.graph, asked, self.system.ipu, self.starts, counts)
+            model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
             self._models[alike] = model
-        tables = stage_tables(self.graph, asked, self.system, max(LIMITS), model.under(asked))
+        tables = stage_tables(self.graph, settings, self.system, max(LIMITS), model.under(settings))
         return replace(tables, cut_s=np.zeros(tables.num_items + 1)) if shared else tables
 
     def _range_counts(self, training: bool) -> RangeCounts:
@@ -206,7 +202,11 @@ class Planner:
             own_proportions: whether stages may have proportions of their own, where a group has several.
         """
         is_open = own_proportions and any(len(group) > 1 for group in choices)
-        tried = [group[0] for group in choices] if is_open else [own for group in choices for own in group]
+        tried = (
+            [group[0] for group in choices]
+            if is_open
+            else [settings for group in choices for settings in group]
+        )
         return next(filter(None, (self.fastest(tried, limit, is_open) for limit in limits)), None)
 
     def fastest(
@@ -289,7 +289,7 @@ class Planner:
         return best
 
     def _open_tables(self, options: Sequence[PlanSettings], limit: float) -> StageTables:
-        tables = tuple(self.tables(own, limit) for own in options)
+        tables = tuple(self.tables(option, limit) for option in options)
         return replace(tables[0], options=tables)
 
     def _shares(self, settings: PlanSettings) -> List[PlanSettings]:
@@ -297,18 +297,18 @@ class Planner:
 
         That is by convolutions first: the first with which a stage fits then has the largest of either kind.
         """
-        found: List[PlanSettings] = []
+        options: List[PlanSettings] = []
         for convolution in PROPORTIONS:
             for matmul in PROPORTIONS if self._matmuls_differ(settings) else (convolution,):
                 share = StageProportions(convolution, matmul, convolution, matmul)
-                own = replace(settings, available_memory_proportion=(share,))
-                if not any(self._is_alike(own, other) for other in found):
-                    found.append(own)
-        return found
+                option = replace(settings, available_memory_proportion=(share,))
+                if not any(self._is_alike(option, other) for other in options):
+                    options.append(option)
+        return options
 
     def _is_alike(self, one: PlanSettings, other: PlanSettings, of_class: str = "") -> bool:
         """Whether the layers (of a class) take the same time and temporary bytes under both settings."""
-        first, second = (layer_times(self.graph, own, self.system.ipu) for own in (one, other))
+        first, second = (layer_times(self.graph, each, self.system.ipu) for each in (one, other))
         layers = [not of_class or layer.op_class == of_class for layer in self.graph.layers]
         return all(
             bool(np.array_equal(getattr(first, name)[layers], getattr(second, name)[layers]))
@@ -353,15 +353,15 @@ class Planner:
         """(items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
         if settings.has_own_proportions:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
-        own = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
-        own = replace(own, gradient_accumulation_count=1, optimizer_state_offloading=False)
-        if own not in self._seconds:
-            times = layer_times(self.graph, own, self.system.ipu)
-            self._seconds[own] = (
+        alone = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
+        alone = replace(alone, gradient_accumulation_count=1, optimizer_state_offloading=False)
+        if alone not in self._seconds:
+            times = layer_times(self.graph, alone, self.system.ipu)
+            self._seconds[alone] = (
                 np.add.reduceat(times.forward_s, self.starts),
                 np.add.reduceat(times.backward_s, self.starts),
             )
-        return self._seconds[own]
+        return self._seconds[alone]
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
         """A bound on the throughput of any splits, and what the host can feed.

@@ -81,8 +81,8 @@ class StageTables:
 
     def least_seconds(self, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
         """(n,) likewise, of the stage in which each item is fastest."""
-        own = [self.seconds(num_stages, stage) for stage in range(num_stages)]
-        return np.min([f for f, _ in own], axis=0), np.min([b for _, b in own], axis=0)
+        seconds = [self.seconds(num_stages, stage) for stage in range(num_stages)]
+        return np.min([f for f, _ in seconds], axis=0), np.min([b for _, b in seconds], axis=0)
 
     def sums(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """(n + 1,) seconds of all items before each, forward and backward, as that stage."""
@@ -106,12 +106,12 @@ class StageTables:
         if key not in self._choices:
             if any(known != num_stages for known, _ in self._choices):
                 self._choices.clear()
-            found: np.ndarray = np.full(
+            choice: np.ndarray = np.full(
                 (self.num_items, self.num_items + 1), len(self.options), dtype=np.int8
             )
             for number in range(len(self.options) - 1, -1, -1):
-                found[self.options[number].fits(num_stages, stage)] = number
-            self._choices[key] = found
+                choice[self.options[number].fits(num_stages, stage)] = number
+            self._choices[key] = choice
         return self._choices[key]
 
     def fits(self, num_stages: int, stage: int) -> np.ndarray:
@@ -149,8 +149,8 @@ def stage_tables(
     starts = item_starts(graph)
 
     def seconds(stage: int, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
-        own = settings.proportions_of(stage, num_stages)
-        times = layer_times(graph, settings, system.ipu, proportions=own)
+        share = settings.proportions_of(stage, num_stages)
+        times = layer_times(graph, settings, system.ipu, proportions=share)
         return np.add.reduceat(times.forward_s, starts), np.add.reduceat(times.backward_s, starts)
 
     # No pipeline has 0 stages, so this asks for what holds for all numbers of stages but that of the settings.
@@ -176,10 +176,10 @@ def stage_tables(
         segments: Dict[StageProportions, np.ndarray] = {}
 
         def segment(num_stages: int, stage: int) -> np.ndarray:
-            own = settings.proportions_of(stage, num_stages)
-            if own not in segments:
-                segments[own] = memory.segment(num_stages, stage)
-            return segments[own]
+            share = settings.proportions_of(stage, num_stages)
+            if share not in segments:
+                segments[share] = memory.segment(num_stages, stage)
+            return segments[share]
 
         return StageTables(
             capacity_bytes=max(0.0, capacity - fixed),
@@ -203,7 +203,7 @@ def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...
     def chosen(stage: int, i: int, j: int) -> int:
         if not tables.one_ipu:
             return min(int(tables.choice(count, stage)[i, j]), len(tables.options) - 1)
-        fitting = (o for o, own in enumerate(tables.options) if own.memory(count, stage)[i, j] <= room)
+        fitting = (o for o, option in enumerate(tables.options) if option.memory(count, stage)[i, j] <= room)
         return next(fitting, len(tables.options) - 1)
 
     return tuple(chosen(stage, bounds[stage], bounds[stage + 1]) for stage in range(count))
@@ -212,12 +212,12 @@ def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
     """Seconds that a full pipeline takes for one more micro-batch: the planner's objective, see ``Schedule.tick_s``."""
     num_stages, bounds = len(starts), [*starts, tables.num_items]
-    own = [tables] * num_stages
+    chosen = [tables] * num_stages
     if tables.options:
-        own = [tables.options[number] for number in chosen_options(tables, starts)]
+        chosen = [tables.options[number] for number in chosen_options(tables, starts)]
     ahead, back = np.zeros((2, num_stages))
     for stage, (i, j) in enumerate(zip(bounds, bounds[1:])):
-        forward, backward = own[stage].sums(num_stages, stage)
+        forward, backward = chosen[stage].sums(num_stages, stage)
         ahead[stage] = forward[j] - forward[i]
         back[stage] = backward[j] - backward[i]
         if tables.recomputes(num_stages, stage):

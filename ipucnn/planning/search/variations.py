@@ -168,8 +168,8 @@ def smallest_change(
 def _splits_within(planner: Planner, settings: PlanSettings, limit: float) -> Optional[Tuple[str, ...]]:
     if settings.num_stages > len(planner.starts):
         return None
-    found = planner.best(settings, limit, _EVALUATIONS)
-    return None if found is None else found.splits
+    candidate = planner.best(settings, limit, _EVALUATIONS)
+    return None if candidate is None else candidate.splits
 
 
 def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
@@ -191,17 +191,17 @@ def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus:
 
 def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
     """The same global batch in micro-batches of half the size, a quarter, ..."""
-    found, size = [], settings.micro_batch_size // 2
+    smaller, size = [], settings.micro_batch_size // 2
     samples = settings.micro_batch_size * settings.gradient_accumulation_count
     while size:
         if not settings.training:
-            found.append(replace(settings, micro_batch_size=size))
+            smaller.append(replace(settings, micro_batch_size=size))
         elif samples % size == 0:
-            found.append(
+            smaller.append(
                 replace(settings, micro_batch_size=size, gradient_accumulation_count=samples // size)
             )
         size //= 2
-    return found
+    return smaller
 
 
 def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
@@ -247,11 +247,11 @@ def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
     Where the convolutions and the matrix products of all stages have proportions of their own, it changes nothing
     either: they come from options that go before the one proposed here.
     """
-    own = settings.available_memory_proportion
-    if len(own) == 1 and own[0].convolution != own[0].matmul:
+    shares = settings.available_memory_proportion
+    if len(shares) == 1 and shares[0].convolution != shares[0].matmul:
         return None
-    limited = tuple(stage.limited(share) for stage in own)
-    return None if limited == own else limited
+    limited = tuple(stage.limited(share) for stage in shares)
+    return None if limited == shares else limited
 
 
 # --- what changes of a plan would bring
@@ -566,6 +566,6 @@ def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, optio
     if option == "optimizer_state_offloading":
         settings = replace(settings, optimizer_state_offloading=False)
     fullest = _fullest(planner, splits, settings)
-    held, there = (f"{value / 2**20:.0f} MiB" for value in (fullest.total_bytes, fullest.capacity_bytes))
+    held, memory = (f"{value / 2**20:.0f} MiB" for value in (fullest.total_bytes, fullest.capacity_bytes))
     verdict = "" if fullest.fill < FITS_BELOW else ", which does not fit"
-    return f"the fullest IPU is then predicted to hold {held} of its {there}{verdict}"
+    return f"the fullest IPU is then predicted to hold {held} of its {memory}{verdict}"
