@@ -158,7 +158,7 @@ BUDGET = {
     "benchmarking": (2840, 2150),
     "commands": (1870, 1090),
     "config": (2760, 1520),
-    "datasets": (5740, 4420),
+    "datasets": (5730, 4415),
     "diagnosis": (615, 470),
     "models": (2835, 2220),
     "planning": (5240, 4090),

@@ -14,7 +14,7 @@ from ipucnn.machine import num_cores
 from ipucnn.text import counted, printable
 
 CHECKED_BYTES = 256 * 2**20
-"""Of more than this nothing is decoded ahead, which would take minutes: a run ends at the first damaged image."""
+"""More bytes than this are not decoded ahead, which would take minutes: a run ends at the first damaged image."""
 MOST_NAMED = 50
 HINT = "replace them, or add --skip-damaged to go on without them"
 

@@ -29,7 +29,7 @@ MIN_AREA = 0.08
 MAX_ASPECT = 4 / 3
 TRIES = 10
 CUT_THOUSANDTHS = 1
-"""Of an image's pixels: the darkest ones become black, and as many of the brightest become white."""
+"""How many thousandths of an image's pixels, the darkest, become black; as many of the brightest become white."""
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
 """Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""

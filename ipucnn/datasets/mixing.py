@@ -20,7 +20,7 @@ LEVELS = 1024
 """Values that a share, an area or an aspect can have, at the middles of as many equal parts of its distribution."""
 ATTEMPTS = 10
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
-"""Of an erased rectangle, as a part of the image, and height over width (Zhong et al. 2017, with timm's bounds)."""
+"""An erased rectangle's part of the image, and its height over its width (Zhong et al. 2017, with timm's bounds)."""
 _MIDDLES = (np.arange(LEVELS) + 0.5) / LEVELS
 
 

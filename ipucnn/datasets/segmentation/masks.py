@@ -267,7 +267,7 @@ def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
     Raises:
         DataError: other pixels, or colour of more than 8 bits per channel.
     """
-    # Of such colour Pillow keeps the upper bytes, which of a 12-bit camera are nearly black; asked before it loads.
+    # Pillow keeps the upper bytes of such colour, nearly black from a 12-bit camera; it is known before it loads.
     is_deep = any(";16" in str(tile) for tile in page.tile)
     page.load()
     if page.mode in ("RGBA", "LA"):

@@ -21,7 +21,7 @@ MAX_ZOOM = 0.2
 """Tiles show from 1 / 1.2 to 1.2 times their own extent of the image."""
 MAX_CONTRAST = 0.2
 MAX_BRIGHTNESS = 0.1
-"""Of the range 0..255."""
+"""Largest change of brightness, as a part of the range 0..255."""
 TILE_DRAWS = 2
 ELASTIC_DRAWS = TILE_DRAWS + 5 + 2 * ELASTIC_GRID**2
 

@@ -48,11 +48,11 @@ from ipucnn.filesystem import (
 from ipucnn.text import printable
 
 CHECKSUMS_FILE = "SHA256SUMS"
-"""Of all other files of a finished build, as ``sha256sum -c`` reads them."""
+"""The digests of all other files of a finished build, as ``sha256sum -c`` reads them."""
 PLAN_FILE = "build.json"
 NUM_SHARDS, NUM_VALIDATION_SHARDS = 1024, 128
 QUALITY = 100
-"""Of the JPEG that an image in another format becomes; the public builders' value."""
+"""Quality of the JPEG that an image in another format becomes; the public builders' value."""
 _SHUFFLE_SEED = 12345
 _VERSION = 1
 _MOST_TEXT_BYTES = 2**26

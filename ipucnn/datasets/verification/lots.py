@@ -135,7 +135,7 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
 
 
 def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], channels: int = 3) -> Lot:
-    """Encoded images."""
+    """Encoded images, decoded one by one."""
 
     def path(number: int) -> Optional[Path]:
         return Path(examples.paths[number]) if isinstance(examples, FileExamples) else None
@@ -154,7 +154,7 @@ def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], c
 
 
 def source_lots(survey: Survey, source: DataSource) -> Lots:
-    """Of a set that was opened as for training."""
+    """The samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
     return {
         subset: array_lot([("", examples.images, examples.labels)])
@@ -168,6 +168,7 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 
 
 def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
+    """MNIST and Fashion-MNIST, whose packed files have published checksums."""
     survey.class_names = idx.CLASS_NAMES[name]
     published = dict(REMOTES[name].files)
     survey.is_published = True
@@ -203,6 +204,7 @@ _CIFAR_MD5: Mapping[Tuple[str, str], str] = {
 
 
 def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
+    """CIFAR-10 and CIFAR-100, file by file.  Raises DataError where they take more than half of the memory."""
     layout = cifar.find_layout(name, folder)
     assert layout is not None  # or the set would not have been found
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
@@ -254,6 +256,7 @@ def _name_of_file(paths: Sequence[str], number: int) -> str:
 
 
 def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
+    """The pages of the two volumes; pages of one without one of the other are stored, and cannot be decoded."""
     survey.class_names = isbi2012.CLASS_NAMES
     volumes: List[List[Optional[np.ndarray]]] = []
     paths = [isbi2012.find_volume(folder, stem) for stem in (isbi2012.IMAGES, isbi2012.LABELS)]
@@ -305,6 +308,7 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
 
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
+    """Pairs of images and masks.  All masks are read first: what their values mean is decided by all of them."""
     parts = imagemasks.part_folders(folder)
     pairs = {subset: _pairs(survey, subset, part) for subset, part in parts.items()}
     if parts == {TRAIN: folder} and len(pairs[TRAIN]) > 1:

@@ -190,7 +190,7 @@ class SubsetSurvey:
         self.sizes.setdefault(decoded.size, decoded.size[0] * decoded.size[1])
 
     def standard_error(self) -> float:
-        """Of the mean of an image's mean: the largest of all channels."""
+        """Standard error of the mean of the images' means: the largest of all channels."""
         num = len(self.numbers)
         if num < 2:
             return math.inf

@@ -27,7 +27,7 @@ from ipucnn.filesystem import file_size, is_file, shown
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
-"""Of the JSON report; grows when a key changes its meaning or goes away."""
+"""Version of the JSON report; it grows when a key changes its meaning or goes away."""
 MOST_EXAMPLES = 10
 """Samples or files that a finding names; the count says how many there are."""
 _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
@@ -44,7 +44,7 @@ ENDINGS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm"),
 }
-"""Of file names, by Pillow's name of a format."""
+"""Endings of file names, by Pillow's name of a format."""
 USUAL_MODES = ("grey", "colour")
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
     "mode": ("odd-mode", USUAL_MODES.__contains__),
@@ -198,7 +198,7 @@ class Survey(Problems):
         self._watcher, self._limits = watcher, limits
         self._findings: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
         self._tallies: Dict[str, Dict[str, Dict[str, _Tally]]] = {}  # by property, value and subset
-        # Of the few samples that are drawn, by subset and number.
+        # The few samples that are drawn, by subset and number.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
         self._done = self._total = 0
 
@@ -486,7 +486,7 @@ class Survey(Problems):
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
         counts: Numbers = subset.class_counts
-        # Of a part that a limit chose, a class may be absent, or rare, by chance.
+        # A class may be absent, or rare, by chance in a part that a limit chose.
         if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
         for label in np.nonzero(counts == 0)[0]:
@@ -503,7 +503,7 @@ class Survey(Problems):
 
     def _check_classes(self) -> None:
         train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
-        # Of masks both subsets are counted; what a limit left out may be of other classes.
+        # Masks are counted in both subsets; what a limit left out may be of other classes.
         has_masks = train.class_unit == "pixels"
         counted = [train, evaluation] if has_masks else [train]
         if any(subset.chosen is not None for subset in counted):
@@ -603,7 +603,7 @@ class Survey(Problems):
         known, tolerance = self.known, self.known.tolerance
         num = sum(len(subset.numbers) for subset in measured)
         if num != sum(known.counts.get(subset.name, 0) for subset in measured):
-            # Of a part of the set the mean differs by chance; five standard errors are beyond it.
+            # The mean of a part of the set differs by chance; five standard errors are beyond it.
             tolerance += 5 * max(subset.standard_error() for subset in measured)
         for what, got, should in zip(("mean", "deviation"), moments(histogram), (known.mean, known.std)):
             is_right = len(got) == len(should) and all(abs(a - b) <= tolerance for a, b in zip(got, should))
