@@ -300,9 +300,9 @@ def evaluate(
     Raises:
         UserError: as the command says it.
     """
-    from ipucnn.runs.evaluate import evaluate_run
+    from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
 
-    return evaluate_run(_named("evaluate", run, checkpoint, model, options))
+    return evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options)))
 
 
 @_guarded

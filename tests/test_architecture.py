@@ -156,14 +156,14 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
     "benchmarking": (2840, 2150),
-    "commands": (1870, 1090),
+    "commands": (1830, 1075),
     "config": (2760, 1520),
     "datasets": (5730, 4415),
     "diagnosis": (615, 470),
     "models": (2835, 2220),
     "planning": (5240, 4090),
-    "reports": (3770, 2980),
-    "runs": (6220, 4640),
+    "reports": (3630, 2875),
+    "runs": (5980, 4525),
     "sessions": (4900, 3830),
     "training": (1480, 1115),
     "modules at the top": (2385, 1910),

@@ -1,8 +1,9 @@
-"""Networks that leave: layers of Keras alone, files of other formats, and the proof of each."""
+"""Exports: layers of Keras alone, files of other formats, the verification of each, and files in place of a run."""
 
 import concurrent.futures
 import contextlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from poplar_double import installed
+from support.trained_runs import run_of
 from tensorflow import keras
 
 import ipucnn
@@ -21,14 +24,15 @@ from ipucnn import cli
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import channel_affine, normalise
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, ThresholdError
 from ipucnn.models import layers
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
-from ipucnn.runs import export, network_input, runtimes
+from ipucnn.runs import export, network_input, runtimes, verification
 from ipucnn.runs import exported as exported_files
+from ipucnn.runs.predicting import Progress
 from ipucnn.runs.trained import Named, open_trained
 
 RNG = np.random.RandomState(3)
@@ -116,31 +120,19 @@ def needs(form):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("export") / "mine"
-    line = "train cifar_resnet8 --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 1 --micro-batch-size 8"
-    code = cli.run([*line.split(), "--no-validation", "--seed", "1", "--run-dir", str(folder)])
-    assert code == 0
-    return folder
-
-
-def prove_in_this_process(patch):
-    """The proof without a process of its own, whose start takes most of its time."""
-
-    def prove(job, samples):
-        return runtimes.prove(job, samples.images, samples.expected, samples.exact)
-
-    patch.setattr(export, "_run_proof", prove)
+def trained():
+    return run_of("resnet")
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    prove_in_this_process(monkeypatch)
+    """The file in its runtime without a process of its own, whose start takes most of the time."""
+    monkeypatch.setattr(verification, "open_runtime", runtimes.load)
 
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
-    """An ONNX file that was proved as users have it done, by the whole command."""
+    """An ONNX file that was verified as users have it done, by the whole command."""
     if runtimes.missing_packages("onnx"):
         pytest.skip("onnx, tf2onnx or onnxruntime is not installed: pip install 'ipucnn[export]'")
     folder = tmp_path_factory.mktemp("exported") / "onnx"
@@ -152,27 +144,22 @@ def record_of(folder):
     return json.loads((folder / "export.json").read_text())
 
 
-def test_an_export_says_what_it_is_and_how_it_was_proved(exported):
-    record = record_of(exported)
-    assert sorted(p.name for p in exported.iterdir()) == [
-        "README.md",
-        "export.json",
-        "input.json",
-        "labels.json",
-        "model.onnx",
-    ]
-    assert json.loads((exported / "labels.json").read_text()) == [str(i) for i in range(10)]
+def test_an_export_says_what_it_is_and_how_it_was_verified(exported):
+    record, labels = record_of(exported), [str(i) for i in range(10)]
+    files = ["README.md", "export.json", "input.json", "labels.json", "model.onnx"]
+    assert sorted(p.name for p in exported.iterdir()) == files
+    assert json.loads((exported / "labels.json").read_text()) == labels == record["setup"]["class_names"]
+    assert json.loads((exported / "input.json").read_text()) == record["input"]
     proof = record["proof"]
     assert proof["samples"] == 104 - 4 and proof["of"] == "40 of evaluation and 60 of training"
-    assert (
-        proof["relative"] <= 1e-4 and proof["agreement"] == 1 and proof["runtime"].startswith("onnxruntime ")
-    )
+    assert proof["relative"] <= 1e-4 and proof["agreement"] == 1
+    assert proof["runtime"].startswith("onnxruntime ")
     assert record["input"]["shape"] == [None, 8, 8, 3] and record["opset"] == 15
     page = (exported / "README.md").read_text()
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
 
 
-def test_a_proof_on_few_samples_is_told(exported, capsys, monkeypatch):
+def test_a_verification_on_few_samples_is_told(exported, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     record = {**record_of(exported), "folder": "x"}
     for samples in (100, 99):
@@ -182,39 +169,36 @@ def test_a_proof_on_few_samples_is_told(exported, capsys, monkeypatch):
 
 
 def test_what_the_description_says_of_the_input_is_enough(exported, trained, run):
-    """Pixels prepared by the description alone give the classes that `ipucnn infer` gives."""
-    from PIL import Image
-
+    """Pixels prepared by the page's lines alone give the classes that `ipucnn infer` gives."""
     rng = np.random.RandomState(2)
-    for number in range(3):
-        Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(f"{number}.png")
-    images = runtimes.prepared(
-        network_input.python_lines(record_of(exported)["input"]), [f"{number}.png" for number in range(3)]
-    )
+    paths = [f"{number}.png" for number in range(3)]
+    code, names = network_input.python_lines(record_of(exported)["input"]), {}
+    for path in paths:
+        Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(path)
+    exec(compile(code, "README.md", "exec"), names)
+    images = np.stack([names["network_input"](path) for path in paths])
     logits = runtimes.load("onnx", exported / "model.onnx").run(images)
-    code, out, _ = run("infer", trained, "0.png", "1.png", "2.png", "--top", 1, "--json")
-    labels = json.loads((exported / "labels.json").read_text())
+    code, out, _ = run("infer", trained, *paths, "--top", 1, "--json")
     assert code == 0
-    found = [row["predictions"][0]["label"] for row in json.loads(out)]
-    assert found == [labels[i] for i in logits.argmax(-1)]
+    predicted = [row["predictions"][0]["label"] for row in json.loads(out)]
+    assert predicted == [str(i) for i in logits.argmax(-1)]
 
 
 def test_figures_and_data_set_are_those_of_the_weights(trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "r"))
     named = Named("export", str(tmp_path / "r"), {})
-    opened, request = open_trained(named), export.ExportRequest(named, "onnx")
+    opened = open_trained(named)
     rows, updates = tmp_path / "r" / "metrics.jsonl", opened.summary["weight_updates"]
     row = {"event": "validation", "weight_updates": updates - 1, "accuracy": 0.5}
     rows.write_text(json.dumps(row) + "\n")
-    assert export._figures(opened, request) is None
+    assert export.figures(opened) is None
     rows.write_text(json.dumps(row) + "\n" + json.dumps({**row, "weight_updates": updates}) + "\n")
-    assert export._figures(opened, request) == {"weight_updates": updates, "accuracy": 0.5}
+    assert export.figures(opened) == {"weight_updates": updates, "accuracy": 0.5}
     other = replace(opened.resolved, config=replace(opened.config, dataset="mnist"))
-    assert export._trained_on(replace(opened, resolved=other), request) == "digits"
+    assert export.trained_on(replace(opened, resolved=other), named) == "digits"
     keras_weights = replace(opened, summary={**opened.summary, "weight_updates": None})
-    assert export._trained_on(keras_weights, request) is None
-    of_imagenet = replace(request, named=replace(named, weights="ImageNet"))
-    assert export._trained_on(keras_weights, of_imagenet) == "ImageNet"
+    assert export.trained_on(keras_weights, named) is None
+    assert export.trained_on(keras_weights, replace(named, weights="ImageNet")) == "ImageNet"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +216,7 @@ def test_each_format(trained, run, in_this_process, form, options):
     code, out, err = run("export", trained, "--format", form, *options, "--json")
     assert code == 0, err
     record = json.loads(out)
-    folder = Path("exports") / f"mine-{form}"
+    folder = Path("exports") / f"resnet-{form}"
     assert record["folder"] == str(folder) and record_of(folder)["proof"] == record["proof"]
     assert record["input"]["dtype"] == ("uint8" if "--raw-uint8" in options else "float32")
     assert record["output"]["name"] == ("probabilities" if "--probabilities" in options else "logits")
@@ -247,7 +231,7 @@ def test_each_format_in_a_process_of_its_own(trained, run, form):
     assert code == 0 and json.loads(out)["proof"]["relative"] <= 1e-4, err
 
 
-def test_the_proof_cannot_import_this_package():
+def test_a_runtime_process_cannot_import_this_package():
     line = (
         "import runpy, sys; module = runpy.run_path(sys.argv[1]); "
         "sys.meta_path.insert(0, module['_Without']('ipucnn')); import ipucnn"
@@ -262,7 +246,7 @@ def test_the_proof_cannot_import_this_package():
 IPU = ("--format", "ipu", "--batch", "8", "--output", "served")
 
 
-def test_a_program_for_an_ipu_is_written_and_proved(trained, run):
+def test_a_program_for_an_ipu_is_written_and_verified(trained, run):
     with installed(num_ipus=1) as machine:
         code, _, err = run("export", trained, *IPU)
     assert code == 0, err
@@ -273,15 +257,13 @@ def test_a_program_for_an_ipu_is_written_and_proved(trained, run):
     assert record["input"]["shape"][0] == record["output"]["shape"][0] == 8
     assert record["proof"]["relative"] <= 1e-4 and record["proof"]["samples"] >= 8
     assert {"1/saved_model.pb", "1/assets/application.popef"} <= set(record["files"])
-    assert (
-        Path("served/labels.json").exists()
-        and "the Poplar SDK's runtime" in Path("served/README.md").read_text()
-    )
+    assert Path("served/labels.json").exists()
+    assert "the Poplar SDK's runtime" in Path("served/README.md").read_text()
 
 
 def test_a_program_for_an_ipu_that_computes_something_else_is_removed(trained, run, monkeypatch):
-    compare = runtimes.compare
-    monkeypatch.setattr(runtimes, "compare", lambda found, *others: compare(found * 1.01, *others))
+    compare = verification.compare
+    monkeypatch.setattr(verification, "compare", lambda outputs, *others: compare(outputs * 1.01, *others))
     with installed(num_ipus=1):
         code, _, err = run("export", trained, *IPU)
     assert code == 5 and "differ by up to" in err and not Path("served").exists()
@@ -305,18 +287,16 @@ def test_what_a_program_for_ipus_cannot_be(trained, run, options, code, error, h
 # -- exports that are not the run's -----------------------------------------------------------------------------
 
 
-def job_of(folder, labels=None):
-    record = record_of(folder)
-    return {
-        "format": "onnx",
-        "path": str(folder / "model.onnx"),
-        "labels_path": str(folder / "labels.json"),
-        "labels": [str(i) for i in range(10)],
-        "input": [record["input"][key] for key in ("name", "dtype", "shape")],
-        "output": [record["output"][key] for key in ("name", "dtype", "shape")],
-        "batch": None,
-        "opset": 15,
-    }
+@pytest.fixture(scope="module")
+def prepared(trained):
+    """What an export of the run works with: request, setup, network and samples."""
+    request = export.ExportRequest(Named("export", str(trained), {}), "saved-model")
+    opened = open_trained(request.named)
+    session, model = opened.session(False), opened.build()
+    session.prepare_evaluation(model, None)
+    double = verification.exact_network(model, Progress())
+    samples = verification.take_samples(opened, session, double, as_pixels=False, probabilities=False)
+    return request, opened, model, samples
 
 
 def change_a_weight(graph):
@@ -347,109 +327,82 @@ def rename_the_output(graph):
         (change_a_weight, "differ"),
         (add_an_input, "its inputs are images (float32 anyx8x8x3), "),
         (rename_the_output, "its outputs are scores"),
-        ("opset", "those of opset 14, not 15"),
-        ("labels", "label 3 of labels.json is not the run's"),
         ("cut", "Protobuf"),
     ],
 )
-def test_a_corrupted_file_is_refused(exported, tmp_path, change, reason):
+def test_a_corrupted_file_is_refused(exported, prepared, tmp_path, monkeypatch, change, reason):
     import onnx
 
-    folder = tmp_path / "copy"
-    shutil.copytree(str(exported), str(folder))
-    path = folder / "model.onnx"
-    if change == "labels":
-        swapped = ["0", "1", "2", "4", "3", *"56789"]
-        (folder / "labels.json").write_text(json.dumps(swapped))
-    elif change == "cut":
-        path.write_bytes(path.read_bytes()[:-100])
-    else:
+    path, content = tmp_path / "model.onnx", (exported / "model.onnx").read_bytes()
+    path.write_bytes(content[:-100] if change == "cut" else content)
+    if change != "cut":  # whatever a runtime raises, its process tells
         model = onnx.load(str(path))
-        if change == "opset":
-            model.opset_import[0].version = 14
-        else:
-            change(model.graph)
+        change(model.graph)
         onnx.save(model, str(path))
-    images = np.random.RandomState(0).standard_normal((100, 8, 8, 3)).astype(np.float32)
-    expected = runtimes.load("onnx", exported / "model.onnx").run(images)
-    request = export.ExportRequest(None, "onnx")
-    samples = export.Samples(images, expected, None, "100 of noise")
-    record = {**record_of(folder), "file": "model.onnx"}
-    prove = export._run_proof
-    if change != "cut":  # whatever a runtime raises is told by the script itself
-
-        def prove(job, samples):
-            return runtimes.prove(job, samples.images, samples.expected, samples.exact)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(export, "_run_proof", prove)
-        with pytest.raises(export.ThresholdError) as caught:
-            export._prove(request, record, samples, folder, [str(i) for i in range(10)])
+        monkeypatch.setattr(verification, "open_runtime", runtimes.load)
+    with pytest.raises(ThresholdError) as caught:
+        verification.verify(record_of(exported), path, prepared[3])
     assert reason in caught.value.message and caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("form", "half", "relative", "hint"),
+    ("form", "half", "opset", "is_rounding", "hint"),
     [
-        ("onnx", False, 3e-4, "train it for longer"),
-        ("saved-model", False, 3e-4, "train it for longer"),
-        ("onnx", False, 0.3, "--format saved-model"),
-        ("saved-model", False, 0.3, "--format onnx"),
-        ("onnx", True, 0.3, "without --half"),
+        ("onnx", False, 15, True, "train it for longer"),
+        ("saved-model", False, None, True, "train it for longer"),
+        ("onnx", False, None, False, "--format saved-model"),
+        ("saved-model", False, None, False, "--format onnx"),
+        ("onnx", True, 15, False, "without --half"),
+        ("onnx", False, 13, False, "drop --opset: the default is 15"),
     ],
 )
-def test_what_is_advised_of_a_file_that_differs(form, half, relative, hint, monkeypatch, tmp_path):
-    monkeypatch.setattr(export, "_run_proof", lambda *_: {"relative": relative, "agreement": 1.0})
-    port = {"name": "logits", "dtype": "float32", "shape": [None, 3]}
-    record = {"file": "x", "opset": None, "input": port, "output": port}
-    with pytest.raises(export.ThresholdError, match="differ by up to") as caught:
-        export._prove(
-            export.ExportRequest(None, form, half=half),
-            record,
-            export.Samples(None, None, None, ""),
-            tmp_path,
-            [],
-        )
-    assert hint in caught.value.hint
+def test_what_is_advised_of_a_file_that_differs(form, half, opset, is_rounding, hint):
+    assert hint in verification.remedy({"format": form, "half": half, "opset": opset}, is_rounding)
 
 
 def test_the_bound_follows_from_the_network():
     """A few times what the session's own 32 bits differ by; never what no rounding explains."""
     exact = RNG.standard_normal((50, 10))
     expected = np.float32(exact + 1e-4 * RNG.standard_normal(exact.shape))
-    found = np.float32(exact + 2e-4 * RNG.standard_normal(exact.shape))
-    mine = runtimes.compare(found, expected, exact)
-    largest, _ = export._limits(False, mine["session_relative"])
+    outputs = np.float32(exact + 2e-4 * RNG.standard_normal(exact.shape))
+    mine = verification.compare(outputs, expected, exact)
+    largest, _ = verification.limits(False, mine["session_relative"])
     assert 1e-4 < mine["session_relative"] < mine["relative"] <= largest < 1e-2
-    assert export._limits(False, 0.5)[0] == export.LARGEST_LIMIT
-    assert export._limits(False, 0.0)[0] == export.LEAST_LIMIT
+    assert verification.limits(False, 0.5)[0] == verification.LARGEST_LIMIT
+    assert verification.limits(False, 0.0)[0] == verification.LEAST_LIMIT
     # What cannot be computed in 64 bits, and weights of 16 bits, are held to fixed limits.
-    assert (
-        export._limits(False, None) == export.LIMITS[False]
-        and export._limits(True, 0.5) == export.LIMITS[True]
-    )
+    assert verification.limits(False, None) == verification.LIMITS[False]
+    assert verification.limits(True, 0.5) == verification.LIMITS[True]
+
+
+@pytest.mark.parametrize(
+    ("relative", "agreement", "reason"),
+    [
+        (1.0004e-4, 1.0, "its logits differ by up to 0.00010004 of their deviation, and 0.0001 is allowed"),
+        (1e-5, 0.98, "it gives another class for 2% of the samples, and 0.5% is allowed"),
+        (1e-4, 0.995, None),
+    ],
+)
+def test_a_refusal_prints_digits_that_differ(relative, agreement, reason):
+    refused = contextlib.nullcontext()
+    if reason is not None:
+        refused = pytest.raises(exported_files.RuntimeFailed, match=re.escape(reason))
+    with refused:
+        findings = {"relative": relative, "agreement": agreement}
+        verification.check_limits(findings, 1e-4, 0.995, "logits")
 
 
 def test_pixels_that_are_rounded_to_the_other_side_are_no_other_inputs():
     pixels = RNG.randint(0, 200, (4, 8, 8, 3)).astype(np.uint8)
     few, all_of_them = pixels.copy(), pixels + np.uint8(1)
     few[0, 0, :4] += 1
-    assert runtimes._other_inputs(few, pixels, 1e-3) == ""
-    assert "of the pixels differ by one grey level" in runtimes._other_inputs(all_of_them, pixels, 1e-3)
+    other = verification.input_difference
+    assert other(few, pixels) == ""
+    assert "of the pixels differ by one grey level" in other(all_of_them, pixels)
     few[0, 0, 0] += 1
-    assert "they differ by 0.0" in runtimes._other_inputs(few, pixels, 1e-3)
-    assert "they differ by" in runtimes._other_inputs(few.astype(float), pixels.astype(float), 1e-3)
-    assert "not uint8 [4, 8, 8, 3]" in runtimes._other_inputs(few[:2], pixels, 1e-3)
-
-
-def test_a_refusal_prints_digits_that_differ(monkeypatch, tmp_path):
-    found = {"relative": 1.0004e-4, "session_relative": 1e-5, "agreement": 1.0}
-    monkeypatch.setattr(export, "_run_proof", lambda *_: found)
-    port = {"name": "logits", "dtype": "float32", "shape": [None, 3]}
-    record = {"file": "x", "opset": None, "input": port, "output": port}
-    samples = export.Samples(None, None, None, "")
-    with pytest.raises(export.ThresholdError, match=r"differ by up to 0\.00010004 .* and 0\.0001 is allowed"):
-        export._prove(export.ExportRequest(None, "onnx"), record, samples, tmp_path, [])
+    assert "they differ by 0.0" in other(few, pixels)
+    assert "they differ by" in other(few.astype(float), pixels.astype(float))
+    assert "not uint8 [4, 8, 8, 3]" in other(few[:2], pixels)
 
 
 def test_the_network_in_64_bits_is_the_networks_own():
@@ -476,20 +429,33 @@ def altered_statistics(stock):
             layer.set_weights([gamma, beta, mean, variance * 1.01])
 
 
-@pytest.mark.parametrize("alter", [altered_weights, altered_statistics])
-def test_an_altered_file_is_refused(trained, run, in_this_process, monkeypatch, alter):
-    write = export.WRITERS["saved-model"]
-
-    def altered(request, stock, folder):
-        alter(stock)
-        return write(request, stock, folder)
-
-    monkeypatch.setitem(export.WRITERS, "saved-model", altered)
-    code, out, err = run("export", trained, "--format", "saved-model")
-    assert (code, out) == (5, "") and "its logits differ by up to" in err
+def initial_statistics(stock):
+    for layer in stock.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            gamma, beta, mean, variance = layer.get_weights()
+            layer.set_weights([gamma, beta, 0 * mean, 0 * variance + 1])
 
 
-def test_altered_preprocessing_is_refused(trained, run, in_this_process, monkeypatch):
+def unaltered(stock):
+    pass
+
+
+@pytest.mark.parametrize("alter", [unaltered, altered_weights, altered_statistics, initial_statistics])
+def test_an_altered_file_is_refused(prepared, in_this_process, tmp_path, alter):
+    request, opened, model, samples = prepared
+    inputs = keras.Input(opened.input_shape, name="images", dtype="float32")
+    stock = stock_model(model, inputs, all_of_them=False)
+    alter(stock)
+    path = export.WRITERS["saved-model"](request, stock, tmp_path)
+    record = export._describe(request, opened, tmp_path, path)
+    if alter is unaltered:
+        assert verification.verify(record, path, samples)["samples"] == 100
+        return
+    with pytest.raises(ThresholdError, match="its logits differ by up to"):
+        verification.verify(record, path, samples)
+
+
+def test_altered_preprocessing_is_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
     """Pixels are brought to the network's range in the file: there, one offset is an eighth of a grey level off."""
 
     def altered(*arguments):
@@ -506,25 +472,8 @@ def test_altered_preprocessing_is_refused(trained, run, in_this_process, monkeyp
 
     monkeypatch.setattr(export, "describe_input", as_it_should_be)
     code, out, err = run("export", trained, "--format", "saved-model", "--raw-uint8")
-    assert (code, out) == (5, "") and "its logits differ by up to" in err, err
-
-
-def test_stale_statistics_are_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
-    write = export.WRITERS["saved-model"]
-
-    def with_the_statistics_of_the_beginning(request, stock, folder):
-        for layer in stock.layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                gamma, beta, mean, variance = layer.get_weights()
-                layer.set_weights([gamma, beta, 0 * mean, 0 * variance + 1])
-        return write(request, stock, folder)
-
-    monkeypatch.setitem(export.WRITERS, "saved-model", with_the_statistics_of_the_beginning)
-    code, out, err = run("export", trained, "--format", "saved-model")
-    assert (code, out) == (5, "")
-    assert (
-        "error: the saved-model file does not do what the run does, and was removed: its logits differ" in err
-    )
+    error = "error: the saved-model file does not do what the run does, and was removed: its logits differ by up to"
+    assert (code, out) == (5, "") and error in err, err
     assert list(Path("exports").iterdir()) == []
 
 
@@ -554,12 +503,12 @@ def naive_comparison(found, expected):
 def test_the_comparison_is_that_of_a_loop(shape):
     expected = RNG.standard_normal(shape).astype(np.float32)
     found = expected + RNG.standard_normal(shape).astype(np.float32) * 0.3
-    mine = runtimes.compare(found, expected)
+    mine = verification.compare(found, expected)
     wanted = naive_comparison(found, expected)
     values = (mine["largest_difference"], mine["relative"], mine["agreement"])
     np.testing.assert_allclose(values, wanted[:3], rtol=1e-6)
     assert mine["first_disagreement"] == wanted[3]
-    same = runtimes.compare(expected, expected)
+    same = verification.compare(expected, expected)
     assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
 
 
@@ -622,7 +571,7 @@ def pixels_in(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pixels") / form
     options = f"--format {form} --raw-uint8 --probabilities --batch 7 --output {folder}".split()
     with pytest.MonkeyPatch.context() as patch:
-        prove_in_this_process(patch)
+        patch.setattr(verification, "open_runtime", runtimes.load)
         assert cli.run(["export", str(trained), *options]) == 0
     return folder / f"model.{form}"
 
@@ -721,7 +670,7 @@ def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, numb
         time.sleep(0.2)
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                if b"--serve" in entry.read_bytes() and str(file).encode() in entry.read_bytes():
+                if b"runtimes.py" in entry.read_bytes() and str(file).encode() in entry.read_bytes():
                     serving.append(int(entry.parent.name))
     assert serving
     time.sleep(3)
@@ -764,7 +713,7 @@ def test_an_exported_file_gives_neither_layers_nor_a_history(exported, name):
         getattr(loaded, name)
 
 
-def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
+def test_what_is_not_what_was_verified_is_refused(exported, run, tmp_path):
     code, _, err = run("evaluate", "absent.onnx")
     assert code == 3 and "exported network absent.onnx does not exist" in err
     shutil.copy(str(exported / "model.onnx"), "alone.onnx")

@@ -18,8 +18,8 @@ def test_colours_say_where_the_prediction_is_right(tmp_path):
     assert dice(picture, 0) == pytest.approx(0.5) and dice(picture, 1) == pytest.approx(1450 / 1500)
     save_predictions([picture], ("membrane", "cell"), tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
-    scale = 8  # 40 pixels shown 320 wide
-    left, top = 8 + 3 * (40 * scale + 8), 18
+    scale = 7  # 40 pixels shown 280 wide
+    left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
     for row, colour in ((5, RIGHT and MISSED), (15, RIGHT), (25, FALSE)):
         found = pixels[top + row * scale + 2, left + 2 * scale]
         assert np.abs(found - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
@@ -48,17 +48,18 @@ def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypat
     white = np.full((40, 40), 255, np.uint8)
     save_predictions([Picture(0, white, mask, mask, (224, 224))], ("membrane", "cell"), tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png"))
+    top = 5 + 15 + 4 + 15 + 5  # below the legend and the heads
     for column in range(4):
-        left, right = 8 + column * 328, 8 + column * 328 + 320
-        for outline in (pixels[17:339, left - 1], pixels[17:339, right], pixels[17, left - 1 : right + 1]):
+        left = 10 + column * (280 + 4)
+        frame = pixels[top - 1 : top + 281, left - 1 : left + 281]
+        for outline in (frame[:, 0], frame[:, -1], frame[0], frame[-1]):
             assert (outline == GREY).all()
-        assert (pixels[338, left - 1 : right + 1] == GREY).all()
     assert any("the inner 40x40 of 224x224 pixels" in text for text in drawn)
     plain = Image.open(tmp_path / "p.png").size
     save_predictions([Picture(0, white, mask, mask)], ("membrane", "cell"), tmp_path / "p.png", "runs/unet")
     assert "runs/unet" in drawn
     width, height = Image.open(tmp_path / "p.png").size
-    assert width == plain[0] and height == plain[1] + 18
+    assert width == plain[0] and height == plain[1] + 15
 
 
 def test_a_run_draws_what_it_predicts(tmp_path, capsys):

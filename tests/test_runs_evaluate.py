@@ -16,11 +16,11 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.trained_runs import run_of
 
-from ipucnn import cli
 from ipucnn.datasets.base import ArrayExamples, array_source
 from ipucnn.errors import DataError
-from ipucnn.reports.evaluate import worst_pairs
+from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
 from ipucnn.runs.evaluate import measure
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 from ipucnn.training.evaluation import EvaluationTotals
@@ -116,7 +116,7 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
 
     totals = EvaluationTotals(classes, label_smoothing=smoothing)
     pairs = ((batch, predict(batch[0])) for batch in batches)
-    assert measure(pairs, totals, on_samples=lambda truth, *_: counts.append(len(truth))) == n
+    assert measure(pairs, totals, lambda truth, *_: counts.append(len(truth))) == n
     assert sum(counts) == n and len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
     expected, confusion, bins = oracle(images[:, 0, :, 0] / 4.0 - 3.0, labels, smoothing or 0.0)
     result = totals.result()
@@ -210,22 +210,8 @@ def test_the_most_confused_pairs_come_first():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "lenet"
-    args = [
-        "train",
-        "lenet",
-        "--limit-train",
-        "128",
-        "--limit-eval",
-        "37",
-        "--num-epochs",
-        "1",
-        "--seed",
-        "7",
-    ]
-    assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
-    return folder
+def trained():
+    return run_of("lenet")
 
 
 def evaluated(run, *args):
@@ -274,12 +260,14 @@ def test_tables_fit_any_width(trained, run):
     assert "confused most often" in text and "confusion matrix" not in text
 
 
-@pytest.mark.parametrize("name, start", [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("f.SVG", b"<?xml")])
-def test_the_figure(trained, run, tmp_path, name, start):
-    code, _, err = run("evaluate", trained, "--plot", name)
-    assert code == 0 and name in err, err
-    assert (tmp_path / name).read_bytes().startswith(start)
-    assert [p.name for p in tmp_path.iterdir()] == [name]
+def test_the_figure(trained, run, tmp_path):
+    code, out, err = run("evaluate", trained, "--plot", "f.SVG", "--json")
+    assert code == 0 and "f.SVG" in err, err
+    assert [p.name for p in tmp_path.iterdir()] == ["f.SVG"]
+    assert (tmp_path / "f.SVG").read_bytes().startswith(b"<?xml")
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        draw_evaluation(json.loads(out), tmp_path / "f", suffix)
+        assert (tmp_path / "f").read_bytes().startswith(start)
 
 
 def test_figures_that_cannot_be_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
@@ -287,7 +275,7 @@ def test_figures_that_cannot_be_are_refused_before_any_work(trained, run, tmp_pa
     (tmp_path / "d.png").mkdir()
     for args, code, message in (
         (["--plot", "f.bmp"], 2, ".png, .pdf, .svg"),
-        (["--plot", "absent/f.png"], 3, "there is no folder absent"),
+        (["--plot", "absent/f.png"], 3, "there is no folder"),
         (["--plot", "file/f.png"], 3, "is a file"),
         (["--plot", "d.png"], 3, "is a folder"),
         (["--predictions", "p.txt"], 2, ".csv"),
@@ -541,8 +529,6 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
 
 
 def test_formulas_are_no_class_names(tmp_path):
-    from ipucnn.reports.evaluate import draw_evaluation
-
     totals = EvaluationTotals(2)
     totals.add(np.eye(2), np.array([0, 1]))
     result = {
@@ -563,7 +549,7 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     largest = 2**20
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
     code, out, err = run("evaluate", trained, "--validation-micro-batch-size", largest)
-    assert code == 2 and f"{largest:,} images need" in err and out == ""
+    assert code == 4 and f"{largest:,} images need" in err and out == ""
     assert "hint: lower --validation-micro-batch-size" in err
     # Where the system does not say how much memory it has, the batch itself is what does not fit.
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 0)
@@ -573,7 +559,7 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
 
     monkeypatch.setattr("ipucnn.sessions.host.session.HostSession.logits", too_large)
     code, out, err = run("evaluate", trained)
-    assert code == 2 and "do not fit into memory" in err and "hint: lower" in err and out == ""
+    assert code == 4 and "do not fit into memory" in err and "hint: lower" in err and out == ""
 
 
 def test_the_size_of_a_limited_data_set_is_shown(trained, run):
@@ -610,41 +596,17 @@ def test_why_a_run_has_no_checkpoint(trained, run, tmp_path, options, report, hi
     assert code == 3 and "has no last.npz or best.npz" in err and hint in err and out == ""
 
 
-def test_a_run_that_was_cleaned_says_so(run):
-    args = [
-        "train",
-        "lenet",
-        "--dataset",
-        "digits",
-        "--limit-train",
-        "32",
-        "--limit-eval",
-        "8",
-        "--num-epochs",
-        "1",
-    ]
-    code, _, err = run(*args, "--micro-batch-size", "32", "--clean-dir", "--run-dir", "r")
-    assert code == 0, err
-    code, _, err = run("evaluate", "r")
-    assert code == 3 and "--clean-dir" in err
-
-
 def test_a_segmentation_network_counts_pixels(run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
-    record = get_model("unet")
-    model = build_model(record, BuildOptions((188, 188, 1), 2, base_filters=2, norm="none"))
+    model = build_model(get_model("unet"), BuildOptions((188, 188, 1), 2, base_filters=2, norm="none"))
     model.save_weights(str(tmp_path / "u.weights.h5"))
     args = ["u.weights.h5", "--model-name", "unet", "--dataset", "membranes", "--image-size", "188",
             "--base-filters", "2", "--norm-layer", "none"]  # fmt: skip
     result = evaluated(run, *args, "--limit-eval", 2)
     assert result["measured"]["samples"] == 2 and {"dice", "iou"} <= set(result["measured"])
     assert np.sum(result["confusion_matrix"]) == 2 * 188 * 188  # whole images, not what one tile predicts
-    code, out, err = run("evaluate", *args, "--plot", "u.png", "--limit-eval", 1)
-    assert code == 0 and "Dice, cell" in out and "pixel accuracy" in out, err
-    code, _, err = run("evaluate", *args, "--predictions", "p.csv")
-    assert code == 2 and "segments" in err
 
 
 def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run, tmp_path):
@@ -668,7 +630,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run
     assert nearest == f"there are 12, the nearest are {', '.join(shown)}; also last and best"
 
 
-def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypatch):
+def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypatch, lightly):
     """Data that a run names relative to where it was trained are not found elsewhere: the hint says what to type."""
     home = tmp_path / "home"
     for label, name in enumerate("ab"):

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.trained_runs import run_of
 
-from ipucnn import cli
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
 from ipucnn.runs.images.outputs import Spool
@@ -25,22 +25,8 @@ from ipucnn.text import printable, to_ascii
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "lenet"
-    args = [
-        "train",
-        "lenet",
-        "--limit-train",
-        "320",
-        "--limit-eval",
-        "30",
-        "--num-epochs",
-        "2",
-        "--seed",
-        "7",
-    ]
-    assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
-    return folder
+def trained():
+    return run_of("lenet")
 
 
 def save_digit(path, i):
@@ -85,9 +71,6 @@ def test_names_are_one_line_of_valid_text():
     assert printable("a\nb\x1b[31m.png") == "a\\nb\\x1b[31m.png"
     assert printable("Zürich 東京.png") == "Zürich 東京.png"
     printable(b"\xff.png".decode("utf-8", "surrogateescape")).encode("utf-8")
-
-
-def test_letters_that_every_font_has():
     assert to_ascii("Zürich ﬁ 東京 é\x1b") == "Zurich fi ?? e?"
     assert printable("a\u3000b\xa0c\u202e") == "a\u3000b\xa0c\\u202e"
 
@@ -213,10 +196,10 @@ def test_a_split_gives_the_accuracy_that_evaluate_gives(trained, run, tmp_path):
     code, out, err = run("infer", trained, "--split", "eval", "--json")
     assert code == 0, err
     results = json.loads(out)
-    assert len(results) == 30 and results[0]["image"] == "digits/eval/0"
+    assert len(results) == 37 and results[0]["image"] == "digits/eval/0"
     code, out, _ = run("evaluate", trained, "--json", "--predictions", "p.csv")
     accuracy = json.loads(out)["measured"]["accuracy"]
-    assert sum(r["correct"] for r in results) / 30 == pytest.approx(accuracy)
+    assert sum(r["correct"] for r in results) / 37 == pytest.approx(accuracy)
     with open(tmp_path / "p.csv", newline="") as handle:
         for result, row in zip(results, csv.DictReader(handle)):
             best = result["predictions"][0]
@@ -301,8 +284,8 @@ def test_one_trace_whatever_the_number_of_images(trained, run, monkeypatch):
 
     monkeypatch.setattr(HostSession, "predict", watched)
     code, out, _ = run("infer", trained, "--split", "eval", "--json")
-    assert code == 0 and len(json.loads(out)) == 30
-    assert len(shapes) == 4 and len(set(shapes)) == 1 and shapes[0][0] == 8
+    assert code == 0 and len(json.loads(out)) == 37
+    assert len(shapes) == 5 and len(set(shapes)) == 1 and shapes[0][0] == 8
     assert sessions[0]._forward.experimental_get_tracing_count() == 1
 
 
@@ -314,8 +297,8 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
     code, _, err = run("infer", trained, "--split", "train", "--contact-sheet", "t.png", "--json")
     assert code == 0 and "contact sheet of 100 images" in err
     with Image.open(str(tmp_path / "t.png")) as sheet:
-        # The corners of the frames, below three lines: the run, how many are right, and how many are shown.
-        frames = {sheet.getpixel((10 + 146 * i, 65)) for i in range(10)}
+        # Beside the images of the first row, below three lines: the run, how many are right, and how many are shown.
+        frames = {sheet.getpixel((8 + 148 * i, 70)) for i in range(10)}
     assert frames == {(34, 139, 34), (200, 30, 30)}
 
 
@@ -334,7 +317,7 @@ def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_p
         for i in range(total):
             if i not in unreadable:
                 best = {"label": "Zürich", "class": 1, "probability": 0.5}
-                sheet.add(i, {"image": f"東{i}.png", "predictions": [best]}, np.zeros((4, 4, 1), np.uint8))
+                sheet.take(i, {"image": f"東{i}.png", "predictions": [best]}, np.zeros((4, 4, 1), np.uint8))
         sheet.save(tmp_path / "s.png")
         return [text for text in written if text.endswith("images")]
 
@@ -374,7 +357,7 @@ def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
     for i in range(250):
         pixels = np.full((1 + i, 400 - i, 3 if i % 2 else 1), i % 256, np.uint8)
         best = {"label": "東京 " + "long " * 20, "class": 1, "probability": 0.5}
-        sheet.add(i, {"image": f"{i}.png", "truth": "a", "correct": True, "predictions": [best]}, pixels)
+        sheet.take(i, {"image": f"{i}.png", "truth": "a", "correct": True, "predictions": [best]}, pixels)
     assert len(sheet) == 100
     sheet.save(tmp_path / "any-name")
     with Image.open(str(tmp_path / "any-name")) as image:
@@ -390,7 +373,7 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
         ([trained, "in", "--format", "xml"], 2, "csv, json, jsonl"),
         ([trained, "in", "--json", "--format", "csv"], 2, "both given"),
         ([trained, "in", "--output", "o.txt"], 2, ".csv, .json, .jsonl"),
-        ([trained, "in", "--output", "absent/o.csv"], 3, "there is no folder absent"),
+        ([trained, "in", "--output", "absent/o.csv"], 3, "there is no folder"),
         ([trained, "in", "--output", "in/0.png/o.csv"], 3, "is a file"),
         ([trained, "in", "--contact-sheet", "s.jpg"], 2, ".png"),
         ([trained, "in", "--contact-sheet", "in/0.png"], 2, "one of the images"),
@@ -596,14 +579,9 @@ def test_a_class_may_have_the_name_of_anything():
 
 
 def test_rich_markup_in_names_is_shown_as_it_is(capsys):
-    from rich.table import Table
+    from ipucnn.reports.console import NUMBER, TEXT, console, text_table
 
-    from ipucnn.reports.console import console
-
-    table = Table()
-    table.add_column("[red]a[/]")
-    table.add_row("[link=x]b[/link] :smile:")
-    table.title = "[bold]c"
+    table = text_table({"[red]a[/]": TEXT, "n": NUMBER}, [["[link=x]b[/link] :smile:", "1"]], title="[bold]c")
     console(sys.stdout).print(table)
     console(sys.stdout).print("[/] d")
     shown = capsys.readouterr().out

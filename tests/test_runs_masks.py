@@ -6,22 +6,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.trained_runs import run_of
 
-from ipucnn import cli
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
-from ipucnn.reports.evaluate import print_mask_evaluation
+from ipucnn.reports.evaluate import print_evaluation
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
-from ipucnn.runs.images.outputs import MaskFiles, PageSpool, class_colours, overlay, plan_files
+from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import TiledNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
@@ -31,23 +28,8 @@ pytestmark = pytest.mark.usefixtures("membranes_once")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "unet"
-    args = [
-        "train",
-        "unet",
-        "--dataset",
-        "membranes",
-        "--image-size",
-        "204",
-        "--base-filters",
-        "2",
-        "--seed",
-        "7",
-    ]
-    args += ["--limit-train", "4", "--limit-eval", "2", "--num-epochs", "1", "--run-dir", str(folder)]
-    assert cli.run(args) == 0
-    return folder
+def trained():
+    return run_of("unet")
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +89,22 @@ def test_a_volume_and_a_picture(trained, network, run, tmp_path):
     np.testing.assert_allclose(small / 65535, own, atol=1e-5)
     np.testing.assert_array_equal(mask, np.where(own > 0.5, 255, 0))
     for drawn, page, probability in zip(read_pages(out / "vol-overlay.tif"), pages, stored):
-        np.testing.assert_array_equal(drawn, overlay(page[..., None], probability <= 0.5))
+        expected = overlay(page[..., None], (probability > 0.5).astype(int), class_colours(2), shown=0)
+        np.testing.assert_array_equal(drawn, expected)
     with Image.open(str(out / "contact-sheet.png")) as sheet:
         assert sheet.size[0] > 3 * 150
 
 
-def test_overlays_tint_what_is_shown_and_leave_the_rest():
+@pytest.mark.parametrize("shown", [0, 1])
+def test_overlays_tint_what_is_shown_and_leave_the_rest(shown):
     page = tissue(0, 6, 5)
-    shown = np.random.RandomState(0).uniform(size=page.shape) > 0.5
-    drawn = overlay(page[..., None], shown)
+    mask = np.random.RandomState(0).randint(0, 2, page.shape)
+    tints = ((213, 94, 0), (9, 90, 200))
+    drawn = overlay(page[..., None], mask, tints, shown)
     for row, column in np.ndindex(*page.shape):
         grey = int(page[row, column])
-        if shown[row, column]:
-            expected = [round(0.4 * grey + 0.6 * tint) for tint in (213, 94, 0)]
+        if mask[row, column] == shown:
+            expected = [round(0.4 * grey + 0.6 * tint) for tint in tints[shown]]
             assert np.abs(drawn[row, column].astype(int) - expected).max() <= 1
         else:
             assert drawn[row, column].tolist() == [grey] * 3
@@ -151,7 +136,7 @@ def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path, of_
     for page in logits:
         for spool, probability in zip(spools, class_probabilities(page)):
             spool.append(probability)
-    files.write(spools, lambda: iter(images), 1, class_colours(4, of_masks))
+    files.write(spools, lambda: iter(images), Classes(tuple("abcd"), class_colours(4, of_masks)))
     shifted = np.exp(logits.astype(float))
     for k in range(4):
         stored = read_pages(tmp_path / f"x-probability-{k}.tif")
@@ -193,7 +178,7 @@ def test_an_evaluation_lists_classes_in_their_order(names, capsys):
             "images": [{"image": "0.png", "dice": scores}],
         },
     }
-    print_mask_evaluation(result)
+    print_evaluation(result)
     out = capsys.readouterr().out
     expected = ["cell", "membrane"] if len(names) == 2 else list(names)
     assert re.findall(r"^ *Dice, (\w+)", out, re.MULTILINE) == expected
@@ -214,24 +199,10 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
         Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(tmp_path / "set" / "images" / f"{i}.png")
         Image.fromarray(np.array([9, 0, 70], np.uint8)[mask]).save(tmp_path / "set" / "masks" / f"{i}.png")
     (tmp_path / "set" / "classes.txt").write_text("9 blue cells\n0 red cells\n70 green cells\n")
-    args = ["unet", "--dataset", "set", "--image-size", 204, "--base-filters", 2, "--num-epochs", 2, "--seed", 1,
-            "--ckpts-per-epoch", 1]  # fmt: skip
-    code, out, _ = run("train", *args, "--run-dir", "r")
+    line = "--dataset set --image-size 204 --base-filters 2 --num-epochs 2 --seed 1 --run-dir r"
+    code, out, _ = run("train", "unet", *line.split())
     assert code == 0 and "Dice of green cells" in out and "mean Dice, IoU" in out
     assert "mean Dice 0." in run("runs", ".", columns=200)[1]
-    # Killed after its first epoch and continued, it ends with the same bytes.
-    killed = subprocess.Popen(
-        [sys.executable, "-m", "ipucnn", "train", *map(str, args), "--run-dir", "k"],
-        stderr=subprocess.DEVNULL,
-    )
-    while killed.poll() is None and not list((tmp_path / "k" / "checkpoints").glob("checkpoint-*.npz")):
-        time.sleep(0.05)
-    killed.kill()
-    killed.wait()
-    assert run("train", *args, "--run-dir", "k", "--resume")[0] == 0
-    for name in ("metrics.jsonl", "checkpoints/last.npz"):
-        assert (tmp_path / "k" / name).read_bytes() == (tmp_path / "r" / name).read_bytes()
-    assert json.loads((tmp_path / "r" / "program.json").read_text())
     code, out, _ = run("evaluate", "r", "--contact-sheet", "worst.png", "--json")
     found = json.loads(out)
     confusion = np.array(found["confusion_matrix"])
@@ -253,14 +224,6 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "grey.png"))
     code, _, err = run("infer", "r", "grey.png", "--output", "p")
     assert code == 3 and "is grey; the network takes colour (RGB)" in err
-
-
-def test_the_tile_size_does_not_matter(trained, run, tmp_path):
-    Image.fromarray(tissue(0)).save(str(tmp_path / "a.png"))
-    for size in (204, 236):
-        assert run("infer", trained, "a.png", "--output", f"o{size}", "--tile-size", size)[0] == 0
-    first, second = (read_pages(tmp_path / f"o{size}" / "a-probability.png")[0] for size in (204, 236))
-    assert np.abs(first.astype(int) - second).max() <= 1
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tmp_path):
@@ -392,15 +355,20 @@ def test_refusals_come_before_any_work(trained, run, tmp_path, args, code, messa
     assert got == code and message in err and not (tmp_path / "o").exists()
 
 
-def test_classifiers_make_no_masks(run, tmp_path):
+def test_options_of_the_other_kind_of_network_are_refused(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    for option in (["--overlay"], ["--tile-size", "204"], ["--threshold", "0.3"]):
-        code, _, err = run("infer", "lenet", "x.png", "--weights", "imagenet", *option)
-        assert code == 2 and "makes no masks" in err
     (tmp_path / "w.h5").write_bytes(b"")
-    args = ["evaluate", "lenet", "--weights", "w.h5", "--dataset", "digits", "--contact-sheet", "s.png"]
-    code, _, err = run(*args)
-    assert code == 2 and "makes no masks" in err
+    classify = ["infer", "lenet", "x.png", "--weights", "imagenet"]
+    evaluate = ["evaluate", "lenet", "--weights", "w.h5", "--dataset", "digits"]
+    for words, reason in (
+        ([*classify, "--overlay"], "makes no masks"),
+        ([*classify, "--tile-size", "204"], "makes no masks"),
+        ([*classify, "--threshold", "0.3"], "makes no masks"),
+        ([*evaluate, "--contact-sheet", "s.png"], "makes no masks"),
+        (["evaluate", trained, "--predictions", "p.csv"], "has no labels"),
+    ):
+        code, _, err = run(*words)
+        assert code == 2 and reason in err, err
 
 
 def test_a_network_with_its_checkpoint(trained, run, tmp_path):
@@ -545,18 +513,10 @@ def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, ru
 
 def test_the_table_of_an_evaluation(trained, run):
     code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--tile-size", "316", columns=80)
-    assert code == 0 and "every pixel cell" in out and "tiles of 316x316" in " ".join(out.split())
-    for row in ("V^Rand at 0.5", "V^Info, best", "V^Rand, thinned at 0.5", "V^Info, thinned, best"):
-        assert row in out
-    for word in (
-        "Dice, cell",
-        "Dice, membrane",
-        "IoU, membrane",
-        "V^Rand at 0.5",
-        "V^Info, best",
-        "worst 1 of 1",
-    ):
-        assert word in out
+    assert code == 0 and "tiles of 316x316" in " ".join(out.split())
+    for words in ("every pixel cell", "Dice, cell", "Dice, membrane", "IoU, membrane", "V^Rand at 0.5", "V^Info, best",
+                  "V^Rand, thinned at 0.5", "V^Info, thinned, best", "worst 1 of 1"):  # fmt: skip
+        assert words in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -606,22 +566,19 @@ def test_every_sheet_says_what_its_colours_mean_and_is_not_much_taller_than_wide
     from ipucnn.reports.infer import MaskSheet
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.reports.verify import LabelSheet
-    from ipucnn.runs.evaluate import JudgedImage
-    from ipucnn.runs.images.segmentation import Picture
-    from ipucnn.runs.infer import Page
+    from ipucnn.runs.images.segmentation import Picture, SegmentedImage
 
     count, colours = len(names), class_colours(len(names), of_masks)
     image = np.full((220, 220, 1), 100, np.uint8)
     mask = np.random.RandomState(0).randint(0, count, (220, 220)).astype(np.uint8)
     sheets = {"worst": WorstSheet(), "masks": MaskSheet(), "labels": LabelSheet("segmentation")}
+    for sheet in sheets.values():
+        sheet.expect(12)
+    probability = np.zeros(mask.shape, np.float32)
+    segmented = SegmentedImage("x.tif", image, mask, Classes(names, colours), mask, probability, 0.5)
     for number in range(12):
-        row = {"image": f"{number}.tif", "dice": [0.5] * count}
-        sheets["worst"].add_image(JudgedImage(row, image, mask, mask, names, colours))
-    for name in ("masks", "labels"):
-        sheets[name].expect(12)
-    for number in range(12):
-        probability = np.zeros(mask.shape, np.float32)
-        sheets["masks"].add_page(Page("x.tif", 0, 1, image, probability, mask, 1, names, colours))
+        for name in ("worst", "masks"):
+            sheets[name].take(segmented)
         sheets["labels"].add(number, Sample("x.tif", "", [], image, mask, names, of_masks))
     worst = dict(sheets["worst"].legend)
     assert worst[RIGHT_FOREGROUND] == ("cell" if count == 2 else "right")
@@ -648,7 +605,7 @@ def test_the_letters_of_a_sheet_grow_with_it_as_long_as_its_heads_fit(tmp_path):
         sheet = PanelSheet(heads)
         for _ in range(count):
             sheet.add("caption", [np.zeros((192, 192), np.uint8)] * len(heads))
-        return sheet._letters(1, 192 * count).size
+        return sheet._font(1).size
 
     assert letters(1, "a", "b") == 12 and letters(30, "a", "b") == 32
     assert 12 < letters(30, "mask (white: foreground)", "b") < 32

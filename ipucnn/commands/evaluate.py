@@ -54,10 +54,17 @@ def evaluate(
     unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, is_file, write_output
-    from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
-    from ipucnn.reports.evaluate import evaluation_json, print_evaluation
+    from ipucnn.reports.console import LOADING, note, telling_of_indexing
+    from ipucnn.reports.evaluate import (
+        WorstSheet,
+        check_can_plot,
+        draw_evaluation,
+        evaluation_json,
+        print_evaluation,
+    )
+    from ipucnn.reports.infer import SheetProgress
     from ipucnn.reports.runs import write_page
-    from ipucnn.runs.evaluate import PLOTS, evaluate_run
+    from ipucnn.runs.evaluate import PLOTS, EvaluateRequest, evaluate_run
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
@@ -68,32 +75,22 @@ def evaluate(
         raise ConfigurationError(
             f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
         )
-    plot_to = own_output(None if plot is None else expand(plot))
-    predictions_to = own_output(None if predictions is None else expand(predictions))
-    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet))
+    plot_to, predictions_to, sheet_to = map(own_output, (plot, predictions, contact_sheet))
     if plot_to is not None:
-        from ipucnn.reports.evaluate import check_can_plot
-
         check_can_plot()
-    from ipucnn.reports.evaluate import WorstSheet, print_mask_evaluation
-
     sheet = WorstSheet()
-    with telling_of_indexing(), ItemProgress("evaluating", LOADING) as progress:
-        result = evaluate_run(
-            Named("evaluate", run, flags, which=checkpoint, weights=weights),
-            plot=plot_to,
-            predictions=predictions_to,
-            contact_sheet=sheet_to,
-            tile_size=tile_size,
-            views=views,
-            verbose=verbose,
-            say=note,
-            on_batch=progress.update,
-            on_image=sheet.add_image,
-        )
+    request = EvaluateRequest(
+        Named("evaluate", run, flags, which=checkpoint, weights=weights),
+        plot=plot_to,
+        predictions=predictions_to,
+        contact_sheet=sheet_to,
+        tile_size=tile_size,
+        views=views,
+        verbose=verbose,
+    )
+    with telling_of_indexing(), SheetProgress("evaluating", LOADING, sheet) as progress:
+        result = evaluate_run(request, progress)
     if plot_to is not None:
-        from ipucnn.reports.evaluate import draw_evaluation
-
         form = format_of(plot_to, PLOTS)
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
@@ -102,8 +99,6 @@ def evaluate(
         write_page(page_of, result)
     if json_output:
         print(evaluation_json(result))
-    elif "segmentation" in result:
-        print_mask_evaluation(result)
     else:
         print_evaluation(result)
     for option, path in (("figure", plot_to), ("predictions", predictions_to), ("contact sheet", sheet_to)):

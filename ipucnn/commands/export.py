@@ -60,13 +60,14 @@ def export(
 ) -> None:
     """Write a trained network as a file for another program: SavedModel, ONNX, TFLite or Keras.
 
-    The file is proved before it is kept: a process that cannot import ipucnn loads it in its own runtime and runs
+    The file is verified before it is kept: a process that cannot import ipucnn loads it in its own runtime and runs
     evaluation samples through it. Its outputs must be those of the run; otherwise the exit code is 5, and no file is
     left. The folder also gets the labels, a description of the input, and a page about the network.
     """
     from ipucnn.filesystem import expand
-    from ipucnn.reports.console import LOADING, waiting
+    from ipucnn.reports.console import LOADING
     from ipucnn.reports.evaluate import print_export
+    from ipucnn.reports.infer import SheetProgress
     from ipucnn.runs.export import ExportRequest, export_run
     from ipucnn.runs.trained import Named
 
@@ -82,9 +83,10 @@ def export(
         probabilities=probabilities,
         output=None if output is None else expand(output),
         overwrite=overwrite,
+        verbose=verbose,
     )
-    with waiting(LOADING) as bar:
-        record = export_run(request, verbose=verbose, say=bar.line, now=bar.now)
+    with SheetProgress("", LOADING) as progress:
+        record = export_run(request, progress)
     if json_output:
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:

@@ -1,9 +1,8 @@
 """``ipucnn infer``: the most probable classes of images, or their masks."""
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
@@ -25,7 +24,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.runs.infer import Masks
+    from ipucnn.runs.infer import InferRequest
 
 IMAGES = typer.Argument(
     None,
@@ -84,11 +83,11 @@ def infer(
     probability map of each into --output. Inputs that cannot be read are reported and skipped; the exit code
     is then 3.
     """
-    from ipucnn.filesystem import expand, write_output
+    from ipucnn.reports.infer import FORMATS
+    from ipucnn.runs.infer import InferRequest
     from ipucnn.runs.trained import Named, open_trained, task_of
 
-    output_to = own_output(None if output is None else expand(output))
-    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet))
+    output_to, sheet_to = own_output(output), own_output(contact_sheet)
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     task = task_of(named)
     if task is None:
@@ -99,105 +98,106 @@ def infer(
             "--only-mistakes draws images whose true class is known, on a contact sheet",
             "add --split eval --contact-sheet sheet.png",
         )
-    if task == "segmentation":
-        if only_mistakes:
-            raise ConfigurationError(f"--only-mistakes: {run} segments images, it has no labels", "drop it")
-        for option, given in (("--top", top), ("--format", form)):
-            if given is not None:
-                raise ConfigurationError(
-                    f"{option} {given}: {run} segments images, it has no labels", "drop it"
-                )
-        if output_to is None:
-            raise ConfigurationError(
-                f"{run} segments images, and there is no folder for the masks", "add --output masks"
-            )
-        from ipucnn.runs.infer import infer_masks
-
-        segment = partial(
-            infer_masks,
-            named,
-            images or [],
-            output=output_to,
-            subset=split,
-            tile_size=tile_size,
-            views=views,
-            threshold=threshold,
-            with_overlay=overlay,
-            contact_sheet=sheet_to,
-            verbose=verbose,
-        )
-        _segment(segment, json_output, output_to, sheet_to)
-        return
-    for option, is_typed in (
-        ("--overlay", overlay),
-        (f"--views {views}", views != 1),
-        (f"--tile-size {tile_size}", tile_size is not None),
-        (f"--threshold {threshold}", threshold is not None),
+    segments = task == "segmentation"
+    for option, is_given in (
+        ("--only-mistakes", segments and only_mistakes),
+        (f"--top {top}", segments and top is not None),
+        (f"--format {form}", segments and form is not None),
+        ("--overlay", not segments and overlay),
+        (f"--views {views}", not segments and views != 1),
+        (f"--tile-size {tile_size}", not segments and tile_size is not None),
+        (f"--threshold {threshold}", not segments and threshold is not None),
     ):
-        if is_typed:
-            raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
-    from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
-    from ipucnn.reports.infer import print_predictions, save_results, write_results
+        if is_given:
+            does = "segments images, it has no labels" if segments else "classifies images, it makes no masks"
+            raise ConfigurationError(f"{option}: {run} {does}", "drop it")
+    if segments and output_to is None:
+        raise ConfigurationError(
+            f"{run} segments images, and there is no folder for the masks", "add --output masks"
+        )
+    if form is not None and form not in FORMATS:
+        raise ConfigurationError(
+            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
+        )
+    if json_output and form not in (None, "json"):
+        raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
+    request = InferRequest(
+        named,
+        images or [],
+        subset=split,
+        output=output_to,
+        contact_sheet=sheet_to,
+        verbose=verbose,
+        top=5 if top is None else top,
+        tile_size=tile_size,
+        views=views,
+        threshold=threshold,
+        with_overlay=overlay,
+    )
+    if segments:
+        _segment(request, json_output)
+    else:
+        _classify(request, "json" if json_output else form, only_mistakes)
+
+
+def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool) -> None:
+    """Predicts classes, and prints and writes them.
+
+    Args:
+        form: print them as csv, json or jsonl; None: as a table, unless they are written to a file.
+    """
+    from ipucnn.filesystem import write_output
+    from ipucnn.reports.console import LOADING, note, telling_of_indexing
+    from ipucnn.reports.infer import SheetProgress, print_predictions, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
-    from ipucnn.runs.infer import OUTPUTS, infer_run
+    from ipucnn.runs.infer import OUTPUTS, infer_classes
 
-    form = _format(form, json_output)
-    sheet = ContactSheet(f"classified by {run}", only_mistakes)
-    with telling_of_indexing(), ItemProgress("classifying", LOADING) as progress:
-        done = infer_run(
-            named,
-            images or [],
-            subset=split,
-            top=5 if top is None else top,
-            outputs=(("--output", output_to, OUTPUTS), ("--contact-sheet", sheet_to, (".png",))),
-            verbose=verbose,
-            say=progress.line,
-            on_images=progress.update,
-            on_total=sheet.expect,
-            on_image=None if sheet_to is None else sheet.add,
-        )
-    results, truth = done.results, done.with_truth
-    if output_to is not None and len(results):
-        ending = format_of(output_to, OUTPUTS)
-        write_output(output_to, lambda into: save_results(results, ending, done.top, truth, into))
+    output_to, sheet_to = request.output, request.contact_sheet
+    sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
+    drawn = None if sheet_to is None else sheet
+    with telling_of_indexing(), SheetProgress("classifying", LOADING, drawn) as progress:
+        done = infer_classes(request, progress)
+
+    def save(into: Path) -> None:
+        assert output_to is not None
+        with open(into, "w", encoding="utf-8", newline="") as handle:
+            write_results(done, format_of(output_to, OUTPUTS).lstrip("."), handle)
+
+    count = len(done.results)
+    if output_to is not None and count:
+        write_output(output_to, save)
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
     if form is not None:
-        write_results(results, form, sys.stdout, done.top, truth)
+        write_results(done, form, sys.stdout)
     elif output_to is None:
-        print_predictions(results, truth)
-    if output_to is not None and len(results):
-        note(f"predictions of {counted(len(results), 'image')} in {output_to}")
+        print_predictions(done)
+    if output_to is not None and count:
+        note(f"predictions of {counted(count, 'image')} in {output_to}")
     if sheet_to is not None and len(sheet):
         note(f"contact sheet of {counted(len(sheet), 'image')} in {sheet_to}")
     elif only_mistakes:
-        note(f"no mistakes among {counted(len(results), 'image')}: no contact sheet")
-    _check_failed(done.num_failed, len(results))
+        note(f"no mistakes among {counted(count, 'image')}: no contact sheet")
+    _check_failed(done.num_failed, count)
 
 
-def _segment(
-    segment: Callable[..., "Masks"], json_output: bool, output: Path, contact_sheet: Optional[Path]
-) -> None:
-    """The masks of images, as ``infer_masks`` makes them; what it is told of the command line, it has already."""
+def _segment(request: "InferRequest", json_output: bool) -> None:
+    """Writes the masks of images, and prints what they are."""
     from ipucnn.filesystem import write_atomically, write_output
-    from ipucnn.reports.console import LOADING, ItemProgress, note
-    from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
-    from ipucnn.runs.infer import CONTACT_SHEET
+    from ipucnn.reports.console import LOADING, note
+    from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
+    from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
     from ipucnn.sessions.host.workers import group_of_environment
 
     sheet = MaskSheet()
-    with ItemProgress("segmenting", LOADING) as progress:
-        done = segment(
-            say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
-        )
-    path = contact_sheet or output / CONTACT_SHEET
-    if not group_of_environment().is_writer:
-        pass  # of several processes the first one writes
-    elif contact_sheet is not None:
-        write_output(path, sheet.save)
-    else:
-        write_atomically(path, sheet.save)
+    with SheetProgress("segmenting", LOADING, sheet) as progress:
+        done = infer_masks(request, progress)
+    assert request.output is not None
+    path = request.contact_sheet or request.output / CONTACT_SHEET
+    if group_of_environment().is_writer:  # of several processes the first one writes
+        write = write_atomically if request.contact_sheet is None else write_output
+        write(path, sheet.save)
     if json_output:
         print(masks_json(done))
     else:
@@ -214,15 +214,3 @@ def _check_failed(failed: int, done: int) -> None:
             f"{failed} of {failed + done} inputs could not be read",
             "the lines above name them" + (f"; the results of the other {done} are given" if done else ""),
         )
-
-
-def _format(form: Optional[str], json_output: bool) -> Optional[str]:
-    from ipucnn.reports.infer import FORMATS
-
-    if form is not None and form not in FORMATS:
-        raise ConfigurationError(
-            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
-        )
-    if json_output and form not in (None, "json"):
-        raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
-    return "json" if json_output else form

@@ -69,11 +69,13 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def own_output(path: Optional[Path]) -> Optional[Path]:
+def own_output(text: Optional[str]) -> Optional[Path]:
     """Where this process of several writes an output: the first one to the file that was named, the others to one of
     that name that goes away with them."""
+    from ipucnn.filesystem import expand
     from ipucnn.sessions.host.workers import group_of_environment
 
+    path = None if text is None else expand(text)
     if path is None or group_of_environment().is_writer:
         return path
     folder = tempfile.mkdtemp(prefix="ipucnn-instance-")

@@ -20,10 +20,13 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
+    Literal,
+    Mapping,
     Optional,
     Sequence,
     TextIO,
     Tuple,
+    TypeVar,
     Union,
     cast,
 )
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PIPE_WIDTH = 120
+_Bar = TypeVar("_Bar", bound="ItemProgress")
+Side = Literal["left", "right"]
+TEXT: Side = "left"
+NUMBER: Side = "right"
+"""How the cells of a column of :func:`text_table` are aligned."""
 
 
 def is_interactive(stream: TextIO) -> bool:
@@ -94,6 +102,28 @@ def plain_table(**details: PlainValue) -> Table:
     from rich.table import Table
 
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", **details)
+
+
+def text_table(
+    columns: Mapping[str, Side],
+    rows: Iterable[Sequence[Union[str, Text]]],
+    **details: PlainValue,
+) -> Table:
+    """A table of texts, which are shown as they are; columns of texts are folded where they are too wide.
+
+    Args:
+        columns: titles, each TEXT or NUMBER.
+        rows: their cells.
+        details: Rich's own.
+    """
+    from rich.text import Text
+
+    table = plain_table(**details)
+    for title, side in columns.items():
+        table.add_column(Text(title), justify=side, overflow="fold" if side == TEXT else "ellipsis")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 def print_table(out: Console, table: Table, keys: int = 1) -> None:
@@ -173,7 +203,7 @@ def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: PlainVal
     return table
 
 
-def titled(title: str, table: Table) -> Group:
+def titled(title: str, table: Union[Table, Group]) -> Group:
     """A title above a table; Rich's own is wrapped to the table's width."""
     from rich.console import Group
     from rich.text import Text
@@ -267,7 +297,7 @@ class ItemProgress(ProgressBar):
         self._before = before
         self._counts = False
 
-    def __enter__(self) -> ItemProgress:
+    def __enter__(self: _Bar) -> _Bar:
         if self._before:
             self._start((SPINNER, self._before, ELAPSED), None)
         return self

@@ -13,22 +13,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import numpy as np
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from ipucnn.aliases import PlainDict
 from ipucnn.errors import MissingError
 from ipucnn.reports import units
-from ipucnn.reports.console import console, fact_table, plain_table, titled
+from ipucnn.reports.console import NUMBER, TEXT, console, fact_table, plain_table, text_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
+from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.images.outputs import mask_picture
+from ipucnn.runs.network_input import compared_with, shape_text
 from ipucnn.text import counted, printable
 from ipucnn.training.metrics import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console, Group
 
-    from ipucnn.runs.evaluate import JudgedImage
+    from ipucnn.runs.images.segmentation import SegmentedImage
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, those with the lowest accuracy."""
@@ -45,8 +50,6 @@ RIGHT_BACKGROUND: Colour = (0, 0, 0)
 FALSE_FOREGROUND: Colour = MISSED
 FALSE_BACKGROUND: Colour = FALSE
 WRONG: Colour = (255, 0, 255)
-Row = Tuple[str, str, str]
-"""Name of a figure, measured, and the same of calling every pixel one class."""
 
 
 def evaluation_json(result: PlainDict) -> str:
@@ -66,18 +69,15 @@ def evaluation_json(result: PlainDict) -> str:
 
 def print_export(record: PlainDict) -> None:
     """What was exported, and how it was verified."""
-    from ipucnn.runs.export import compared_with
-
-    proof, files = record["proof"], record["files"]
-    size = sum(file["bytes"] for file in files.values())
-    shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
-    wanted = proof["wanted_samples"]
-    few = "" if proof["samples"] >= wanted else f" (fewer than {wanted}: the data set has no more)"
+    proof, size = record["proof"], sum(file["bytes"] for file in record["files"].values())
+    least = proof["wanted_samples"]
+    few = "" if proof["samples"] >= least else f" (fewer than {least}: the data set has no more)"
     what = "pixels" if record["task"] == "segmentation" else "samples"
+    described = record["input"]
     rows = [
         ("network", f"{record['model']}, weights of {record['weights']['checkpoint']}"),
         ("file", f"{record['folder']}/{record['file']}, {units.mebibytes(size)}"),
-        ("input", f"{record['input']['name']}, {record['input']['dtype']}, {shape}"),
+        ("input", f"{described['name']}, {described['dtype']}, {shape_text(described['shape'])}"),
         ("output", f"{record['output']['name']}, float32"),
         ("loaded in", proof["runtime"]),
         ("samples run", f"{proof['samples']:,}: {proof['of']}{few}"),
@@ -94,7 +94,12 @@ def print_export(record: PlainDict) -> None:
 def print_evaluation(result: PlainDict) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)
-    out.print(_figures(result))
+    title = f"{result['model']} on {result['dataset']['name']} ({result['dataset']['location']})"
+    if "segmentation" in result:
+        out.print(titled(title, Group(_mask_figures(result), fact_table(_mask_facts(result)))))
+        out.print(_worst_images(result))
+        return
+    out.print(titled(title, fact_table(_facts(result))))
     out.print(_classes(result))
     matrix = _confusion_matrix(result)
     if matrix is None or _width(matrix, out) > out.width:
@@ -103,23 +108,20 @@ def print_evaluation(result: PlainDict) -> None:
         out.print(matrix)
 
 
-def _figures(result: PlainDict) -> Group:
-    measured, data = result["measured"], result["dataset"]
-    segments = result["task"] == "segmentation"
-    rows = [
-        ("samples seen", _samples_seen(measured["samples"], data)),
+def _facts(result: PlainDict) -> List[Tuple[str, str]]:
+    measured = result["measured"]
+    return [
+        ("samples seen", _samples_seen(result)),
         ("loss", f"{measured['loss']:.4f}"),
-        ("pixel accuracy" if segments else "top-1 accuracy", f"{measured['accuracy']:.2%}"),
+        ("top-1 accuracy", f"{measured['accuracy']:.2%}"),
+        ("top-5 accuracy", f"{measured['top5']:.2%}"),
+        (
+            "calibration error",
+            f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)",
+        ),
+        ("time", f"{units.duration(measured['wall_s'])}, measured on {result['device'].upper()}"),
+        _weights(result),
     ]
-    if segments:
-        rows.append(("Dice, IoU", f"{measured['dice']:.4f}, {measured['iou']:.4f}"))
-    else:
-        rows.append(("top-5 accuracy", f"{measured['top5']:.2%}"))
-    calibration = f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)"
-    rows.append(("calibration error", calibration))
-    rows.append(("time", f"{units.duration(measured['wall_s'])}, measured on {result['device'].upper()}"))
-    rows.append(_weights(result))
-    return titled(f"{result['model']} on {data['name']} ({data['location']})", fact_table(rows))
 
 
 def _weights(result: PlainDict) -> Tuple[str, str]:
@@ -130,8 +132,9 @@ def _weights(result: PlainDict) -> Tuple[str, str]:
     return "checkpoint", f"{result['checkpoint']} ({counted(updates, 'weight update')})"
 
 
-def _samples_seen(seen: int, data: PlainDict) -> str:
-    text = f"{seen} of {data['size']}"
+def _samples_seen(result: PlainDict) -> str:
+    data = result["dataset"]
+    text = f"{result['measured']['samples']} of {data['size']}"
     stored = data["stored"]
     return text if stored == data["size"] else f"{text} (--limit-eval; the data set has {stored})"
 
@@ -140,12 +143,13 @@ def _percent(share: Optional[float]) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
+def _score(value: Optional[float]) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
 def _classes(result: PlainDict) -> Group:
     """A row per class, or the classes of the lowest accuracy where there are many."""
-    from rich.text import Text
-
-    segments = result["task"] == "segmentation"
-    classes = result["classes"]
+    shown = classes = result["classes"]
     title = "classes"
     if len(classes) > MOST_CLASSES:
         known = [row for row in classes if row["accuracy"] is not None]
@@ -153,22 +157,24 @@ def _classes(result: PlainDict) -> Group:
         title = f"the {len(shown)} of {counted(len(classes), 'class')} with the lowest accuracy"
         if len(known) < len(classes):
             title += f" ({len(classes) - len(known)} have no samples)"
-    else:
-        shown = classes
-    table = plain_table()
-    table.add_column("class", overflow="fold")
-    table.add_column("pixels" if segments else "samples", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("precision", justify="right")
-    if segments:
-        table.add_column("IoU", justify="right")
-    else:
-        table.add_column("most often taken for", overflow="fold")
-    for row in shown:
-        cells = [str(row["count"]), _percent(row["accuracy"]), _percent(row["precision"])]
-        cells.append(_percent(row["iou"]) if segments else _most_often(result, row["class"]))
-        table.add_row(Text(row["name"]), *(Text(cell) for cell in cells))
-    return titled(title, table)
+    columns = {
+        "class": TEXT,
+        "samples": NUMBER,
+        "accuracy": NUMBER,
+        "precision": NUMBER,
+        "most often taken for": TEXT,
+    }
+    rows = (
+        (
+            row["name"],
+            str(row["count"]),
+            _percent(row["accuracy"]),
+            _percent(row["precision"]),
+            _most_often(result, row["class"]),
+        )
+        for row in shown
+    )
+    return titled(title, text_table(columns, rows))
 
 
 def _most_often(result: PlainDict, true: int) -> str:
@@ -183,8 +189,6 @@ def _most_often(result: PlainDict, true: int) -> str:
 
 def _confusion_matrix(result: PlainDict) -> Optional[Group]:
     """The whole matrix as a table, rows true and columns predicted; None for very many classes."""
-    from rich.text import Text
-
     names = [row["name"] for row in result["classes"]]
     counts = result["confusion_matrix"]
     if len(names) > 100:
@@ -206,29 +210,25 @@ def _confusion_matrix(result: PlainDict) -> Optional[Group]:
 
 def _width(table: Group, out: Console) -> int:
     """Columns a table takes where there is room for all of it."""
-    from rich.measure import Measurement
-
     return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
 def _worst_pairs(result: PlainDict) -> Optional[Group]:
     """The pairs of classes that are confused most often; None if none is."""
-    from rich.text import Text
-
-    pairs = worst_pairs(result["confusion_matrix"])
+    pairs, classes = worst_pairs(result["confusion_matrix"]), result["classes"]
     if not pairs:
         return None
-    classes = result["classes"]
-    table = plain_table()
-    table.add_column("true", overflow="fold")
-    table.add_column("predicted", overflow="fold")
-    table.add_column("pixels" if result["task"] == "segmentation" else "samples", justify="right")
-    table.add_column("of the true class", justify="right")
-    for count, true, predicted in pairs:
-        share = count / classes[true]["count"]
-        names = (Text(classes[true]["name"]), Text(classes[predicted]["name"]))
-        table.add_row(*names, str(count), f"{share:.2%}")
-    return titled(f"the {len(pairs)} pairs of classes confused most often", table)
+    rows = (
+        (
+            classes[true]["name"],
+            classes[predicted]["name"],
+            str(count),
+            f"{count / classes[true]['count']:.2%}",
+        )
+        for count, true, predicted in pairs
+    )
+    columns = {"true": TEXT, "predicted": TEXT, "samples": NUMBER, "of the true class": NUMBER}
+    return titled(f"the {len(pairs)} pairs of classes confused most often", text_table(columns, rows))
 
 
 def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
@@ -242,46 +242,33 @@ def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
     return sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:WORST]
 
 
-def print_mask_evaluation(result: PlainDict) -> None:
-    """The evaluation as tables on stdout."""
-    out = console(sys.stdout)
-    out.print(_mask_figures(result))
-    out.print(_worst_images(result))
+# --- masks
 
 
-def _mask_figures(result: PlainDict) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    data, found = result["dataset"], result["segmentation"]
-    names = [row["name"] for row in result["classes"]]
-    table = plain_table()
-    table.add_column("")
-    table.add_column("measured", overflow="fold")
-    table.add_column(f"every pixel {found['baseline']['class']}", overflow="fold")
-    for row in [*_pixel_rows(result, names), *_score_rows(found)]:
-        table.add_row(Text(row[0], style="bold"), Text(row[1]), Text(row[2]))
-    title = Text(f"{result['model']} on {data['name']} ({data['location']})", style="bold")
-    # In a table of its own, a path has the whole width.
-    return Group(title, table, fact_table(_mask_facts(result)))
-
-
-def _pixel_rows(result: PlainDict, names: List[str]) -> List[Row]:
-    found = result["segmentation"]
-    trivial = found["baseline"]
-    which = "both classes" if len(names) == 2 else f"all {len(names)} classes"
-    rows = [("pixel accuracy", f"{result['measured']['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
+def _mask_figures(result: PlainDict) -> Table:
+    """Figures beside those of calling every pixel the commonest class; scores of the challenge where there are some."""
+    segmentation, measured = result["segmentation"], result["measured"]
+    names, trivial = [row["name"] for row in result["classes"]], segmentation["baseline"]
+    is_binary = len(names) == 2
+    rows = [("pixel accuracy", f"{measured['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
     for key, title in (("dice", "Dice"), ("iou", "IoU")):
-        if len(names) > 2:
+        if not is_binary:
             known = [value for value in trivial[key][1:] if value is not None]
-            of_trivial = sum(known) / len(known) if known else None
-            rows.append(
-                (f"mean {title}, without {names[0]}", _share(result["measured"][key]), _share(of_trivial))
-            )
+            mean = sum(known) / len(known) if known else None
+            rows.append((f"mean {title}, without {names[0]}", _score(measured[key]), _score(mean)))
         for i in _class_order(len(names)):
-            rows.append((f"{title}, {names[i]}", _share(found[key][i]), _share(trivial[key][i])))
-    rows.append((f"soft Dice, mean of {which}", _share(found["soft_dice"]), ""))
-    return rows
+            rows.append((f"{title}, {names[i]}", _score(segmentation[key][i]), _score(trivial[key][i])))
+    which = "both classes" if is_binary else f"all {len(names)} classes"
+    rows.append((f"soft Dice, mean of {which}", _score(segmentation["soft_dice"]), ""))
+    scores = segmentation["scores"] or {}
+    for key, title in zip(SCORES, ("V^Rand", "V^Info", "V^Rand, thinned", "V^Info, thinned")):
+        if key in scores:
+            part, best = scores[key], scores[key]["best"]
+            details = f"{part['score']:.4f} (split {part['split']:.4f}, merge {part['merge']:.4f})"
+            rows.append((f"{title} at 0.5", details, _score((trivial["scores"] or {}).get(key))))
+            rows.append((f"{title}, best", f"{best['score']:.4f} at {best['threshold']:g}", ""))
+    columns = {"": TEXT, "measured": TEXT, f"every pixel {trivial['class']}": TEXT}
+    return text_table(columns, ((Text(name, style="bold"), *cells) for name, *cells in rows))
 
 
 def _class_order(num_classes: int) -> List[int]:
@@ -289,32 +276,15 @@ def _class_order(num_classes: int) -> List[int]:
     return [1, 0] if num_classes == 2 else list(range(num_classes))
 
 
-def _score_rows(found: PlainDict) -> List[Row]:
-    scores, trivial = found["scores"], found["baseline"]["scores"] or {}
-    rows = []
-    for key, title in zip(SCORES, ("V^Rand", "V^Info", "V^Rand, thinned", "V^Info, thinned")):
-        if scores is None:
-            continue
-        part = scores[key]
-        details = f"{part['score']:.4f} (split {part['split']:.4f}, merge {part['merge']:.4f})"
-        rows.append((f"{title} at 0.5", details, _share(trivial.get(key))))
-        best = part["best"]
-        rows.append((f"{title}, best", f"{best['score']:.4f} at {best['threshold']:g}", ""))
-    return rows
-
-
 def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
-    measured, data = result["measured"], result["dataset"]
-    seen = _samples_seen(measured["samples"], data)
-    tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
-    views = result["segmentation"]["views"]
+    measured, segmentation = result["measured"], result["segmentation"]
+    tiles = ", ".join(f"{size}x{size}" for size in segmentation["tile_sizes"])
+    views = segmentation["views"]
     averaged = f", {views} views of each averaged" if views > 1 else ""
-    found = result["segmentation"]
-    time = f"{units.duration(measured['wall_s'])}: network {units.duration(found['network_s'])}"
-    if found["scores"] is not None:
-        time += f", V^Rand and V^Info {units.duration(found['scores_s'])}"
-    best = found["threshold"]
-    threshold = []
+    time = f"{units.duration(measured['wall_s'])}: network {units.duration(segmentation['network_s'])}"
+    if segmentation["scores"] is not None:
+        time += f", V^Rand and V^Info {units.duration(segmentation['scores_s'])}"
+    best, threshold = segmentation["threshold"], []
     if best is not None:
         text = f"{best['value']:g} has the best {best['of']}: {best['score']:.4f} (at 0.5: {best['at_half']:.4f})"
         threshold = [("threshold", text + ("; infer takes it" if best.get("kept") else ""))]
@@ -322,47 +292,33 @@ def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
         *threshold,
         ("loss", f"{measured['loss']:.4f}"),
         ("calibration error", f"{measured['calibration_error']:.4f}"),
-        ("images", f"{seen}, whole, by tiles of {tiles}{averaged}"),
+        ("images", f"{_samples_seen(result)}, whole, by tiles of {tiles}{averaged}"),
         ("time", f"{time}, measured on {result['device'].upper()}"),
         _weights(result),
     ]
 
 
-def _share(value: Optional[float]) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
 def _worst_images(result: PlainDict) -> Group:
     """The images with the lowest mean Dice."""
-    from rich.text import Text
-
-    from ipucnn.runs.evaluate import mean_dice
-
-    names = [row["name"] for row in result["classes"]]
-    rows = result["segmentation"]["images"]
-    table = plain_table()
-    table.add_column("image", overflow="fold")
-    if len(names) <= MOST_COLUMNS:
-        for i in _class_order(len(names)):
-            table.add_column(f"Dice, {names[i]}", justify="right")
+    names, images = [row["name"] for row in result["classes"]], result["segmentation"]["images"]
+    order, has_column_each = _class_order(len(names)), len(names) <= MOST_COLUMNS
+    columns = {"image": TEXT}
+    if has_column_each:
+        columns.update({f"Dice, {names[i]}": NUMBER for i in order})
     else:
-        table.add_column("mean Dice", justify="right")
-        table.add_column("lowest Dice", overflow="fold")
-    scored = "rand" in rows[0]
-    if scored:
-        table.add_column("V^Rand", justify="right")
-        table.add_column("V^Info", justify="right")
-    shown = sorted(rows, key=mean_dice)[:WORST_IMAGES]
+        columns.update({"mean Dice": NUMBER, "lowest Dice": TEXT})
+    scores = {"rand": "V^Rand", "info": "V^Info"} if "rand" in images[0] else {}
+    columns.update(dict.fromkeys(scores.values(), NUMBER))
+    shown = sorted(images, key=lambda row: mean_dice(row["dice"]))[:WORST_IMAGES]
+    rows = []
     for row in shown:
-        image = printable(row["image"])
-        cells = [image, *(_share(row["dice"][i]) for i in _class_order(len(names)))]
-        if len(names) > MOST_COLUMNS:
+        cells = [_score(row["dice"][i]) for i in order]
+        if not has_column_each:
             lowest, name = min((value, name) for value, name in zip(row["dice"], names) if value is not None)
-            cells = [image, _share(mean_dice(row)), f"{_share(lowest)}, {name}"]
-        if scored:
-            cells += [_share(row["rand"]), _share(row["info"])]
-        table.add_row(*(Text(cell) for cell in cells))
-    return titled(f"the worst {len(shown)} of {counted(len(rows), 'image')}", table)
+            cells = [_score(mean_dice(row["dice"])), f"{_score(lowest)}, {name}"]
+        rows.append([printable(row["image"]), *cells, *(_score(row[key]) for key in scores)])
+    title = f"the worst {len(shown)} of {counted(len(images), 'image')}"
+    return titled(title, text_table(columns, rows))
 
 
 class WorstSheet(PanelSheet):
@@ -370,16 +326,12 @@ class WorstSheet(PanelSheet):
 
     def __init__(self) -> None:
         super().__init__(("image", "truth", "prediction", "difference"), side=512, columns=3)
-        self._judged: List[Tuple[float, JudgedImage]] = []
-        self._is_binary = True
+        self._worst: List[SegmentedImage] = []
 
-    def add_image(self, judged: JudgedImage) -> None:
+    def take(self, image: SegmentedImage) -> None:
         """Takes an image if it is one of the worst so far."""
-        from ipucnn.runs.evaluate import mean_dice
-
-        first, second = judged.class_names[:2]
-        self._is_binary = len(judged.class_names) == 2
-        if self._is_binary:
+        first, second = image.classes.names[:2]
+        if image.classes.is_binary:
             self.legend = (
                 (RIGHT_BACKGROUND, first),
                 (RIGHT_FOREGROUND, second),
@@ -387,27 +339,18 @@ class WorstSheet(PanelSheet):
                 (FALSE_FOREGROUND, f"{first} taken for {second}"),
             )
         else:
-            classes = tuple(zip(judged.colours, judged.class_names))[1:]
-            self.legend = (*classes, (WRONG, "taken for another class"), (RIGHT_FOREGROUND, "right"))
-        self._total += 1
-        self._judged.append((mean_dice(judged.row), judged))
-        self._judged = sorted(self._judged, key=lambda pair: pair[0])[:WORST_DRAWN]
+            wrong = (WRONG, "taken for another class")
+            self.legend = (*image.classes.legend, wrong, (RIGHT_FOREGROUND, "right"))
+        self._worst = sorted([*self._worst, image], key=lambda image: image.mean_dice)[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
-        """See ``PanelSheet``."""
-        compare = difference if self._is_binary else wrong_pixels
-        self._rows = []
-        for dice, judged in self._judged:
-            image = judged.image[..., 0] if judged.image.shape[-1] == 1 else judged.image
-            self.add(
-                f"{judged.row['image']}: mean Dice {dice:.4f}",
-                [
-                    image,
-                    mask_picture(judged.truth, judged.colours),
-                    mask_picture(judged.predicted, judged.colours),
-                    compare(judged.truth, judged.predicted),
-                ],
-            )
+        """See ``Sheet``."""
+        for image in self._worst:
+            assert image.truth is not None
+            masks = (mask_picture(mask, image.classes.colours) for mask in (image.truth, image.predicted))
+            compare = difference if image.classes.is_binary else wrong_pixels
+            pictures = [image.image, *masks, compare(image.truth, image.predicted)]
+            self.add(f"{image.name}: mean Dice {image.mean_dice:.4f}", pictures)
         super().save(path)
 
 
@@ -420,10 +363,11 @@ def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """uint8 [h, w, 3] of several classes: right pixels white (black for class 0), wrong ones in one colour."""
-    right = np.where(
-        (truth > 0)[..., np.newaxis], *np.array([[RIGHT_FOREGROUND], [RIGHT_BACKGROUND]], np.uint8)
-    )
+    right = np.array([RIGHT_BACKGROUND, RIGHT_FOREGROUND], np.uint8)[(truth > 0).astype(int)]
     return np.where((truth != predicted)[..., np.newaxis], np.array(WRONG, np.uint8), right)
+
+
+# --- the figure
 
 
 def check_can_plot() -> None:
@@ -460,12 +404,9 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     _confusion(left, figure, result)
     _reliability(right, result)
     measured, data = result["measured"], result["dataset"]
-    figure.suptitle(
-        f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {counted(measured['samples'], 'sample')}"
-        if result["task"] == "classification"
-        else f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of the pixels of "
-        f"{counted(measured['samples'], 'sample')}"
-    )
+    of = "" if result["task"] == "classification" else "the pixels of "
+    samples = counted(measured["samples"], "sample")
+    figure.suptitle(f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {of}{samples}")
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the tables have the names.
         warnings.filterwarnings("ignore", "Glyph .* missing")

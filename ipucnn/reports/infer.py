@@ -6,63 +6,57 @@ import csv
 import json
 import sys
 from itertools import chain, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, TextIO
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, TextIO, Union, cast
 
 import numpy as np
 
 from ipucnn.aliases import PlainValue
-from ipucnn.reports.console import console, plain_table
-from ipucnn.reports.sheets import PanelSheet
+from ipucnn.reports.console import NUMBER, TEXT, ItemProgress, console, text_table
+from ipucnn.reports.evaluate import WorstSheet
+from ipucnn.reports.sheets import ContactSheet, PanelSheet
+from ipucnn.runs.images.outputs import overlay
+from ipucnn.runs.predicting import Progress
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
-    from ipucnn.runs.infer import Masks, Page
+    from ipucnn.runs.images.segmentation import SegmentedImage
+    from ipucnn.runs.infer import Masks, Predictions
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
 """Images of one table; more make several, so that memory does not grow with their number."""
 
 
-def print_predictions(results: Iterable[Dict[str, PlainValue]], with_truth: bool) -> None:
+def print_predictions(done: Predictions) -> None:
     """The predictions on stdout, one row per image and class."""
-    rows = iter(results)
-    for first in rows:
-        _print_table(chain([first], islice(rows, TABLE_IMAGES - 1)), with_truth)
+    results = iter(done.results)
+    for first in results:
+        _print_table(chain([first], islice(results, TABLE_IMAGES - 1)), done.with_truth)
 
 
 def _print_table(results: Iterator[Dict[str, PlainValue]], with_truth: bool) -> None:
-    from rich.text import Text
-
-    table = plain_table()
-    table.add_column("image", overflow="fold")
-    if with_truth:
-        table.add_column("truth", overflow="fold")
-    table.add_column("label", overflow="fold")
-    table.add_column("probability", justify="right")
-    for result in results:
-        for rank, prediction in enumerate(result["predictions"]):
+    def rows() -> Iterator[List[str]]:
+        for result in results:
             cells = [result["image"]]
             if with_truth:
                 cells.append(result["truth"] + ("" if result["correct"] else " (wrong)"))
-            shown = cells if rank == 0 else [""] * len(cells)
-            probability = f"{prediction['probability']:.2%}"
-            table.add_row(*(Text(cell) for cell in [*shown, prediction["label"], probability]))
+            for prediction in result["predictions"]:
+                yield [*cells, prediction["label"], f"{prediction['probability']:.2%}"]
+                cells = [""] * len(cells)
+
+    truth = {"truth": TEXT} if with_truth else {}
+    table = text_table({"image": TEXT, **truth, "label": TEXT, "probability": NUMBER}, rows())
     console(sys.stdout).print(table)
 
 
-def write_results(
-    results: Iterable[Dict[str, PlainValue]], form: str, handle: TextIO, top: int, with_truth: bool
-) -> None:
-    """Writes results one by one.
+def write_results(done: Predictions, form: str, handle: TextIO) -> None:
+    """Writes the predictions one by one.
 
     Args:
-        results: of ``ipucnn.runs.infer``.
         form: csv (a row per image), json (a list) or jsonl (an object per line).
         handle: where to.
-        top: predictions per image.
-        with_truth: whether the results have ``truth``.
     """
+    results = done.results
     if form == "jsonl":
         handle.writelines(json.dumps(result) + "\n" for result in results)
     elif form == "json":
@@ -73,15 +67,11 @@ def write_results(
         handle.write("[]\n" if separator == "[\n" else "\n]\n")
     else:
         writer = csv.writer(handle, lineterminator="\n")
-        writer.writerow(_columns(top, with_truth))
+        columns = ["image", "truth"] if done.with_truth else ["image"]
+        for rank in range(1, done.top + 1):
+            columns += [f"label_{rank}", f"probability_{rank}"]
+        writer.writerow(columns)
         writer.writerows(_csv_row(result) for result in results)
-
-
-def _columns(top: int, with_truth: bool) -> List[str]:
-    columns = ["image", "truth"] if with_truth else ["image"]
-    for rank in range(1, top + 1):
-        columns += [f"label_{rank}", f"probability_{rank}"]
-    return columns
 
 
 def _csv_row(result: Dict[str, PlainValue]) -> List[str]:
@@ -93,23 +83,15 @@ def _csv_row(result: Dict[str, PlainValue]) -> List[str]:
     return row
 
 
-def save_results(
-    results: Iterable[Dict[str, PlainValue]], ending: str, top: int, with_truth: bool, into: Path
-) -> None:
-    """Writes results into the file ``into`` in the format of an ending, for example ``.csv``."""
-    with open(into, "w", encoding="utf-8", newline="") as handle:
-        write_results(results, ending.lstrip("."), handle, top, with_truth)
-
-
 def masks_json(done: Masks) -> str:
     """The results as indented JSON."""
     rows = []
     for row in done.results:
-        shares = row["shares"]
-        # Of two classes one share says both.
-        several = {name: round(share, 6) for name, share in shares.items()} if len(shares) > 2 else {}
-        own = {key: value for key, value in row.items() if key != "shares"}
-        rows.append({**own, "share": round(row["share"], 6), **({"shares": several} if several else {})})
+        shares = {name: round(share, 6) for name, share in row["shares"].items()}
+        shown = {**row, "share": round(row["share"], 6), "shares": shares}
+        if len(shares) == 2:
+            del shown["shares"]  # one share says both
+        rows.append(shown)
     measured = {
         "pages": done.num_pages,
         "wall_s": done.wall_s,
@@ -117,35 +99,21 @@ def masks_json(done: Masks) -> str:
         "device": done.device,
         "tile_sizes": done.tile_sizes,
     }
-    found = {"results": rows, "share_of": done.shown_name, "threshold": done.threshold, "measured": measured}
-    return json.dumps(found, indent=2)
+    result = {"results": rows, "share_of": done.shown_name, "threshold": done.threshold, "measured": measured}
+    return json.dumps(result, indent=2)
 
 
 def print_masks(done: Masks) -> None:
     """A row per input on stdout."""
-    from rich.text import Text
-
-    table = plain_table()
-    table.add_column("image", overflow="fold")
-    table.add_column("pages", justify="right")
-    table.add_column("size", justify="right", no_wrap=True)
-    if len(done.results[0]["shares"]) == 2:
-        table.add_column(done.shown_name, justify="right")
-    else:
-        table.add_column("share of each class", overflow="fold")
-    table.add_column("mask", overflow="fold")
+    is_binary = len(done.results[0]["shares"]) == 2
+    share = {done.shown_name: NUMBER} if is_binary else {"share of each class": TEXT}
+    rows = []
     for row in done.results:
-        shares = list(row["shares"].items())
-        each = ", ".join(f"{name} {share:.1%}" for name, share in shares[1:])
-        cells = [
-            row["image"],
-            str(row["pages"]),
-            f"{row['height']}x{row['width']}",
-            f"{row['share']:.1%}" if len(shares) == 2 else each,
-            row["files"]["mask"],
-        ]
-        table.add_row(*(Text(cell) for cell in cells))
-    console(sys.stdout).print(table)
+        each = ", ".join(f"{name} {share:.1%}" for name, share in list(row["shares"].items())[1:])
+        cells = [row["image"], str(row["pages"]), f"{row['height']}x{row['width']}"]
+        rows.append([*cells, f"{row['share']:.1%}" if is_binary else each, row["files"]["mask"]])
+    columns = {"image": TEXT, "pages": NUMBER, "size": NUMBER, **share, "mask": TEXT}
+    console(sys.stdout).print(text_table(columns, rows))
 
 
 def speed_line(done: Masks) -> str:
@@ -157,6 +125,32 @@ def speed_line(done: Masks) -> str:
     )
 
 
+class SheetProgress(ItemProgress, Progress):
+    """A bar of the work of ``evaluate``, ``infer`` or ``export``, and the sheet that its images go to.
+
+    Args:
+        what: what is done, before the bar.
+        before: what goes on until the first update.
+        sheet: takes the images; None: they are not drawn.
+    """
+
+    def __init__(
+        self, what: str, before: str, sheet: Union[ContactSheet, MaskSheet, WorstSheet, None] = None
+    ) -> None:
+        super().__init__(what, before)
+        self._sheet = sheet
+
+    def expect(self, total: int) -> None:
+        """The number of images, before the first."""
+        if self._sheet is not None:
+            self._sheet.expect(total)
+
+    def image(self, *details: object) -> None:
+        """An image with what was predicted of it."""
+        if self._sheet is not None:
+            cast(Callable[..., None], self._sheet.take)(*details)
+
+
 class MaskSheet(PanelSheet):
     """The contact sheet of masks; takes pages as they are segmented."""
 
@@ -164,32 +158,19 @@ class MaskSheet(PanelSheet):
         super().__init__(("image", "probability", "overlay"), side=384, columns=3)
         self._given = 0
 
-    def add_page(self, page: Page) -> None:
+    def take(self, page: SegmentedImage) -> None:
         """Takes a page if it is one of those shown."""
-        from ipucnn.runs.images.outputs import class_overlay, overlay
-
-        is_binary = len(page.class_names) == 2
-        of = page.class_names[1] if is_binary else "the class shown"
-        self.heads = ("image", f"probability of {of}", "overlay")
-        wanted = self.wants(self._given)
+        classes, predicted = page.classes, page.predicted
+        is_shown = self.wants(self._given)
         self._given += 1
-        if not wanted:
+        if not is_shown:
             return
-        image = page.image
-        grey = image[..., 0] if image.shape[-1] == 1 else image
+        of = classes.names[1] if classes.is_binary else "the class shown"
+        self.heads, self.legend = ("image", f"probability of {of}", "overlay"), classes.legend
+        shares = np.bincount(predicted.reshape(-1), minlength=len(classes.names)) / predicted.size
+        shown = [classes.shown] if classes.is_binary else range(1, len(classes.names))
+        text = ", ".join(f"{shares[k]:.1%} {classes.names[k]}" for k in shown)
+        assert page.probability is not None
         probability = np.round(255 * page.probability).astype(np.uint8)
-        last = page.name.rpartition("/")[2]
-        number = f", page {page.number + 1} of {page.pages}" if page.pages > 1 else ""
-        if is_binary:
-            shown = page.predicted == page.shown_class
-            name, colour = page.class_names[page.shown_class], page.colours[page.shown_class]
-            text, tinted = f"{shown.mean():.1%} {name}", overlay(image, shown, colour)
-            self.legend = ((colour, name),)
-        else:
-            counts = (
-                np.bincount(page.predicted.reshape(-1), minlength=len(page.class_names)) / page.predicted.size
-            )
-            text = ", ".join(f"{share:.1%} {name}" for share, name in zip(counts[1:], page.class_names[1:]))
-            tinted = class_overlay(image, page.predicted, page.colours)
-            self.legend = tuple(zip(page.colours, page.class_names))[1:]
-        self.add(f"{last}{number}: {text}", [grey, probability, tinted])
+        tinted = overlay(page.image, predicted, classes.colours, classes.shown)
+        self.add(f"{page.name}: {text}", [page.image, probability, tinted])

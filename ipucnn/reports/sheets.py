@@ -1,14 +1,15 @@
-"""Sheets of pictures, on one PNG each.
+"""Sheets of pictures, on one PNG each: a grid of images, each with its pictures side by side and text below.
 
-``ContactSheet`` has images with their predicted labels below, ``PanelSheet`` rows of pictures of one image side by
-side, and :func:`save_predictions` the masks at the end of a training run beside the true ones.
+``ContactSheet`` has images with their predicted labels, ``PanelSheet`` rows of pictures of one image, and
+:func:`save_predictions` draws the masks at the end of a training run beside the true ones.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -25,48 +26,65 @@ if TYPE_CHECKING:
     Font = Union[ImageFont, FreeTypeFont]
 
 Colour = Tuple[int, int, int]
-MOST_IMAGES = 100
-TILE, MARGIN, BORDER, LINE = 128, 10, 4, 15
-"""Pixels: side of an image, gap between tiles, frame of an image, height of a line of text."""
+MOST_IMAGES, MOST_ROWS = 100, 30
+"""Images of a contact sheet and of a sheet of panels, evenly spread over all."""
+TILE, SIDE, PREDICTION_SIDE = 128, 192, 300
+"""Pixels: longest side of a picture of a contact sheet, of a panel, and of a prediction at the end of a run."""
+MARGIN, GAP, LINE = 10, 4, 15
+"""Pixels: around an image, between its pictures, and the height of a line of the smallest letters."""
 COLUMNS = 10
 FONT_SIZE, LARGEST_FONT, PIXELS_PER_POINT = 12, 32, 100
 """Letters of a sheet grow with it: a sheet of 3,000 pixels has letters of 30, so that they can be read on a screen."""
 MOST_ASPECT = 1.2
-"""Images stand next to each other where a sheet would be taller than so many times its width."""
+"""Images stand next to each other where a sheet would be taller than this many times its width."""
 GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
 DARK, WHITE = (90, 90, 90), (255, 255, 255)
-MOST_ROWS = 30
-"""Images of a sheet of panels, evenly spread over all."""
-SIDE, GAP = 192, 4
-"""Pixels: longest side of a panel's picture, and between pictures."""
-PREDICTION_SIDE, PREDICTION_GAP, PREDICTION_LINE = 300, 8, 18
-"""Pixels of a sheet of predictions: about the width of an image, between images, a line of text."""
 RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
 """Colours that the colour-blind tell apart too (Okabe and Ito 2008)."""
 
 
-class ContactSheet:
-    """Collects up to 100 images, evenly spread over all of them, and draws them.
+Looks = Tuple[Sequence[Tuple[str, Colour]], Colour, int]
+"""The lines of text below an image with their colours, and the colour and width of its frame."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An image of a sheet: its pictures, and how it looks, which is asked when the sheet is saved."""
+
+    pictures: List[PilImage]
+    looks: Callable[[], Looks]
+
+    @property
+    def height(self) -> int:
+        return max(picture.height for picture in self.pictures)
+
+
+class Sheet:
+    """Collects images, evenly spread over all of them, and draws them in a grid.
 
     Args:
-        run: what classified the images, for the head of the sheet; "" if nothing did.
-        only_mistakes: take those that were classified wrongly, the first 100 of them.
+        heads: what the pictures of an image are, left to right; may be changed until the sheet is saved.
+        side: longest side of a picture in pixels.
+        columns: images next to each other, at most.
+        most: images, at most.
 
-    A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
-    wrong one says the true class, too, for those who can't tell the colours apart.  Of a data set's own samples
-    (without ``predictions``) the label is written, and the frame is red where ``problems`` were found.
+    Attributes:
+        legend: colours with what they mean; may be set until the sheet is saved.
     """
 
-    def __init__(self, run: str = "", only_mistakes: bool = False) -> None:
-        self._run, self._only_mistakes = run, only_mistakes
+    largest_font = LARGEST_FONT
+
+    def __init__(self, heads: Sequence[str], side: int, columns: int, most: int) -> None:
+        self.heads, self._side, self._columns, self._most = tuple(heads), side, columns, most
+        self.legend: Tuple[Tuple[Colour, str], ...] = ()
         self._wanted: Set[int] = set()
-        self._tiles: List[Tuple[PlainDict, PilImage]] = []
-        self._given = self._known = self._right = 0
+        self._total = 0
+        self._items: List[_Item] = []
 
     def expect(self, total: int) -> None:
         """Says how many images there will be."""
-        shown = min(total, MOST_IMAGES)
-        self._wanted = {i * total // shown for i in range(shown)}
+        shown = min(total, self._most)
+        self._total, self._wanted = total, {i * total // shown for i in range(shown)}
 
     def wants(self, position: int) -> bool:
         """Whether the image at a position is one of those shown."""
@@ -77,64 +95,136 @@ class ContactSheet:
         """Images that are to be shown, if they can be read."""
         return len(self._wanted)
 
-    def add(self, position: int, result: PlainDict, pixels: np.ndarray) -> None:
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def _above(self) -> List[str]:
+        """The lines above all images."""
+        return [] if len(self) == self._total else [f"{len(self)} of {counted(self._total, 'image')}"]
+
+    def _add(self, pictures: Sequence[np.ndarray], looks: Callable[[], Looks]) -> None:
+        """Takes an image: its pictures uint8 [h, w] or [h, w, 1 or 3]."""
+        self._items.append(_Item([_small(picture, self._side) for picture in pictures], looks))
+
+    def save(self, path: Path) -> None:
+        """Draws the sheet into a PNG file, whatever the file's name."""
+        from PIL import Image, ImageDraw
+
+        columns = self._num_columns()
+        font = self._font(columns)
+        line = round(LINE / FONT_SIZE * font.size) if hasattr(font, "size") else LINE
+        side = self._drawn_side(font)
+        inner = max(1, len(self.heads)) * (side + GAP) - GAP
+        step = inner + 2 * MARGIN
+        above = self._above()
+        legend = _legend_lines(self.legend, font, line, columns * step - 2 * MARGIN)
+        heads_top = MARGIN // 2 + line * (len(above) + len(legend)) + (GAP if legend else 0)
+        bottom = heads_top + line * bool(self.heads) + MARGIN // 2
+        items = [(item, *item.looks()) for item in self._items]
+        rows = [items[first : first + columns] for first in range(0, len(items), columns)]
+        tops = []
+        for row in rows:
+            tops.append(bottom)
+            bottom += max(item.height for item, *_ in row) + MARGIN
+            bottom += line * max(len(lines) for _, lines, _, _ in row)
+        sheet = Image.new("RGB", (columns * step, bottom + MARGIN), WHITE)
+        draw = ImageDraw.Draw(sheet)
+        for number, text in enumerate(above):
+            place = (MARGIN, MARGIN // 2 + number * line)
+            draw.text(place, fitting(text, font, columns * step - 2 * MARGIN), fill=BLACK, font=font)
+        _draw_legend(draw, legend, (MARGIN, MARGIN // 2 + line * len(above)), font, line)
+        for column in range(columns):
+            for k, text in enumerate(self.heads):
+                place = (column * step + MARGIN + k * (side + GAP), heads_top)
+                draw.text(place, fitting(text, font, side), fill=BLACK, font=font)
+        for top, row in zip(tops, rows):
+            for column, (item, lines, frame, border) in enumerate(row):
+                left = column * step + MARGIN
+                for k, picture in enumerate(item.pictures):
+                    x, y = left + k * (side + GAP), top
+                    corner = (x + picture.width - 1 + border, y + picture.height - 1 + border)
+                    draw.rectangle(((x - border, y - border), corner), fill=frame)
+                    sheet.paste(picture, (x, y))
+                for number, (text, fill) in enumerate(lines):
+                    place = (left, top + item.height + border + number * line)
+                    draw.text(place, fitting(text, font, inner), fill=fill, font=font)
+        sheet.save(str(path), format="PNG")
+
+    def _num_columns(self) -> int:
+        """Images next to each other: as few as make the sheet not much taller than wide."""
+        widest = max(picture.width for item in self._items for picture in item.pictures)
+        tallest = max(item.height for item in self._items)
+        pictures = max(1, len(self.heads))
+        for columns in range(1, self._columns):
+            if -(-len(self._items) // columns) * tallest <= MOST_ASPECT * columns * pictures * widest:
+                return columns
+        return min(self._columns, len(self._items))
+
+    def _font(self, columns: int) -> Font:
+        """The font: the larger the sheet, the larger its letters, as long as the heads fit above their pictures."""
+        side = self._drawn_side(load_font())
+        width = columns * len(self.heads) * side
+        height = sum(item.height for item in self._items) // columns
+        for size in range(min(self.largest_font, max(width, height) // PIXELS_PER_POINT), FONT_SIZE, -1):
+            font = load_font(size)
+            if all(text_length(to_ascii(head), font) <= side for head in self.heads):
+                return font
+        return load_font()
+
+    def _drawn_side(self, font: Font) -> int:
+        """The width of a column: that of the widest picture or the longest head, not more than a picture's; without
+        heads, that of a picture."""
+        if not self.heads:
+            return self._side
+        widest = max(picture.width for item in self._items for picture in item.pictures)
+        longest = max(math.ceil(text_length(head, font)) for head in self.heads)
+        return min(self._side, max(widest, longest))
+
+
+class ContactSheet(Sheet):
+    """Up to 100 images with their labels below.
+
+    Args:
+        run: what classified the images, for the head of the sheet; "" if nothing did.
+        only_mistakes: take those that were classified wrongly, the first 100 of them.
+
+    A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
+    wrong one says the true class, too, for those who can't tell the colours apart.  Of a data set's own samples
+    (without ``predictions``) the label is written, and the frame is red where ``problems`` were found.
+    """
+
+    largest_font = FONT_SIZE
+
+    def __init__(self, run: str = "", only_mistakes: bool = False) -> None:
+        super().__init__((), TILE, COLUMNS, MOST_IMAGES)
+        self._run, self._only_mistakes = run, only_mistakes
+        self._given = self._known = self._right = 0
+
+    def _num_columns(self) -> int:
+        return min(COLUMNS, len(self))
+
+    def take(self, position: int, result: PlainDict, pixels: np.ndarray) -> None:
         """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
         self._given += 1
         if "truth" in result:
             self._known += 1
             self._right += bool(result["correct"])
         if self._only_mistakes:
-            wanted = not result["correct"] and len(self._tiles) < MOST_IMAGES
+            is_shown = not result["correct"] and len(self) < MOST_IMAGES
         else:
-            wanted = self.wants(position)
-        if wanted:
-            self._tiles.append((result, _small(pixels, TILE)))
+            is_shown = self.wants(position)
+        if is_shown:
+            self._add([pixels], lambda: (_caption(result), _frame(result), GAP))
 
-    def __len__(self) -> int:
-        return len(self._tiles)
-
-    def save(self, path: Path) -> None:
-        """Draws the sheet into a PNG file, whatever the file's name."""
-        from PIL import Image, ImageDraw
-
-        columns = min(COLUMNS, len(self._tiles))
-        rows = -(-len(self._tiles) // columns)
-        has_third = any("truth" in result or result.get("problems") for result, _ in self._tiles)
-        lines = 3 if has_third else 2
-        step = TILE + 2 * BORDER + MARGIN
-        tall = step + lines * LINE
-        heads = self._heads()
-        head = len(heads) * LINE + MARGIN if heads else 0
-        sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), WHITE)
-        draw, font = ImageDraw.Draw(sheet), load_font()
-        for number, text in enumerate(heads):
-            place = (MARGIN, MARGIN // 2 + number * LINE)
-            draw.text(place, fitting(text, font, columns * step - MARGIN), fill=BLACK, font=font)
-        for i, (result, thumbnail) in enumerate(self._tiles):
-            left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
-            colour = _frame(result)
-            side = TILE + 2 * BORDER
-            draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
-            inset = ((side - thumbnail.width) // 2, (side - thumbnail.height) // 2)
-            draw.rectangle(
-                (left + BORDER, top + BORDER, left + side - BORDER - 1, top + side - BORDER - 1),
-                fill=WHITE,
-            )
-            sheet.paste(thumbnail, (left + inset[0], top + inset[1]))
-            for number, (line, fill) in enumerate(_caption(result)):
-                place = (left, top + side + 1 + number * LINE)
-                draw.text(place, fitting(line, font, side), fill=fill, font=font)
-        sheet.save(str(path), format="PNG")
-
-    def _heads(self) -> List[str]:
-        """The lines above the images: what classified them, how well, and how many of them are shown."""
+    def _above(self) -> List[str]:
+        """What classified the images, how well, and how many of them are shown."""
         heads = [self._run] if self._run else []
         if self._known:
             heads.append(f"{self._right:,} of {self._known:,} right: {self._right / self._known:.2%}")
         if self._only_mistakes:
-            heads.append(f"{len(self._tiles)} of {counted(self._known - self._right, 'mistake')}")
-        elif self._given > len(self._tiles):
-            heads.append(f"{len(self._tiles)} of {counted(self._given, 'image')}")
+            heads.append(f"{len(self)} of {counted(self._known - self._right, 'mistake')}")
+        elif self._given > len(self):
+            heads.append(f"{len(self)} of {counted(self._given, 'image')}")
         return heads
 
 
@@ -156,6 +246,29 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
     if not result.get("correct", True):
         lines.append((f"is {result['truth']}", RED))
     return lines
+
+
+class PanelSheet(Sheet):
+    """Up to 30 images, each as a few pictures of one size with one line below; see :class:`Sheet`."""
+
+    def __init__(self, heads: Sequence[str], side: int = SIDE, columns: int = 1) -> None:
+        super().__init__(heads, side, columns, MOST_ROWS)
+
+    def add(self, caption: str, pictures: Sequence[np.ndarray], problems: Sequence[str] = ()) -> None:
+        """Takes an image.
+
+        Args:
+            caption: one line.
+            pictures: as many as heads, uint8 [h, w] or [h, w, 3].
+            problems: what is wrong with the image, which is then framed in red; read when the sheet is saved.
+        """
+
+        def looks() -> Looks:
+            if problems:
+                return [(f"{', '.join(problems)}: {caption}", RED)], RED, 3
+            return [(caption, DARK)], GREY, 1
+
+        self._add(pictures, looks)
 
 
 def load_font(size: int = FONT_SIZE) -> Font:
@@ -188,134 +301,10 @@ def text_length(text: str, font: Font) -> float:
     return float(np.asarray(font.getmask(text).size)[0])
 
 
-class PanelSheet:
-    """Collects up to 30 images, each as a few pictures of one size, and draws them.
-
-    Args:
-        heads: what the pictures of a row are, left to right; may be changed until the sheet is saved.
-        side: longest side of a picture in pixels.
-        columns: images next to each other.
-
-    Attributes:
-        legend: colours with what they mean; may be set until the sheet is saved.
-    """
-
-    def __init__(
-        self,
-        heads: Sequence[str],
-        side: int = SIDE,
-        columns: int = 1,
-    ) -> None:
-        self.heads, self._side, self._columns = tuple(heads), side, columns
-        self.legend: Tuple[Tuple[Colour, str], ...] = ()
-        self._wanted: Set[int] = set()
-        self._total = 0
-        self._rows: List[Tuple[str, List[PilImage], Sequence[str]]] = []
-
-    def expect(self, total: int) -> None:
-        """Says how many images there will be."""
-        shown = min(total, MOST_ROWS)
-        self._total, self._wanted = total, {i * total // shown for i in range(shown)}
-
-    def wants(self, position: int) -> bool:
-        """Whether the image at a position is one of those shown."""
-        return position in self._wanted
-
-    @property
-    def num_wanted(self) -> int:
-        """Images that are to be shown, if they can be read."""
-        return len(self._wanted)
-
-    def add(self, caption: str, pictures: Sequence[np.ndarray], problems: Sequence[str] = ()) -> None:
-        """Takes an image.
-
-        Args:
-            caption: one line.
-            pictures: as many as heads, uint8 [h, w] or [h, w, 3].
-            problems: what is wrong with the image, which is then framed in red; read when the sheet is saved.
-        """
-        self._rows.append((caption, [_small(picture, self._side) for picture in pictures], problems))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def save(self, path: Path) -> None:
-        """Draws the sheet into a PNG file, whatever the file's name."""
-        from PIL import Image, ImageDraw
-
-        columns = self._num_columns()
-        beside = [self._rows[first : first + columns] for first in range(0, len(self._rows), columns)]
-        heights = [max(picture.height for _, pictures, _ in row for picture in pictures) for row in beside]
-        letters = self._letters(columns, sum(heights))
-        line = round(LINE / FONT_SIZE * letters.size) if hasattr(letters, "size") else LINE
-        side = self._drawn_side(letters)
-        inner = len(self.heads) * (side + GAP) - GAP
-        step = inner + 2 * MARGIN
-        above = (
-            []
-            if len(self._rows) == self._total
-            else [f"{len(self._rows)} of {counted(self._total, 'image')}"]
-        )
-        legend = legend_lines(self.legend, letters, line, columns * step - 2 * MARGIN)
-        top = MARGIN // 2 + line * len(above)
-        heads_top = top + len(legend) * line + (GAP if legend else 0)
-        bottom, tops = heads_top + line + MARGIN // 2, []
-        for height in heights:
-            tops.append(bottom)
-            bottom += height + line + MARGIN
-        sheet = Image.new("RGB", (columns * step, bottom + MARGIN), WHITE)
-        draw = ImageDraw.Draw(sheet)
-        for text in above:
-            draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=letters)
-        draw_legend(draw, legend, (MARGIN, top), letters, line)
-        for column in range(columns):
-            for i, text in enumerate(self.heads):
-                place = (column * step + MARGIN + i * (side + GAP), heads_top)
-                draw.text(place, fitting(text, letters, side), fill=BLACK, font=letters)
-        for i, (caption, pictures, problems) in enumerate(self._rows):
-            left, top = i % columns * step + MARGIN, tops[i // columns]
-            for k, picture in enumerate(pictures):
-                place = (left + k * (side + GAP), top)
-                sheet.paste(picture, place)
-                corner = (place[0] + picture.width - 1, top + picture.height - 1)
-                if problems:
-                    around = (place[0] - 2, place[1] - 2, corner[0] + 2, corner[1] + 2)
-                    draw.rectangle(around, outline=RED, width=3)
-                else:
-                    draw.rectangle((place, corner), outline=GREY)
-            below = top + max(picture.height for picture in pictures) + 1
-            text, fill = (f"{', '.join(problems)}: {caption}", RED) if problems else (caption, DARK)
-            draw.text((left, below), fitting(text, letters, inner), fill=fill, font=letters)
-        sheet.save(str(path), format="PNG")
-
-    def _num_columns(self) -> int:
-        """Images next to each other: as few as make the sheet not much taller than wide."""
-        widest = max(picture.width for _, pictures, _ in self._rows for picture in pictures)
-        tallest = max(picture.height for _, pictures, _ in self._rows for picture in pictures)
-        for columns in range(1, self._columns):
-            if -(-len(self._rows) // columns) * tallest <= MOST_ASPECT * columns * len(self.heads) * widest:
-                return columns
-        return min(self._columns, len(self._rows))
-
-    def _letters(self, columns: int, height: int) -> Font:
-        """The font: the larger the sheet, the larger its letters, as long as the heads fit above their pictures."""
-        width = columns * len(self.heads) * self._drawn_side(load_font())
-        for size in range(min(LARGEST_FONT, max(width, height) // PIXELS_PER_POINT), FONT_SIZE, -1):
-            font = load_font(size)
-            if all(text_length(to_ascii(head), font) <= self._drawn_side(load_font()) for head in self.heads):
-                return font
-        return load_font()
-
-    def _drawn_side(self, letters: Font) -> int:
-        """The width of a column: that of the widest picture, or of the longest head, but not more than a picture's."""
-        widest = max(picture.width for _, pictures, _ in self._rows for picture in pictures)
-        return min(self._side, max(widest, *(math.ceil(text_length(head, letters)) for head in self.heads)))
-
-
 Legend = Sequence[Tuple[Colour, str]]
 
 
-def legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[List[Tuple[int, Colour, str]]]:
+def _legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[List[Tuple[int, Colour, str]]]:
     """The entries of a legend with the place of each from the left, in as many lines as ``width`` pixels need."""
     lines: List[List[Tuple[int, Colour, str]]] = []
     left = 0
@@ -330,14 +319,14 @@ def legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[List
     return lines
 
 
-def draw_legend(
+def _draw_legend(
     draw: Draw,
     lines: Sequence[Sequence[Tuple[int, Colour, str]]],
     place: Tuple[int, int],
     font: Font,
     line: int,
 ) -> None:
-    """Draws what :func:`legend_lines` returns, each line ``line`` pixels high."""
+    """Draws what :func:`_legend_lines` returns, each line ``line`` pixels high."""
     for number, entries in enumerate(lines):
         top = place[1] + number * line
         for offset, colour, text in entries:
@@ -360,6 +349,15 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
     return image
 
 
+class _PredictionSheet(PanelSheet):
+    """Pictures at the end of a training run, below a line that says of which run they are."""
+
+    heading = ""
+
+    def _above(self) -> List[str]:
+        return [self.heading] if self.heading else []
+
+
 def save_predictions(
     pictures: Sequence[Picture],
     class_names: Sequence[str],
@@ -375,82 +373,40 @@ def save_predictions(
         heading: a line above the pictures: of which run they are, and how good it is.
         of_masks: colours of the classes in the user's masks; empty where these have none.
     """
-    from PIL import Image, ImageDraw
-
     from ipucnn.filesystem import write_atomically
     from ipucnn.runs.images.outputs import class_colours
 
     shown = _rarer_class(pictures)
-    name = to_ascii(class_names[shown]) if shown < len(class_names) else f"class {shown}"
-    height, width = pictures[0].image.shape[:2]
-    scale = max(1, round(PREDICTION_SIDE / width)) if width <= PREDICTION_SIDE else PREDICTION_SIDE / width
-    size = (round(width * scale), round(height * scale))
-    font = load_font()
+    name = class_names[shown] if shown < len(class_names) else f"class {shown}"
     colours = class_colours(len(class_names), of_masks)
     is_binary = len(colours) == 2
-    titles = ["image", "truth", "prediction", f"{name}: "]
-    if is_binary:
-        titles[1:3] = [f"{title} (white: {to_ascii(class_names[1])})" for title in titles[1:3]]
-    classes = () if is_binary else tuple(zip(colours, class_names))[1:]
-    legend = legend_lines(classes, font, LINE, 4 * size[0] + 3 * PREDICTION_GAP)
-    legend_top = PREDICTION_LINE if heading else 0
-    head = legend_top + len(legend) * LINE
-    sheet = Image.new(
-        "RGB",
-        (
-            4 * size[0] + 5 * PREDICTION_GAP,
-            head
-            + PREDICTION_LINE
-            + len(pictures) * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
-            + PREDICTION_GAP,
-        ),
-        WHITE,
+    white = f" (white: {class_names[1]})" if is_binary else ""
+    sheet = _PredictionSheet(
+        ("image", f"truth{white}", f"prediction{white}", "difference"), side=PREDICTION_SIDE
     )
-    draw = ImageDraw.Draw(sheet)
-    if heading:
-        text = fitting(heading, font, 4 * size[0] + 3 * PREDICTION_GAP)
-        draw.text((PREDICTION_GAP, 2), text, fill=BLACK, font=font)
-    draw_legend(draw, legend, (PREDICTION_GAP, legend_top + 2), font, LINE)
-    for column, title in enumerate(titles):
-        draw.text(
-            (PREDICTION_GAP + column * (size[0] + PREDICTION_GAP), head + 2), title, fill=BLACK, font=font
-        )
-    left = PREDICTION_GAP + 3 * (size[0] + PREDICTION_GAP) + round(text_length(titles[3], font))
-    for word, colour in (("right", RIGHT), ("missed", MISSED), ("false", FALSE)):
-        draw.text((left, head + 2), word, fill=colour, font=font)
-        left += round(text_length(word + "   ", font))
-    for row, picture in enumerate(pictures):
-        top = head + PREDICTION_LINE + row * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
-        for column, panel in enumerate(_panels(picture, shown, colours)):
-            panel_image = Image.fromarray(panel)
-            kind = Image.NEAREST if scale >= 1 else Image.BILINEAR
-            left = PREDICTION_GAP + column * (size[0] + PREDICTION_GAP)
-            sheet.paste(panel_image.resize(size, kind), (left, top))
-            # Around it, for a panel that is white all over.
-            draw.rectangle((left - 1, top - 1, left + size[0], top + size[1]), outline=GREY)
+    sheet.heading = heading
+    classes = () if is_binary else tuple(zip(colours, class_names))[1:]
+    sheet.legend = (*classes, (RIGHT, f"{name}: right"), (MISSED, "missed"), (FALSE, "false"))
+    for picture in pictures:
         region = ""
         if picture.whole is not None:
             sizes = ["x".join(map(str, shape)) for shape in (picture.image.shape[:2], picture.whole)]
             region = f", the inner {sizes[0]} of {sizes[1]} pixels"
-        text = f"evaluation image {picture.number}{region}: " + ", ".join(
-            f"Dice of {to_ascii(class_names[k])} {dice(picture, k):.3f}" for k in range(len(class_names))
-        )
-        text = fitting(text, font, 4 * size[0] + 3 * PREDICTION_GAP)
-        draw.text((PREDICTION_GAP, top + size[1] + 2), text, fill=DARK, font=font)
-    write_atomically(path, lambda temporary: sheet.save(str(temporary), format="PNG"))
+        scores = ", ".join(f"Dice of {name} {dice(picture, k):.3f}" for k, name in enumerate(class_names))
+        sheet.add(f"evaluation image {picture.number}{region}: {scores}", _panels(picture, shown, colours))
+    write_atomically(path, sheet.save)
 
 
 def dice(picture: Picture, which: int) -> float:
     """Dice score of one class on one picture; 1 where neither mask has it."""
-    truth, found = picture.truth == which, picture.predicted == which
-    both = int(truth.sum()) + int(found.sum())
-    return 2 * int((truth & found).sum()) / both if both else 1.0
+    truth, predicted = picture.truth == which, picture.predicted == which
+    both = int(truth.sum()) + int(predicted.sum())
+    return 2 * int((truth & predicted).sum()) / both if both else 1.0
 
 
 def _rarer_class(pictures: Sequence[Picture]) -> int:
     counts: Any = sum(np.bincount(p.truth.reshape(-1).astype(np.int64), minlength=2) for p in pictures)
-    there = [k for k in range(len(counts)) if counts[k]]
-    return int(min(there, key=lambda k: counts[k]))
+    return int(min(np.flatnonzero(counts), key=lambda k: counts[k]))
 
 
 def _panels(picture: Picture, shown: int, colours: Sequence[Colour]) -> List[np.ndarray]:
@@ -459,8 +415,12 @@ def _panels(picture: Picture, shown: int, colours: Sequence[Colour]) -> List[np.
     grey = picture.image
     image = np.repeat(grey[..., np.newaxis], 3, axis=2) if grey.ndim == 2 else grey
     masks = [mask_picture(mask, colours) for mask in (picture.truth, picture.predicted)]
-    truth, found = picture.truth == shown, picture.predicted == shown
+    truth, predicted = picture.truth == shown, picture.predicted == shown
     tinted: np.ndarray = image.astype(np.float64)
-    for where, colour in ((truth & found, RIGHT), (truth & ~found, MISSED), (~truth & found, FALSE)):
+    for where, colour in (
+        (truth & predicted, RIGHT),
+        (truth & ~predicted, MISSED),
+        (~truth & predicted, FALSE),
+    ):
         tinted[where] = 0.3 * tinted[where] + 0.7 * np.array(colour)
     return [image, *masks, np.round(tinted).astype(np.uint8)]

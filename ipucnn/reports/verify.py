@@ -9,7 +9,7 @@ from ipucnn.datasets.verification.survey import SubsetFacts, Verification
 from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
-from ipucnn.runs.images.outputs import class_colours, class_overlay, mask_picture, overlay
+from ipucnn.runs.images.outputs import class_colours, mask_picture, overlay
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, the smallest and the largest."""
@@ -186,16 +186,14 @@ class LabelSheet:
         """Takes a sample that is shown."""
         if self._sheet is self._tiles:
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
-            self._tiles.add(position, result, sample.image)
+            self._tiles.take(position, result, sample.image)
             return
         assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
         caption = f"{sample.name}: {sample.label}"
         colours = class_colours(len(sample.class_names), sample.class_colours)
-        if len(colours) > 2:
-            tinted = class_overlay(sample.image, sample.mask, colours)
-        else:
-            tinted = overlay(sample.image, sample.mask > 0, colours[1])
+        tinted = overlay(sample.image, sample.mask, colours)
+        if len(colours) == 2:
             self._panels.heads = ("image", f"mask (white: {sample.class_names[1]})", "overlay")
         self._panels.legend = tuple(zip(colours, sample.class_names))[1:]
         self._panels.add(caption, [grey, mask_picture(sample.mask, colours), tinted], sample.problems)

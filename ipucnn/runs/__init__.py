@@ -4,9 +4,10 @@
 table of options that have no effect or exclude each other.  ``train.py`` is one training run, ``recorder.py`` what it
 makes of its session's events, and ``kfold.py`` a run per fold; ``trackers.py`` tells other tools of it.  ``setup.py``
 makes the frozen ``Setup`` of a configuration: data, shapes, and how the network is built.  ``trained.py`` makes one
-whose network has weights already, for ``evaluate.py``, ``infer.py`` and ``export.py``.  ``runtimes.py`` loads
-exported networks, and as a script without this package it proves them; ``exported.py`` runs them in place of a run.
-``images`` is what reads and writes images.  ``folder.py`` is the run folder, ``checkpoints.py`` what a checkpoint
-holds beside weights, ``provenance.py`` where a result comes from, and ``compare.py`` reads run folders beside one
-another.
+whose network has weights already, for ``evaluate.py``, ``infer.py`` and ``export.py``; ``predicting.py`` is what these
+three share.  ``runtimes.py`` loads exported networks, and runs them as a script without this package:
+``verification.py`` compares what they compute with the run, and ``exported.py`` takes them in place of a run.
+``network_input.py`` describes their input.  ``images`` is what reads and writes images.  ``folder.py`` is the run
+folder, ``checkpoints.py`` what a checkpoint holds beside weights, ``provenance.py`` where a result comes from, and
+``compare.py`` reads run folders beside one another.
 """

@@ -5,10 +5,9 @@ the ISBI 2012 challenge where the truth is membranes, and a baseline that knows 
 """
 
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,13 +16,9 @@ from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.outputs import Spool, check_outputs, class_colours, write_csv
-from ipucnn.runs.images.segmentation import (
-    TiledNetwork,
-    check_tile_size,
-    check_views,
-    foreground_probability,
-)
+from ipucnn.runs.images.outputs import Classes, Spool, check_outputs, class_colours, write_csv
+from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, foreground_probability
+from ipucnn.runs.predicting import SILENT, Progress, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, soft_dice
@@ -32,193 +27,149 @@ from ipucnn.training.metrics import SCORES, SegmentScores
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
 """Thresholds of which the best one is recommended, where the truth is no membranes."""
 PLOTS = (".png", ".pdf", ".svg")
-OnBatch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class JudgedImage:
-    """An image that was evaluated.
+class EvaluateRequest:
+    """What the command line asks for.
 
     Attributes:
-        row: ``image``, ``accuracy``, ``dice`` of each class, and where the truth is membranes ``rand`` and ``info``.
-        image: uint8 [h, w, c].
-        truth, predicted: [h, w] classes.
-        class_names: of all classes.
-        colours: of all classes, see ``outputs.class_colours``.
+        named: the network and its weights; its flags hold over the run's own options.
+        plot: a figure that the caller writes.
+        predictions: CSV file that gets a row per sample.
+        contact_sheet: a picture of segmented images that the caller writes.
+        tile_size: height and width of the tiles that a segmentation network sees; None chooses.
+        views: versions of each image whose probabilities are averaged, of a segmentation network.
+        verbose: let TensorFlow speak.
     """
 
-    row: PlainDict
-    image: np.ndarray
-    truth: np.ndarray
-    predicted: np.ndarray
-    class_names: Tuple[str, ...]
-    colours: Tuple[Tuple[int, int, int], ...]
+    named: Named
+    plot: Optional[Path] = None
+    predictions: Optional[Path] = None
+    contact_sheet: Optional[Path] = None
+    tile_size: Optional[int] = None
+    views: int = 1
+    verbose: bool = False
+
+
+def evaluate_run(request: EvaluateRequest, told: Progress = SILENT) -> PlainDict:
+    """Evaluates a run's weights, or others, on an evaluation set.
+
+    Returns:
+        ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
+        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what; of a
+        segmentation network ``segmentation``, too: see ``MaskEvaluation.report``.
+
+    Raises:
+        ConfigurationError: an option that does not fit the network; an output that would replace what is read.
+        InfeasibleError: a batch does not fit into memory.
+    """
+    outputs = (
+        ("--plot", request.plot, PLOTS),
+        ("--predictions", request.predictions, (".csv",)),
+        ("--contact-sheet", request.contact_sheet, (".png",)),
+    )
+    check_outputs(outputs, weight_inputs(request.named))
+    trained = open_trained(request.named)
+    _check_options(request, trained)
+    network = None
+    if trained.record.task == "segmentation":
+        network = TiledNetwork(trained, request.tile_size, request.verbose, request.views, command="evaluate")
+    loss = run_setup.loss_name(trained.config, trained.record.task)
+    totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
+    if trained.summary["weight_updates"] is None:
+        told.line(trained.resolved.choice.message)
+    for warning in trained.warnings:
+        told.line(f"warning: {warning}")
+    if network is None:
+        device, wall_s = _evaluate_classes(trained, totals, request, told)
+        return _report(trained, device, totals, wall_s)
+    segmentation, wall_s = _evaluate_masks(trained, totals, network, told)
+    return {**_report(trained, network.device, totals, wall_s), "segmentation": segmentation}
+
+
+def _check_options(request: EvaluateRequest, trained: TrainedSetup) -> None:
+    """Refuses the options that are for the other kind of network."""
+    name = trained.record.name
+    if trained.record.task == "segmentation":
+        if request.predictions is not None:
+            raise ConfigurationError(f"--predictions: {name} segments images, it has no labels", "drop it")
+        return
+    for option, is_given in (
+        ("--contact-sheet", request.contact_sheet is not None),
+        (f"--tile-size {request.tile_size}", request.tile_size is not None),
+        (f"--views {request.views}", request.views != 1),
+    ):
+        if is_given:
+            raise ConfigurationError(f"{option}: {name} classifies images, it makes no masks", "drop it")
 
 
 def measure(
     batches: Iterable[Tuple[Tuple["Tensor", ...], np.ndarray]],
     totals: EvaluationTotals,
-    *,
-    on_batch: Optional[Callable[[int], None]] = None,
-    on_samples: Optional[Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = None,
+    on_samples: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = lambda *samples: None,
 ) -> int:
     """Adds all samples of weight 1 to the totals; padding is left out before anything is computed from it.
 
     Args:
         batches: ((images, labels, weights), logits), weights 1 for samples and 0 for padding.
         totals: where the sums go.
-        on_batch: called with the number of samples seen so far.
         on_samples: called with labels, predicted classes and their probabilities.
 
     Returns:
         The number of samples seen.
     """
-    for (_, labels, weights), found in batches:
-        real = np.asarray(weights) > 0
-        logits = np.asarray(found)[real]
-        truth = np.asarray(labels)[real]
-        predicted, confidence = totals.add(logits, truth)
-        if on_samples is not None:
-            on_samples(truth, predicted, confidence)
-        if on_batch is not None:
-            on_batch(totals.samples)
+    for (_, labels, weights), logits in batches:
+        is_sample = np.asarray(weights) > 0
+        truth = np.asarray(labels)[is_sample]
+        on_samples(truth, *totals.add(np.asarray(logits)[is_sample], truth))
     return totals.samples
 
 
-def evaluate_run(
-    named: Named,
-    *,
-    plot: Optional[Path] = None,
-    predictions: Optional[Path] = None,
-    contact_sheet: Optional[Path] = None,
-    tile_size: Optional[int] = None,
-    views: int = 1,
-    verbose: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    on_batch: Optional[OnBatch] = None,
-    on_image: Callable[[JudgedImage], None] = lambda image: None,
-) -> PlainDict:
-    """Evaluates a run's weights, or others, on an evaluation set.
-
-    Args:
-        named: the network and its weights; its flags hold over the run's own options.
-        plot: a figure the caller will write; its name is checked before any work.
-        predictions: CSV file that gets a row per sample.
-        contact_sheet: a picture of segmented images the caller will write; its name is checked before any work.
-        tile_size: height and width of the tiles that a segmentation network sees; None chooses.
-        views: versions of each image whose probabilities are averaged, of a segmentation network.
-        verbose: let TensorFlow speak.
-        say: takes lines worth knowing before the work begins (which data set, warnings).
-        on_batch: called with the samples seen and their total.
-        on_image: called with each image that was segmented.
-
-    Returns:
-        ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
-        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what; of a
-        segmentation network ``segmentation``, too: see ``MaskEvaluation.report``.
-    """
-    outputs = (
-        ("--plot", plot, PLOTS),
-        ("--predictions", predictions, (".csv",)),
-        ("--contact-sheet", contact_sheet, (".png",)),
-    )
-    check_outputs(outputs, weight_inputs(named))
-    trained = open_trained(named)
-    segments = trained.record.task == "segmentation"
-    if predictions is not None and segments:
-        raise ConfigurationError(
-            f"--predictions: {trained.record.name} segments images, it has no labels", "drop it"
-        )
-    if not segments and (contact_sheet is not None or tile_size is not None or views != 1):
-        option = f"--views {views}" if tile_size is None else f"--tile-size {tile_size}"
-        option = option if contact_sheet is None else "--contact-sheet"
-        raise ConfigurationError(
-            f"{option}: {trained.record.name} classifies images, it makes no masks", "drop it"
-        )
-    if segments:
-        check_tile_size(trained.record, tile_size)
-        check_views(views)
-    totals = EvaluationTotals(
-        trained.source.info.num_classes,
-        run_setup.loss_name(trained.config, trained.record.task),
-        trained.config.label_smoothing,
-    )
-    if trained.summary["weight_updates"] is None:
-        say(trained.resolved.choice.message)
-    for warning in trained.warnings:
-        say(f"warning: {warning}")
-    size = len(trained.source.eval)
-    on_done = None if on_batch is None else lambda done: on_batch(done, size)
-    if not segments:
-        device, wall_s = _evaluate_classes(trained, totals, verbose, predictions, on_done)
-        return _report(trained, device, totals, wall_s)
-    network = TiledNetwork(trained, tile_size, verbose, views, command="evaluate")
-    examples = trained.source.eval
-    if isinstance(examples, ArrayExamples):
-        network.warn_of_seams([examples.images.shape[1:3]], say)
-    with network.together():
-        evaluation = MaskEvaluation(trained, network, totals)
-        started = time.perf_counter()
-        evaluation.run(on_image, on_done or (lambda done: None))
-        wall_s = time.perf_counter() - started
-    found = evaluation.report()
-    if found["threshold"] is not None and trained.folder is not None and network.is_writer:
-        try:
-            trained.folder.keep_threshold(trained.summary["weight_updates"], found["threshold"]["value"])
-            found["threshold"]["kept"] = True
-        except DataError as error:
-            say(f"warning: the threshold for infer is not kept: {error.message}")
-    return {**_report(trained, network.device, totals, wall_s), "segmentation": found}
-
-
 def _evaluate_classes(
-    trained: TrainedSetup,
-    totals: EvaluationTotals,
-    verbose: bool,
-    predictions: Optional[Path],
-    on_done: Optional[Callable[[int], None]],
+    trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, told: Progress
 ) -> Tuple[str, float]:
     """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
-    config = trained.config
-    session = trained.session(verbose, trained.join())
+    config, size = trained.config, len(trained.source.eval)
+    session = trained.session(request.verbose, trained.join())
     trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
-    replicas = config.validation_num_replicas or config.num_replicas
-    micro_batch = config.validation_micro_batch_size or config.micro_batch_size
-    rows = Spool() if predictions is not None else None
-    with session.together(), _memory_errors(micro_batch * replicas), data_errors():
+    batch = config.validation_micro_batch_size or config.micro_batch_size
+    batch *= config.validation_num_replicas or config.num_replicas
+    rows = Spool()
+
+    def on_samples(*samples: np.ndarray) -> None:
+        if request.predictions is not None:
+            for label, guess, probability in zip(*(values.tolist() for values in samples)):
+                rows.append({"label": label, "prediction": guess, "probability": probability})
+        told.update(totals.samples, size)
+
+    too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
+    with session.together(), too_large, data_errors():
         model = trained.build()
         session.would_fit = prediction_would_fit(model, trained.record.name, config, "evaluate")
         session.prepare_evaluation(model, None)
         started = time.perf_counter()
-        seen = measure(
-            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas, session)),
-            totals,
-            on_batch=on_done,
-            on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),
-        )
+        batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
+        seen = measure(batches, totals, on_samples)
     wall_s = time.perf_counter() - started
-    size = len(trained.source.eval)
     if seen != size:
         raise RuntimeError(f"{counted(seen, 'sample')} were evaluated, and the data set has {size}")
-    if predictions is not None and rows is not None:
-        _write_predictions(predictions, rows, trained.source.eval, _class_names(trained))
+    if request.predictions is not None:
+        _write_predictions(request.predictions, rows, trained.source.eval, _class_names(trained))
     return session.device.kind, wall_s
 
 
-@contextmanager
-def _memory_errors(batch: int) -> Iterator[None]:
-    """Says which option is at fault where a batch does not fit, and memory does not suffice."""
-    import tensorflow as tf
+def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple[str, ...]) -> None:
+    paths = getattr(examples, "paths", None)
 
-    try:
-        yield
-    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-        raise ConfigurationError(
-            f"batches of {counted(batch, 'image')} do not fit into memory",
-            "lower --validation-micro-batch-size",
-        ) from error
+    def cells(number: int, row: PlainDict) -> Sequence[object]:
+        image = printable(paths[number]) if paths else ""
+        return number, image, names[row["label"]], names[row["prediction"]], f"{row['probability']:.6f}"
+
+    columns = ["index", "image", "label", "prediction", "probability"]
+    write_csv(path, columns, (cells(number, row) for number, row in enumerate(rows)))
 
 
 def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
@@ -247,28 +198,31 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
     }
 
 
-def _keep(rows: Spool, labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray) -> None:
-    for label, guess, probability in zip(labels.tolist(), predicted.tolist(), confidence.tolist()):
-        rows.append({"label": label, "prediction": guess, "probability": probability})
+# --- masks
 
 
-def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple[str, ...]) -> None:
-    paths = getattr(examples, "paths", None)
-    columns: List[str] = ["index", "image", "label", "prediction", "probability"]
-    write_csv(
-        path,
-        columns,
-        (
-            (
-                i,
-                printable(paths[i]) if paths else "",
-                names[row["label"]],
-                names[row["prediction"]],
-                f"{row['probability']:.6f}",
-            )
-            for i, row in enumerate(rows)
-        ),
-    )
+def _evaluate_masks(
+    trained: TrainedSetup, totals: EvaluationTotals, network: TiledNetwork, told: Progress
+) -> Tuple[PlainDict, float]:
+    """Adds all pixels to the totals, and keeps the recommended threshold in the run; returns ``segmentation`` of the
+    report, and the seconds that it took."""
+    examples = trained.source.eval
+    told.expect(len(examples))
+    if isinstance(examples, ArrayExamples):
+        network.warn_of_seams([examples.images.shape[1:3]], told.line)
+    with network.together():
+        evaluation = MaskEvaluation(trained, network, totals)
+        started = time.perf_counter()
+        evaluation.run(told)
+        wall_s = time.perf_counter() - started
+    report = evaluation.report()
+    if report["threshold"] is not None and trained.folder is not None and network.is_writer:
+        try:
+            trained.folder.keep_threshold(trained.summary["weight_updates"], report["threshold"]["value"])
+            report["threshold"]["kept"] = True
+        except DataError as error:
+            told.line(f"warning: the threshold for infer is not kept: {error.message}")
+    return report, wall_s
 
 
 class MaskEvaluation:
@@ -282,63 +236,51 @@ class MaskEvaluation:
     """
 
     def __init__(self, trained: TrainedSetup, network: TiledNetwork, totals: EvaluationTotals) -> None:
-        self._info, examples = trained.source.info, trained.source.eval
+        info, examples = trained.source.info, trained.source.eval
         if not isinstance(examples, ArrayExamples):
-            raise DataError(f"data set {self._info.name} has no masks", "take one with masks")
-        self._examples = examples
-        self._network, self._totals = network, totals
-        judges = network.is_writer and has_membranes(self._info.class_names)
-        self._scores = SegmentScores() if judges else None
-        self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
+            raise DataError(f"data set {info.name} has no masks", "take one with masks")
+        self._examples, self._network, self._totals = examples, network, totals
+        self._classes = Classes(info.class_names, class_colours(info.num_classes, info.class_colours))
+        self._names = examples.names or [f"{info.name}/eval/{number}" for number in range(len(examples))]
+        # Where the truth is membranes between cells, which the challenge's scores are for.
+        is_judge = network.is_writer and tuple(info.class_names) == ("membrane", "cell")
+        self._scores = SegmentScores() if is_judge else None
+        self._baseline = SegmentScores((0.5,)) if is_judge else None
         # Pixels that are class 1 and predicted so, and that are predicted so, for each threshold.
-        self._above: Optional[np.ndarray] = None
-        if self._info.num_classes == 2:
-            self._above = np.zeros((len(CANDIDATES), 2), np.int64)
+        self._above: np.ndarray = np.zeros((len(CANDIDATES), 2), np.int64)
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
-    def run(
-        self,
-        on_image: Callable[[JudgedImage], None] = lambda image: None,
-        on_batch: Callable[[int], None] = lambda done: None,
-    ) -> int:
-        """All images of the evaluation set.
-
-        Returns:
-            How many there were.
-        """
+    def run(self, told: Progress) -> None:
+        """All images of the evaluation set."""
         images, masks = self._examples.images, self._examples.labels
-        for i, image, logits in self._network.each((i, images[i]) for i in range(len(self._examples))):
-            on_image(self._one(i, image, np.asarray(masks[i]), logits))
-            on_batch(i + 1)
-        return len(self._examples)
+        for i, image, logits in self._network.each((i, images[i]) for i in range(len(images))):
+            told.image(self._one(i, image, np.asarray(masks[i]), logits))
+            told.update(i + 1, len(images))
 
-    def _one(self, number: int, image: np.ndarray, truth: np.ndarray, logits: np.ndarray) -> JudgedImage:
+    def _one(self, number: int, image: np.ndarray, truth: np.ndarray, logits: np.ndarray) -> SegmentedImage:
         before = self._totals.confusion.copy()
         predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
         figures = class_figures(self._totals.confusion - before)
         row: PlainDict = {
-            "image": self._examples.names[number]
-            if self._examples.names
-            else f"{self._info.name}/eval/{number}",
+            "image": self._names[number],
             "accuracy": figures["accuracy"],
             "dice": figures["dice"],
             "soft_dice": soft_dice(logits, truth),
         }
-        if self._above is not None:
+        if self._classes.is_binary:
             probability = foreground_probability(logits)
             masks = [probability > threshold for threshold in CANDIDATES]
             self._above += [(np.count_nonzero(truth[mask]), np.count_nonzero(mask)) for mask in masks]
-        if self._scores is not None and self._baseline is not None:
-            started = time.perf_counter()
-            own = self._scores.add(foreground_probability(logits), truth)
-            row.update(dict.fromkeys(SCORES) if own is None else own)
-            self._baseline.add(np.ones(truth.shape), truth)
-            self._scores_s += time.perf_counter() - started
+            if self._scores is not None and self._baseline is not None:
+                started = time.perf_counter()
+                row.update(self._scores.add(probability, truth) or dict.fromkeys(SCORES))
+                self._baseline.add(np.ones(truth.shape), truth)
+                self._scores_s += time.perf_counter() - started
         self.rows.append(row)
-        names = self._info.class_names
-        colours = class_colours(len(names), self._info.class_colours)
-        return JudgedImage(row, image, truth, predicted, names, colours)
+        return SegmentedImage(
+            row["image"], image, predicted, self._classes, truth, mean_dice=mean_dice(row["dice"])
+        )
 
     def report(self) -> PlainDict:
         """``dice`` and ``iou`` of each class, ``soft_dice`` (the mean over images), ``scores`` of the challenge (None
@@ -347,14 +289,13 @@ class MaskEvaluation:
         and the challenge's scores took.
         """
         confusion = self._totals.confusion
-        most = int(confusion.sum(axis=1).argmax())
+        commonest = int(confusion.sum(axis=1).argmax())
         trivial = np.zeros_like(confusion)
-        trivial[:, most] = confusion.sum(axis=1)
-        baseline = {"class": self._info.class_names[most], **class_figures(trivial), "scores": None}
-        if self._baseline is not None and most == 1:
-            found = self._baseline.result()
-            if found is not None:
-                baseline["scores"] = {name: part["score"] for name, part in found.items()}
+        trivial[:, commonest] = confusion.sum(axis=1)
+        baseline = {"class": self._classes.names[commonest], **class_figures(trivial), "scores": None}
+        of_baseline = self._baseline.result() if self._baseline is not None and commonest == 1 else None
+        if of_baseline is not None:
+            baseline["scores"] = {name: part["score"] for name, part in of_baseline.items()}
         figures = class_figures(confusion)
         scores = None if self._scores is None else self._scores.result()
         return {
@@ -374,27 +315,19 @@ class MaskEvaluation:
     def _threshold(self, scores: Optional[PlainDict]) -> Optional[PlainDict]:
         """The threshold with the best V^Rand where the truth is membranes, else with the best Dice of class 1: its
         ``value``, what it is the best ``of``, that ``score``, and the score ``at_half``."""
-        if self._above is None:
+        if not self._classes.is_binary:
             return None
         if scores is not None:
             best = scores["rand"]["best"]
-            return {
-                "value": best["threshold"],
-                "of": "V^Rand",
-                "score": best["score"],
-                "at_half": scores["rand"]["score"],
-            }
-        true = int(self._totals.confusion[1].sum())
-        dice = 2.0 * self._above[:, 0] / np.maximum(self._above[:, 1] + true, 1)
-        half = CANDIDATES.index(0.5)
-        at = max(range(len(dice)), key=lambda k: (dice[k], -abs(k - half)))
-        name = f"Dice, {printable(self._info.class_names[1])}"
-        return {"value": CANDIDATES[at], "of": name, "score": float(dice[at]), "at_half": float(dice[half])}
-
-
-def has_membranes(class_names: Sequence[str]) -> bool:
-    """Whether a set's truth is membranes between cells, which the challenge's scores are for."""
-    return tuple(class_names) == ("membrane", "cell")
+            of, value, score, at_half = "V^Rand", best["threshold"], best["score"], scores["rand"]["score"]
+        else:
+            true = int(self._totals.confusion[1].sum())
+            dice = 2.0 * self._above[:, 0] / np.maximum(self._above[:, 1] + true, 1)
+            half = CANDIDATES.index(0.5)
+            at = max(range(len(dice)), key=lambda k: (dice[k], -abs(k - half)))
+            of = f"Dice, {printable(self._classes.names[1])}"
+            value, score, at_half = CANDIDATES[at], float(dice[at]), float(dice[half])
+        return {"value": value, "of": of, "score": score, "at_half": at_half}
 
 
 def class_figures(confusion: np.ndarray) -> PlainDict:
@@ -415,8 +348,7 @@ def class_figures(confusion: np.ndarray) -> PlainDict:
     }
 
 
-def mean_dice(row: PlainDict) -> float:
+def mean_dice(dice: Sequence[Optional[float]]) -> float:
     """What images are ranked by, from worst to best: the mean Dice of both classes, or of several without class 0."""
-    values = row["dice"] if len(row["dice"]) == 2 else row["dice"][1:]
-    known = [value for value in values if value is not None]
+    known = [value for value in (dice if len(dice) == 2 else dice[1:]) if value is not None]
     return float(np.mean(known)) if known else 1.0

@@ -1,9 +1,9 @@
 """Exported ONNX and TFLite files in place of a run: what an export's folder says, and a session that runs its file.
 
 Only files are taken that :mod:`ipucnn.runs.export` wrote and verified, and that are still what they were then: what
-stands beside a file says how images are brought to it, and what its outputs are.  The file runs in a process of its own
-(``runtimes.py``), whose memory is bounded and which ends with this one: whoever can write the file can write its
-``export.json`` too, and what it computes may take any time and memory.
+stands beside a file says how images are brought to it, and what its outputs are.  A file runs in a process of its own
+(:class:`RuntimeProcess`), whose memory is bounded and which ends with this one: whoever can write the file can write
+its ``export.json`` too, and what it computes may take any time and memory.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Literal, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Literal, Optional, Tuple
 
 import msgspec
 import numpy as np
 
-from ipucnn.aliases import Annotated, KerasModel, PlainValue, Tensor
+from ipucnn.aliases import Annotated, KerasModel, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import Above0, Finite, Natural, Positive, misfit, read_record
@@ -73,7 +73,15 @@ class _Output(msgspec.Struct):
     shape: List[Optional[Natural]]
 
 
-class _Record(msgspec.Struct):
+class _File(msgspec.Struct):
+    sha256: str
+
+
+class _Weights(msgspec.Struct):
+    weight_updates: Optional[int] = None
+
+
+class ExportRecord(msgspec.Struct):
     """What of ``export.json`` is needed to run the file that lies beside it."""
 
     format: str
@@ -81,8 +89,8 @@ class _Record(msgspec.Struct):
     file: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]
     input: _Input
     output: _Output
-    files: Dict[str, PlainValue]
-    weights: Dict[str, PlainValue]
+    files: Dict[str, _File]
+    weights: _Weights
     setup: _Setup
 
 
@@ -114,47 +122,45 @@ class ExportedNetwork:
     Attributes:
         path: of the file.
         record: ``export.json``.
+        config: of the run that was exported.
     """
 
     path: Path
-    record: Mapping[str, Any]
-
-    @property
-    def config(self) -> RunConfig:
-        """Of the run that was exported."""
-        return RunConfig.from_yaml(self.record["setup"]["config"], str(self.path.parent / RECORD))
+    record: ExportRecord
+    config: RunConfig
 
     @property
     def seed(self) -> int:
         """Of that run."""
-        return int(self.record["setup"]["seed"])
+        return self.record.setup.seed
 
     @property
     def input_shape(self) -> Tuple[int, int, int]:
         """(height, width, channels)."""
-        height, width, channels = self.record["input"]["shape"][1:]
-        return int(height), int(width), int(channels)
+        return self.record.input.shape[1:]
 
     @property
     def num_classes(self) -> int:
         """Outputs of an image or pixel."""
-        return len(self.record["setup"]["class_names"])
+        return len(self.record.setup.class_names)
 
     @property
     def facts(self) -> DatasetInfo:
         """The facts of the data that it was trained on, as far as they are known."""
-        return trained_facts(self.record["setup"], self.record["model"], self.num_classes, self.path)
+        return trained_facts(
+            msgspec.structs.asdict(self.record.setup), self.record.model, self.num_classes, self.path
+        )
 
     @property
     def summary(self) -> Dict[str, Any]:
         """What identifies the weights that are used, for reports."""
-        updates = self.record["weights"].get("weight_updates")
-        return {"checkpoint": str(self.path), "model": self.record["model"], "weight_updates": updates}
+        updates = self.record.weights.weight_updates
+        return {"checkpoint": str(self.path), "model": self.record.model, "weight_updates": updates}
 
     @property
     def takes_pixels(self) -> bool:
         """Whether it takes pixels of 0..255 and brings them to its range itself."""
-        return bool(self.record["input"].get("dtype") == "uint8")
+        return self.record.input.dtype == "uint8"
 
     def fill(self, model: KerasModel) -> None:
         """The weights are in the file."""
@@ -175,33 +181,31 @@ def read_exported(path: Path) -> ExportedNetwork:
         DataError: it is absent, nothing beside it says what it is, or it is not what was verified.
         MissingError: its runtime is not installed.
     """
-    if is_file(path / RECORD):
-        record = _read_record(path)
-        path = path / str(record["file"])
-    elif not is_file(path):
+    is_whole_folder = is_file(path / RECORD)
+    if not is_whole_folder and not is_file(path):
         raise DataError(f"exported network {path} does not exist", _HINT)
-    elif not is_file(path.parent / RECORD):
+    folder = path if is_whole_folder else path.parent
+    if not is_file(folder / RECORD):
         raise DataError(
             f"{path} has no {RECORD} beside it, which says how images are brought to it and what its classes are",
             _HINT,
         )
-    else:
-        record = _read_record(path.parent)
+    record, config = _read_record(folder / RECORD)
+    path = folder / record.file if is_whole_folder else path
     if is_folder(path):
         raise ConfigurationError(
             f"{path} is a SavedModel, which is not run in place of a run: it executes whatever was put into it",
             "name the run that it was exported from; or export that run as onnx or tflite, and name the file",
         )
     form = runtimes.ENDINGS.get(path.suffix.lower())
-    if form is None or form != record["format"]:
+    if form is None or form != record.format:
         raise DataError(
-            f"{path} is an export of the format {shown_value(record['format'])}, which is not run in place of a run",
+            f"{path} is an export of the format {shown_value(record.format)}, which is not run in place of a run",
             "export the run as onnx or tflite",
         )
-    if read_record(path.parent / LABELS, _HINT) != record["setup"]["class_names"]:
+    if read_record(path.parent / LABELS, _HINT) != record.setup.class_names:
         raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
-    known = record["files"].get(path.name)
-    if not isinstance(known, dict) or known.get("sha256") != file_digest(path)[0]:
+    if path.name not in record.files or record.files[path.name].sha256 != file_digest(path)[0]:
         raise DataError(
             f"{path} is not the file that was verified: its SHA-256 is not that of {RECORD}",
             "export the run again",
@@ -212,30 +216,25 @@ def read_exported(path: Path) -> ExportedNetwork:
             f"{path} runs in {missing[0]}, which is not installed",
             "install what exports need with: python -m pip install 'ipucnn[export]'",
         )
-    return ExportedNetwork(path, record)
+    return ExportedNetwork(path, record, config)
 
 
-def _read_record(folder: Path) -> Dict[str, Any]:
-    record = read_record(folder / RECORD, _HINT)
-    problem = _problem(record)
+def _read_record(path: Path) -> Tuple[ExportRecord, RunConfig]:
+    """What an ``export.json`` says, and the configuration in it.
+
+    Raises:
+        DataError: naming what is wrong with it.
+    """
+    data = read_record(path, _HINT)
+    problem = misfit(data, ExportRecord)
     if problem:
-        raise DataError(f"{folder / RECORD} {problem}", _HINT)
-    found: Dict[str, Any] = record
-    return found
-
-
-def _problem(record: PlainValue) -> str:
-    """What is wrong with an ``export.json``, in words; "" if nothing is."""
-    problem = misfit(record, _Record)
-    if problem:
-        return f"is damaged: {problem}"
-    setup = record["setup"]
+        raise DataError(f"{path} is damaged: {problem}", _HINT)
+    record = msgspec.convert(data, ExportRecord)
     try:
-        get_model(record["model"])
-        RunConfig.from_yaml(setup["config"], RECORD)
+        get_model(record.model)
+        return record, RunConfig.from_yaml(record.setup.config, RECORD)
     except ConfigurationError as error:
-        return f"does not describe a run: {error.message}"
-    return ""
+        raise DataError(f"{path} does not describe a run: {error.message}", _HINT) from None
 
 
 def file_digest(path: Path) -> Tuple[str, int]:
@@ -246,6 +245,71 @@ def file_digest(path: Path) -> Tuple[str, int]:
             digest.update(part)
             size += len(part)
     return digest.hexdigest(), size
+
+
+class RuntimeFailed(Exception):
+    """The runtime cannot load or run a file; the message says why, on one line."""
+
+
+class RuntimeProcess:
+    """An exported network in its own runtime, in a process that cannot import ipucnn; it ends with this object.
+
+    Args:
+        form: one of ``runtimes.FORMATS``.
+        path: of the file or SavedModel.
+        threads: of the runtime; 0 for its own choice.
+        memory_bytes: what the process may take beside its runtime; 0 for no limit.
+
+    Attributes:
+        runtime: its name and version.
+        inputs, outputs: what the file says it takes and gives.
+
+    Raises:
+        RuntimeFailed: the file cannot be loaded.
+    """
+
+    def __init__(self, form: str, path: Path, threads: int = 0, memory_bytes: int = 0) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, runtimes.__file__, form, str(absolute(path)), str(threads), str(memory_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=os.path.dirname(runtimes.__file__),
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+        self.close = weakref.finalize(self, _end, self._process)
+        answer = self._answer()
+        self.runtime, self.inputs, self.outputs = answer["runtime"], answer["inputs"], answer["outputs"]
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """The outputs of a batch.
+
+        Raises:
+            RuntimeFailed: the file cannot be run.
+        """
+        outputs: np.ndarray = self._answer(images)
+        return outputs
+
+    def _answer(self, images: Optional[np.ndarray] = None) -> Any:
+        """Hands images over, if there are any; returns what the process answers."""
+        try:
+            if images is not None:
+                with contextlib.suppress(BrokenPipeError):  # the answer says why
+                    runtimes.send(self._process.stdin, images)
+            answer = runtimes.receive(self._process.stdout)
+        except BaseException:
+            self._process.kill()  # a signal came, and what the file computes may never end
+            raise
+        if answer is None:
+            code = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
+            answer = {"error": lines[-1] if lines else f"it ended with code {code}"}
+        if isinstance(answer, dict) and "error" in answer:
+            self._process.kill()
+            raise RuntimeFailed(printable(" ".join(answer["error"].split()))[:300])
+        return answer
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -263,7 +327,7 @@ class RuntimeSession(Session):
     def __init__(self, network: ExportedNetwork) -> None:
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
         self._network = network
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: Optional[RuntimeProcess] = None
 
     def take_preprocessing(self, affine: object) -> bool:
         """Images come as the description of the input has them."""
@@ -271,58 +335,26 @@ class RuntimeSession(Session):
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Starts the process, which loads the file; ``model`` is not looked at."""
-        path, described = self._network.path, self._network.record["input"]
-        size = 4 * int(np.prod(described["shape"][1:])) * max(_BATCH, described["shape"][0] or 0)
+        path, shape = self._network.path, self._network.record.input.shape
+        size = 4 * int(np.prod(shape[1:])) * max(_BATCH, shape[0] or 0)
         most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
-        form = runtimes.ENDINGS[path.suffix.lower()]
-        words = [form, str(absolute(path)), str(num_cores()), str(min(most, host_memory_bytes() or most))]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, runtimes.__file__, "--serve", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=os.path.dirname(runtimes.__file__),
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-        )
-        weakref.finalize(self, _end, self._process)
-        self._ask("loaded")
+        form, most = self._network.record.format, min(most, host_memory_bytes() or most)
+        with self._errors("loaded"):
+            self._process = RuntimeProcess(form, path, num_cores(), most)
 
-    def _ask(self, done: str, images: Optional[np.ndarray] = None) -> Any:
-        """Hands images over, if there are any; returns what the process says.
-
-        Raises:
-            DataError: it cannot run the file.
-        """
-        process = self._process
-        assert process is not None
+    @contextlib.contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
         try:
-            if images is not None:
-                with contextlib.suppress(BrokenPipeError):  # the answer says why
-                    runtimes.send(process.stdin, images)
-            answer = runtimes.receive(process.stdout)
-        except BaseException:
-            process.kill()  # a signal came, and what the file computes may never end
-            raise
-        if isinstance(answer, dict) and "error" in answer:
-            reason = answer["error"]
-        elif answer is None:
-            code = process.wait()
-            self._errors.seek(0)
-            said = self._errors.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
-            reason = said[-1] if said else f"it ended with code {code}"
-        else:
-            return answer
-        process.kill()
-        raise DataError(
-            f"{self._network.path} cannot be {done}: {printable(' '.join(reason.split()))[:300]}", _HINT
-        )
+            yield
+        except RuntimeFailed as error:
+            raise DataError(f"{self._network.path} cannot be {done}: {error}", _HINT) from None
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """float32 logits of each element; of probabilities their logarithms."""
         return [self._logits(np.asarray(images)) for images in dataset]
 
     def _logits(self, images: np.ndarray) -> np.ndarray:
+        assert self._process is not None
         record = self._network.record
         height, width = self._network.input_shape[:2]
         if images.shape[1:3] != (height, width):
@@ -333,13 +365,15 @@ class RuntimeSession(Session):
             )
         if self._network.takes_pixels:
             images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-        parts = runtimes.batches(images, record["input"]["shape"][0] or min(_BATCH, len(images)))
-        found = np.concatenate([self._ask("run", part) for part in parts])[: len(images)]
-        wanted = [len(images), *record["output"]["shape"][1:]]
-        if found.dtype != np.float32 or list(found.shape) != wanted:
+        parts = runtimes.batches(images, record.input.shape[0] or min(_BATCH, len(images)))
+        with self._errors("run"):
+            outputs = np.concatenate([self._process.run(part) for part in parts])[: len(images)]
+        shape = [len(images), *record.output.shape[1:]]
+        if outputs.dtype != np.float32 or list(outputs.shape) != shape:
             raise DataError(
-                f"{self._network.path} gives {found.dtype} {list(found.shape)}, not float32 {wanted}", _HINT
+                f"{self._network.path} gives {outputs.dtype} {list(outputs.shape)}, not float32 {shape}",
+                _HINT,
             )
-        if record["output"]["name"] == "probabilities":
-            found = np.log(np.maximum(found, np.finfo(np.float32).tiny))
-        return found
+        if record.output.name == "probabilities":
+            outputs = np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
+        return outputs

@@ -5,13 +5,14 @@ Both begin alike (:func:`_open`): what the command line names is found and check
 
 import hashlib
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import Tensor
+from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.datasets.segmentation.imagemasks import is_imagemasks, parts_of
@@ -33,6 +34,7 @@ from ipucnn.runs.images.inputs import (
 )
 from ipucnn.runs.images.outputs import (
     HALF,
+    Classes,
     MaskFiles,
     PageSpool,
     Spool,
@@ -43,12 +45,8 @@ from ipucnn.runs.images.outputs import (
     plan_files,
     predicted_classes,
 )
-from ipucnn.runs.images.segmentation import (
-    TiledNetwork,
-    check_tile_size,
-    check_views,
-    class_probabilities,
-)
+from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, class_probabilities
+from ipucnn.runs.predicting import SILENT, Progress, check_finite
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
@@ -58,12 +56,111 @@ OUTPUTS = (".csv", ".json", ".jsonl")
 LARGEST_BATCH = 64
 # Pixels of a batch: 8 images of 256x256.
 BATCH_PIXELS = 8 * 256 * 256
-OnImage = Callable[[int, Dict[str, Any], np.ndarray], None]
-OutputFiles = Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
-"""Flag, file and extensions of what the caller is going to write."""
 
 
-_Group = List[Tuple[int, ImageInput, np.ndarray]]
+@dataclass(frozen=True)
+class InferRequest:
+    """What the command line asks for.
+
+    Attributes:
+        named: the network and its weights.
+        images: files, folders and patterns; empty with ``subset``.
+        subset: eval or train: the images of the data set instead, for masks as one volume.
+        output: the file that the caller writes; for masks the folder, which is made if it is not there.
+        contact_sheet: the file that the caller writes; for masks None stands for one in ``output``.
+        verbose: let TensorFlow speak.
+        top: classes per image, at most the network's.
+        tile_size: height and width of tiles; None chooses.
+        views: versions of each image whose probabilities are averaged.
+        threshold: of two classes the probability of class 1 above which a pixel is class 1; None: the one that
+            ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
+        with_overlay: whether to write overlays.
+    """
+
+    named: Named
+    images: Sequence[str]
+    subset: Optional[str] = None
+    output: Optional[Path] = None
+    contact_sheet: Optional[Path] = None
+    verbose: bool = False
+    top: int = 5
+    tile_size: Optional[int] = None
+    views: int = 1
+    threshold: Optional[float] = None
+    with_overlay: bool = False
+
+
+# --- what both begin with
+
+
+def _open(
+    request: InferRequest, verb: str, outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
+) -> Tuple[TrainedSetup, List[str], List[str]]:
+    """The network, the image files, and a line for each input that names none.
+
+    Args:
+        outputs: (flag, file, extensions) that the caller will write, none of which may replace what is read.
+    """
+    images, subset = request.images, request.subset
+    if subset is not None and subset not in SUBSETS:
+        raise ConfigurationError(
+            f"--split {shown_value(subset)}: must be one of {', '.join(SUBSETS)}", "--split eval"
+        )
+    if subset is not None and images:
+        raise ConfigurationError(
+            f"images and --split {subset} are both given", "give images, or --split, not both"
+        )
+    if subset is None and not images:
+        raise ConfigurationError(
+            f"there is nothing to {verb}", "give images, or a data set with --split eval"
+        )
+    paths, problems = find_images(images)
+    images_read = [("one of the images", Path(path)) for path in paths]
+    check_outputs(outputs, [*images_read, *weight_inputs(request.named)])
+    return open_trained(request.named, reads_data=subset is not None), paths, problems
+
+
+def _begin(
+    trained: TrainedSetup,
+    verb: str,
+    request: InferRequest,
+    paths: List[str],
+    problems: List[str],
+    told: Progress,
+) -> None:
+    """Tells of the inputs that name no image, where no image is left as an error, and of warnings."""
+    for problem in problems:
+        told.line(problem)
+    if request.subset is None and not paths:
+        raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
+    for warning in trained.warnings:
+        told.line(f"warning: {warning}")
+
+
+def _names_of(paths: Sequence[str]) -> str:
+    """A digest of what the images are called and how large their files are, which workers compare."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            size = file_size(Path(path))
+        except DataError:
+            size = -1
+        digest.update(f"{path} {size}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _examples(trained: TrainedSetup, subset: str) -> Examples:
+    source, info = trained.source, trained.source.info
+    examples = source.train if subset == "train" else source.eval
+    if not len(examples):
+        raise DataError(
+            f"data set {info.name} in {info.location} has no images for --split {subset}",
+            "choose the other --split",
+        )
+    return examples
+
+
+# --- classes
 
 
 @dataclass
@@ -84,90 +181,242 @@ class Predictions:
     with_truth: bool
 
 
-def infer_run(
-    named: Named,
-    images: Sequence[str],
-    *,
-    subset: Optional[str] = None,
-    top: int = 5,
-    outputs: OutputFiles = (),
-    verbose: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    on_images: Optional[Callable[[int, int], None]] = None,
-    on_total: Callable[[int], None] = lambda total: None,
-    on_image: Optional[OnImage] = None,
-) -> Predictions:
+def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions:
     """The ``top`` most probable classes of each image.
-
-    Args:
-        named: a classification network and its weights.
-        images: files, folders and patterns; empty with ``subset``.
-        subset: eval or train: the images of the data set instead.
-        top: classes per image, at most the network's.
-        outputs: (flag, file, extensions) the caller will write; checked before any work.
-        verbose: let TensorFlow speak.
-        say: takes a line for each image that cannot be read, and warnings.
-        on_images: called with the images done and their total.
-        on_total: called with the number of images before the first.
-        on_image: called with the position, the result and the uint8 pixels of each readable image.
 
     Raises:
         ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
-    _check_request("classify", images, subset)
-    trained, paths, problems = _open(named, images, subset, outputs)
+    outputs = (("--output", request.output, OUTPUTS), ("--contact-sheet", request.contact_sheet, (".png",)))
+    trained, paths, problems = _open(request, "classify", outputs)
     if trained.record.task != "classification":
         raise DataError(
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
-    _say_problems("classify", problems, paths, subset, say)
-    inputs, total = _inputs(trained, subset, paths)
-    for warning in trained.warnings:
-        say(f"warning: {warning}")
-    config = trained.config
-    session = trained.session(verbose, trained.join(split=subset, images=_names_of(paths)))
+    subset, info, shape = request.subset, trained.source.info, trained.input_shape
+    if subset is None:
+        inputs, total = images_of_files(paths, info, shape), len(paths)
+    else:
+        examples = _examples(trained, subset)
+        inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
+    _begin(trained, "classify", request, paths, problems, told)
+    session = trained.session(request.verbose, trained.join(split=subset, images=_names_of(paths)))
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
-    on_total(total)
-    spool, failed = Spool(), len(problems)
-    threads = min(config.pipeline_num_parallel, 2 * num_cores())
-    batch = batch_size(trained.input_shape, total)
-    finish = finisher(trained)
-
-    # Of the batches whose logits are still to come.
-    groups: List[Tuple[_Group, int]] = []
-
-    def batches() -> Iterator[Tuple[Tensor, ...]]:
-        nonlocal failed
-        readable: _Group = []
-        for position, (image, pixels) in enumerate(decoded(inputs, threads, 2 * batch)):
-            if isinstance(pixels, DataError):
-                failed += 1
-                say(" ".join(pixels.message.split()))
-            else:
-                readable.append((position, image, pixels))
-            if len(readable) == batch or (readable and position + 1 == total):
-                groups.append((readable, position + 1))
-                yield (finish(_padded([pixels for _, _, pixels in readable], batch)),)
-                readable = []
-
+    told.expect(total)
+    spool, batches = Spool(), _Batches(trained, inputs, total, told)
     with session.together():
         model = trained.build()
-        session.would_fit = prediction_would_fit(model, trained.record.name, config, "infer")
+        session.would_fit = prediction_would_fit(model, trained.record.name, trained.config, "infer")
         session.prepare_evaluation(model, None)
-        for _, logits in session.logits(batches()):
-            group, done = groups.pop(0)
-            for (position, image, pixels), row in zip(group, np.asarray(logits)):
-                result = _result(image, row, names, top)
+        for _, logits in session.logits(batches.read()):
+            images, done = batches.waiting.popleft()
+            for (position, image, pixels), row in zip(images, np.asarray(logits)):
+                result = _result(image, check_finite(row), names, request.top)
                 spool.append(result)
-                if on_image is not None:
-                    on_image(position, result, pixels)
-            if on_images is not None:
-                on_images(done, total)
-    if on_images is not None:
-        on_images(total, total)
-    return Predictions(spool, failed, min(top, len(names)), subset is not None)
+                told.image(position, result, pixels)
+            told.update(done, total)
+    told.update(total, total)
+    failed = len(problems) + batches.num_failed
+    return Predictions(spool, failed, min(request.top, len(names)), subset is not None)
+
+
+class _Batches:
+    """Images in batches of one shape for the network, and beside each batch what its results belong to.
+
+    Attributes:
+        waiting: of the batches whose logits are still to come: position, input and uint8 pixels of each image, and how
+            many inputs were read until then.
+        num_failed: inputs that cannot be read, which are told.
+    """
+
+    def __init__(
+        self, trained: TrainedSetup, inputs: Iterator[ImageInput], total: int, told: Progress
+    ) -> None:
+        self._trained, self._inputs, self._total, self._told = trained, inputs, total, told
+        self.waiting: Deque[Tuple[List[Tuple[int, ImageInput, np.ndarray]], int]] = deque()
+        self.num_failed = 0
+
+    def read(self) -> Iterator[Tuple[Tensor]]:
+        """The batches, the last filled up with zeros."""
+        threads = min(self._trained.config.pipeline_num_parallel, 2 * num_cores())
+        size = batch_size(self._trained.input_shape, self._total)
+        finish = finisher(self._trained)
+        images: List[Tuple[int, ImageInput, np.ndarray]] = []
+        for position, (image, pixels) in enumerate(decoded(self._inputs, threads, 2 * size)):
+            if isinstance(pixels, DataError):
+                self.num_failed += 1
+                self._told.line(" ".join(pixels.message.split()))
+            else:
+                images.append((position, image, pixels))
+            if len(images) == size or (images and position + 1 == self._total):
+                self.waiting.append((images, position + 1))
+                stacked = np.zeros((size, *images[0][2].shape), np.uint8)
+                stacked[: len(images)] = [pixels for _, _, pixels in images]
+                yield (finish(stacked),)
+                images = []
+
+
+def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
+    """Images per batch: enough to keep the cores busy, few enough for any memory."""
+    return max(1, min(LARGEST_BATCH, BATCH_PIXELS // (input_shape[0] * input_shape[1]), total))
+
+
+def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
+    """From uint8 batches to the network's input, as evaluation prepares it."""
+    from ipucnn.datasets.preprocessing import prepare_range, prepare_size
+
+    shape, info, input_range = trained.input_shape, trained.source.info, trained.input_range
+    return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
+
+
+def _result(image: ImageInput, logits: np.ndarray, names: Sequence[str], top: int) -> PlainDict:
+    probabilities = np.exp(log_softmax(logits))
+    order = np.argsort(-logits, kind="stable")[:top]
+    result: PlainDict = {"image": image.name}
+    if image.truth is not None:
+        result["truth"] = names[image.truth]
+        result["correct"] = bool(order[0] == image.truth)
+    result["predictions"] = [
+        {"label": names[i], "class": int(i), "probability": float(probabilities[i])} for i in order
+    ]
+    return result
+
+
+# --- masks
+
+
+@dataclass
+class Masks:
+    """What was segmented.
+
+    Attributes:
+        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
+            the pixels that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
+        shown_name: of two classes the one that reports count and colour; of more "foreground", all but class 0.
+        num_failed: inputs that could not be read.
+        num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
+        tile_sizes: input sizes used.
+        threshold: of two classes the probability of class 1 above which a pixel is class 1; None of more.
+    """
+
+    shown_name: str
+    threshold: Optional[float]
+    num_failed: int
+    results: List[Dict[str, Any]] = field(default_factory=list)
+    num_pages: int = 0
+    wall_s: float = 0.0
+    tile_sizes: List[int] = field(default_factory=list)
+    device: str = ""
+
+    @property
+    def images_per_s(self) -> float:
+        return self.num_pages / self.wall_s if self.wall_s else 0.0
+
+
+def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
+    """Segments images and volumes.
+
+    Raises:
+        ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
+        DataError: no readable image at all, or weights that do not fit.
+    """
+    folder = request.output
+    assert folder is not None
+    check_folder(folder)
+    trained, paths, problems = _open(
+        request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),)
+    )
+    _check_no_training_folder(trained.config, folder)
+    network = TiledNetwork(trained, request.tile_size, request.verbose, request.views)
+    num_classes = trained.source.info.num_classes
+    if request.threshold is not None and num_classes > 2:
+        raise ConfigurationError(
+            f"--threshold {request.threshold:g}: {trained.record.name} tells {num_classes} classes apart, and a pixel "
+            "is of the most probable one",
+            "drop it",
+        )
+    _begin(trained, "segment", request, paths, problems, told)
+    if request.subset is None:
+        files = plan_files(paths, folder, request.with_overlay, num_classes)
+    else:
+        name = trained.source.info.name.replace(":", "-").replace("/", "-")
+        files = [MaskFiles(folder, f"{name}-{request.subset}", True, request.with_overlay, num_classes)]
+    names = tuple(map(printable, trained.names()))
+    classes = Classes(names, class_colours(num_classes, trained.source.info.class_colours))
+    threshold = request.threshold
+    if classes.is_binary and threshold is None:
+        threshold = _recommended(trained, names[1], told)
+    opened, failed = _open_all(trained, request.subset, paths, told)
+    failed += len(problems)
+    if not opened:
+        if failed == 1:
+            raise DataError("the input could not be read", "the line above says why")
+        raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
+    sizes = [size for _, source in opened for size in source.sizes]
+    network.warn_of_seams(sizes, told.line)
+    told.expect(len(sizes))
+    shown_name = names[classes.shown] if classes.is_binary else "foreground"
+    masks = Masks(shown_name, threshold, failed)
+    above = HALF if threshold is None else threshold
+    inputs = [_Segmented(source, files[number], classes, above) for number, source in opened]
+    pages = (((place, page), image) for place in inputs for page, image in enumerate(place.source.pages()))
+    with network.together(split=request.subset, images=_names_of(paths), threshold=above):
+        for (place, page), image, logits in network.each(pages):
+            started = time.perf_counter()
+            probabilities = class_probabilities(logits)
+            masks.wall_s += time.perf_counter() - started
+            told.image(place.add(page, image, probabilities, network.is_writer))
+            masks.num_pages += 1
+            told.update(masks.num_pages, len(sizes))
+            if page + 1 == len(place.source.sizes):
+                masks.results.append(place.finish(network.is_writer))
+    masks.wall_s += network.busy_s
+    masks.tile_sizes, masks.device = network.tile_sizes, network.device
+    return masks
+
+
+class _Segmented:
+    """The pages of one input whose masks are known, until its files are written."""
+
+    def __init__(self, source: PageSource, files: MaskFiles, classes: Classes, threshold: float) -> None:
+        self.source, self._files, self._classes, self._threshold = source, files, classes, threshold
+        self._spools: List[PageSpool] = []
+        self._counts: np.ndarray = np.zeros(len(classes.names), np.int64)
+
+    def add(
+        self, number: int, image: np.ndarray, probabilities: List[np.ndarray], is_writer: bool
+    ) -> SegmentedImage:
+        """Takes the next page; of several workers the first one writes, and keeps what it needs for that."""
+        if not number:
+            self._spools = [PageSpool() for _ in probabilities]
+        for spool, probability in zip(self._spools, probabilities) if is_writer else ():
+            spool.append(probability)
+        predicted = predicted_classes(probabilities, self._threshold)
+        self._counts += np.bincount(predicted.reshape(-1), minlength=len(self._counts))
+        highest = probabilities[0] if self._classes.is_binary else np.max(probabilities, axis=0)
+        pages = len(self.source.sizes)
+        name = self.source.name.rpartition("/")[2] + (f", page {number + 1} of {pages}" if pages > 1 else "")
+        return SegmentedImage(name, image, predicted, self._classes, probability=highest)
+
+    def finish(self, is_writer: bool) -> PlainDict:
+        """Writes the files; returns the row of ``Masks.results``."""
+        if is_writer:
+            self._files.write(self._spools, self.source.pages, self._classes, self._threshold)
+        self._spools = []
+        names, (height, width) = self._classes.names, self.source.sizes[0]
+        shares = dict(zip(names, (self._counts / self._counts.sum()).tolist()))
+        share = shares[names[self._classes.shown]] if self._classes.is_binary else 1.0 - shares[names[0]]
+        return {
+            "image": self.source.name,
+            "pages": len(self.source.sizes),
+            "height": int(height),
+            "width": int(width),
+            "share": share,
+            "files": {kind: printable(str(path)) for kind, path in self._files.paths.items()},
+            "shares": shares,
+        }
 
 
 def _check_no_training_folder(config: RunConfig, output: Path) -> None:
@@ -186,352 +435,32 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
             )
 
 
-def _names_of(paths: Sequence[str]) -> str:
-    """A digest of what the images are called and how large their files are, which workers compare."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            size = file_size(Path(path))
-        except DataError:
-            size = -1
-        digest.update(f"{path} {size}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
-def _check_request(verb: str, images: Sequence[str], subset: Optional[str]) -> None:
-    if subset is not None and subset not in SUBSETS:
-        raise ConfigurationError(
-            f"--split {shown_value(subset)}: must be one of {', '.join(SUBSETS)}", "--split eval"
-        )
-    if subset is not None and images:
-        raise ConfigurationError(
-            f"images and --split {subset} are both given", "give images, or --split, not both"
-        )
-    if subset is None and not images:
-        raise ConfigurationError(
-            f"there is nothing to {verb}", "give images, or a data set with --split eval"
-        )
-
-
-def _open(
-    named: Named,
-    images: Sequence[str],
-    subset: Optional[str],
-    outputs: OutputFiles,
-) -> Tuple[TrainedSetup, List[str], List[str]]:
-    """The network, the image files, and a line for each input that names none; no output may replace what is read."""
-    paths, problems = find_images(images)
-    if outputs:
-        images_read = [("one of the images", Path(path)) for path in paths]
-        check_outputs(outputs, [*images_read, *weight_inputs(named)])
-    trained = open_trained(named, reads_data=subset is not None)
-    return trained, paths, problems
-
-
-def _say_problems(
-    verb: str, problems: List[str], paths: List[str], subset: Optional[str], say: Callable[[str], None]
-) -> None:
-    """Tells of the inputs that name no image; where no image is left, that is an error."""
-    for problem in problems:
-        say(problem)
-    if subset is None and not paths:
-        raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
-
-
-def _examples(trained: TrainedSetup, subset: str) -> Examples:
-    source = trained.source
-    return source.train if subset == "train" else source.eval
-
-
-def _no_images(trained: TrainedSetup, subset: str) -> DataError:
-    info = trained.source.info
-    return DataError(
-        f"data set {info.name} in {info.location} has no images for --split {subset}",
-        "choose the other --split",
-    )
-
-
-def _inputs(
-    trained: TrainedSetup, subset: Optional[str], paths: List[str]
-) -> Tuple[Iterator[ImageInput], int]:
-    info = trained.source.info
-    if subset is None:
-        return images_of_files(paths, info, trained.input_shape), len(paths)
-    examples = _examples(trained, subset)
-    if not len(examples):
-        raise _no_images(trained, subset)
-    return images_of_subset(examples, info, subset, trained.input_shape), len(examples)
-
-
-def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
-    """Images per batch: enough to keep the cores busy, few enough for any memory."""
-    return max(1, min(LARGEST_BATCH, BATCH_PIXELS // (input_shape[0] * input_shape[1]), total))
-
-
-def _padded(images: List[np.ndarray], batch: int) -> np.ndarray:
-    """uint8 [batch, h, w, c]: the images, and zeros up to the fixed shape."""
-    stacked = np.zeros((batch, *images[0].shape), np.uint8)
-    stacked[: len(images)] = images
-    return stacked
-
-
-def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
-    """From uint8 batches to the network's input, as evaluation prepares it."""
-    from ipucnn.datasets.preprocessing import prepare_range, prepare_size
-
-    shape, info, input_range = trained.input_shape, trained.source.info, trained.input_range
-    return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
-
-
-def _result(image: ImageInput, logits: np.ndarray, names: Sequence[str], top: int) -> Dict[str, Any]:
-    if not np.isfinite(logits).all():
-        raise DataError(
-            "the network's outputs are not finite: its weights are damaged, or its training diverged",
-            "take an earlier checkpoint with --checkpoint",
-        )
-    probabilities = np.exp(log_softmax(logits))
-    order = np.argsort(-logits, kind="stable")[:top]
-    result: Dict[str, Any] = {"image": image.name}
-    if image.truth is not None:
-        result["truth"] = names[image.truth]
-        result["correct"] = bool(order[0] == image.truth)
-    result["predictions"] = [
-        {"label": names[i], "class": int(i), "probability": float(probabilities[i])} for i in order
-    ]
-    return result
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page that was segmented.
-
-    Attributes:
-        name: of the input.
-        number, pages: its place in the input, from 0, and how many the input has.
-        image: uint8 [h, w, c].
-        probability: float32 [h, w]: of two classes that of class 1, of more that of the most probable one.
-        predicted: uint8 [h, w], the most probable class.
-        shown_class: of two classes the one that reports count and colour.
-        class_names: of all classes.
-        colours: of all classes, see ``outputs.class_colours``.
-    """
-
-    name: str
-    number: int
-    pages: int
-    image: np.ndarray
-    probability: np.ndarray
-    predicted: np.ndarray
-    shown_class: int
-    class_names: Tuple[str, ...]
-    colours: Tuple[Tuple[int, int, int], ...]
-
-
-@dataclass
-class Masks:
-    """What was segmented.
-
-    Attributes:
-        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
-            the pixels that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
-        shown_name: of two classes the one that reports count and colour; of more "foreground", all but class 0.
-        num_failed: inputs that could not be read.
-        num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
-        tile_sizes: input sizes used.
-        threshold: of two classes the probability of class 1 above which a pixel is class 1; None of more.
-    """
-
-    results: List[Dict[str, Any]]
-    shown_name: str
-    num_failed: int
-    num_pages: int
-    wall_s: float
-    tile_sizes: List[int]
-    device: str
-    threshold: Optional[float] = None
-
-    @property
-    def images_per_s(self) -> float:
-        return self.num_pages / self.wall_s if self.wall_s else 0.0
-
-
-def infer_masks(
-    named: Named,
-    images: Sequence[str],
-    *,
-    output: Path,
-    subset: Optional[str] = None,
-    tile_size: Optional[int] = None,
-    views: int = 1,
-    threshold: Optional[float] = None,
-    with_overlay: bool = False,
-    contact_sheet: Optional[Path] = None,
-    verbose: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    on_pages: Optional[Callable[[int, int], None]] = None,
-    on_total: Callable[[int], None] = lambda total: None,
-    on_page: Callable[[Page], None] = lambda page: None,
-) -> Masks:
-    """Segments images and volumes.
-
-    Args:
-        named: a segmentation network and its weights.
-        images: files, folders and patterns; empty with ``subset``.
-        output: folder of the results; made if it is not there.
-        subset: eval or train: the images of the data set instead, as one volume.
-        tile_size: height and width of tiles; None chooses.
-        views: versions of each image whose probabilities are averaged.
-        threshold: of two classes the probability of class 1 above which a pixel is class 1; None: the one that
-            ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
-        with_overlay: whether to write overlays.
-        contact_sheet: file that the caller will write, checked before any work; None: one in ``output``.
-        verbose: let TensorFlow speak.
-        say: takes a line for each input that cannot be read, and warnings.
-        on_pages: called with the pages done and their total.
-        on_total: called with the number of pages before the first.
-        on_page: called with each page.
-
-    Raises:
-        ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
-        DataError: no readable image at all, or weights that do not fit.
-    """
-    _check_request("segment", images, subset)
-    check_folder(output)
-    outputs = () if contact_sheet is None else (("--contact-sheet", contact_sheet, (".png",)),)
-    trained, paths, problems = _open(named, images, subset, outputs)
-    _check_no_training_folder(trained.config, output)
-    check_tile_size(trained.record, tile_size)
-    check_views(views)
-    num_classes = trained.source.info.num_classes
-    if threshold is not None and num_classes > 2:
-        raise ConfigurationError(
-            f"--threshold {threshold:g}: {trained.record.name} tells {num_classes} classes apart, and a pixel is of "
-            "the most probable one",
-            "drop it",
-        )
-    _say_problems("segment", problems, paths, subset, say)
-    for warning in trained.warnings:
-        say(f"warning: {warning}")
-    if subset is not None:
-        name = trained.source.info.name.replace(":", "-").replace("/", "-")
-        files = [MaskFiles(output, f"{name}-{subset}", True, with_overlay, num_classes)]
-    else:
-        files = plan_files(paths, output, with_overlay, num_classes)
-    names = tuple(map(printable, trained.names()))
-    shown, colours = shown_class(names), class_colours(num_classes, trained.source.info.class_colours)
-    if num_classes == 2 and threshold is None:
-        threshold = _recommended(trained, names[1], say)
-    above = HALF if threshold is None else threshold
-    network = TiledNetwork(trained, tile_size, verbose, views)
-    opened, failed = _open_all(trained, subset, paths, say)
-    failed += len(problems)
-    if not opened:
-        if failed == 1:
-            raise DataError("the input could not be read", "the line above says why")
-        raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
-    total = sum(len(source.sizes) for _, source in opened)
-    network.warn_of_seams((size for _, source in opened for size in source.sizes), say)
-    on_total(total)
-    results: List[Dict[str, Any]] = []
-    done, wall_s = 0, 0.0
-    pages = (
-        ((place, page), image)
-        for place, (_, source) in enumerate(opened)
-        for page, image in enumerate(source.pages())
-    )
-    spools: List[PageSpool] = []
-    counts: Any = None
-    with network.together(split=subset, images=_names_of(paths), threshold=above):
-        for (place, page), image, logits in network.each(pages):
-            number, source = opened[place]
-            if page == 0:
-                spools = [PageSpool() for _ in range(1 if num_classes == 2 else num_classes)]
-                counts = np.zeros(num_classes, np.int64)
-            started = time.perf_counter()
-            probabilities = class_probabilities(logits)
-            wall_s += time.perf_counter() - started
-            # Of several workers the first one writes.
-            for spool, probability in zip(spools, probabilities) if network.is_writer else ():
-                spool.append(probability)
-            predicted = predicted_classes(probabilities, above)
-            counts += np.bincount(predicted.reshape(-1), minlength=num_classes)
-            highest = probabilities[0] if num_classes == 2 else np.max(probabilities, axis=0)
-            on_page(
-                Page(source.name, page, len(source.sizes), image, highest, predicted, shown, names, colours)
-            )
-            done += 1
-            if on_pages is not None:
-                on_pages(done, total)
-            if page + 1 < len(source.sizes):
-                continue
-            if network.is_writer:
-                files[number].write(spools, source.pages, shown, colours, above)
-            shares = dict(zip(names, (counts / counts.sum()).tolist()))
-            share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
-            results.append({**_masks_result(source, files[number], share), "shares": shares})
-    wall_s += network.busy_s
-    shown_name = names[shown] if num_classes == 2 else "foreground"
-    return Masks(results, shown_name, failed, done, wall_s, network.tile_sizes, network.device, threshold)
-
-
-def _recommended(trained: TrainedSetup, name: str, say: Callable[[str], None]) -> float:
+def _recommended(trained: TrainedSetup, name: str, told: Progress) -> float:
     """The threshold that the run keeps for this checkpoint, which is said; 0.5 without."""
     kept = {} if trained.folder is None else trained.folder.thresholds()
-    threshold = kept.get(str(trained.summary["weight_updates"]))
-    if threshold in (None, HALF):
-        return HALF
-    say(
-        f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "
-        "checkpoint; --threshold 0.5 takes the more probable class"
-    )
+    threshold = kept.get(str(trained.summary["weight_updates"]), HALF)
+    if threshold != HALF:
+        told.line(
+            f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "
+            "checkpoint; --threshold 0.5 takes the more probable class"
+        )
     return threshold
 
 
-def shown_class(class_names: Sequence[str]) -> int:
-    """The class that reports show and count: membranes where there are any, else the foreground."""
-    return 0 if class_names[0] == "membrane" else 1
-
-
 def _open_all(
-    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], say: Callable[[str], None]
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], told: Progress
 ) -> Tuple[List[Tuple[int, PageSource]], int]:
     """(number, input) of all that can be read, each decoded once before any is segmented, and how many cannot be."""
-    found: List[Tuple[int, PageSource]] = []
-    failed = 0
-    for number, source in enumerate(_open_each(trained, subset, paths)):
-        if isinstance(source, DataError):
-            failed += 1
-            say(" ".join(source.message.split()))
-        else:
-            found.append((number, source))
-    return found, failed
-
-
-def _open_each(
-    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str]
-) -> Iterator[Union[PageSource, DataError]]:
     if subset is not None:
         examples = _examples(trained, subset)
-        if not len(examples) or not isinstance(examples, ArrayExamples):
-            raise _no_images(trained, subset)
-        yield array_pages(f"{trained.source.info.name}/{subset}", examples.images)
-        return
-    for path in paths:
+        assert isinstance(examples, ArrayExamples)  # as those of all sets with masks
+        return [(0, array_pages(f"{trained.source.info.name}/{subset}", examples.images))], 0
+    readable: List[Tuple[int, PageSource]] = []
+    for number, path in enumerate(paths):
         try:
             source = file_pages(path, trained.input_shape[2], trained.config.max_image_pixels)
             check_pages(source.sizes, source.name)
-            yield source
+            readable.append((number, source))
         except DataError as error:
-            yield error
-
-
-def _masks_result(source: PageSource, files: MaskFiles, share: float) -> Dict[str, Any]:
-    height, width = source.sizes[0]
-    return {
-        "image": source.name,
-        "pages": len(source.sizes),
-        "height": int(height),
-        "width": int(width),
-        "share": share,
-        "files": {kind: printable(str(path)) for kind, path in files.paths.items()},
-    }
+            told.line(" ".join(error.message.split()))
+    return readable, len(paths) - len(readable)

@@ -1,17 +1,17 @@
-"""What an exported network takes, for those who run it elsewhere: as numbers, and as lines of Python.
+"""What an exported network takes, for those who run it elsewhere: as numbers, in words and as lines of Python.
 
 The lines need Pillow and NumPy alone.  The verification of an export runs them on image files, so that they are known
-to give what the run's own session was given.
+to give what the run's own session was given.  The page of an export has them, too.
 """
 
-from typing import List, Optional, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.datasets.images import CUT_THOUSANDTHS, crop_of_evaluation
 from ipucnn.runs.setup import Setup
+from ipucnn.text import printable
 
-LARGEST_DIFFERENCE = 1e-3
-"""Of the range of the session's inputs: what the lines may differ by."""
+INPUT = "input.json"
 
 
 def describe_input(
@@ -87,136 +87,214 @@ def describe_input(
     return described
 
 
+Step = Tuple[str, List[str]]
+"""A step of the preparation in words, and its lines of Python."""
+_STRETCHED = [
+    '    if image.mode[0] in "FI":  # more than 8 bits',
+    "        values = np.asarray(image, float)",
+    "        cut = (values.size - 1) // 1000",
+    "        low, dark, bright, high = np.sort(values, None)[[0, cut, -1 - cut, -1]]",
+    "        dark, bright = (low, high) if dark == bright else (dark, bright)",
+    "        values = (np.clip(values, dark, bright) - dark) * 255 / max(bright - dark, 1e-300)",
+    "        image = Image.fromarray(np.uint8(values + 0.5))",
+]
+
+
 def sentences(described: PlainDict) -> List[str]:
     """The steps of a description in words."""
-    decode, crop, patch = described["decode"], described["crop"], described["patch"]
-    height, width, channels = described["shape"][1:]
-    deep = "grey images of more than 8 bits are stretched, the darkest and brightest thousandth cut off"
-    if patch is not None:
-        top, left = patch["margin"]
-        steps = [
-            f"pixels of 0..255, {'grey' if decode['mode'] == 'L' else 'red, green, blue'}; {deep}",
-            f"patches of {height}x{width}, of which the network predicts the centre, "
-            f"{patch['output'][0]}x{patch['output'][1]} pixels: the margin is {top} above and below, and {left} left "
-            f"and right; neighbouring patches overlap by {patch['overlap'][0]} and {patch['overlap'][1]} pixels",
-            "what a patch shows beyond the image's border is mirrored at the border",
-        ]
-    else:
-        size = "x".join(map(str, crop["size"]))
-        share = (
-            "the largest centred box" if crop["margin"] == 1 else f"1/{crop['margin']:.4g} of the largest box"
-        )
-        steps = [
-            f"pixels of 0..255, {'grey' if decode['mode'] == 'L' else 'red, green, blue'}, turned as EXIF says, "
-            f"transparent parts white; {deep}",
-            f"the centre, {share} with the aspect of {size}, resized to {size}: bilinear, antialiased, rounded to "
-            "8 bits",
-        ]
-    if described["resize"] is not None:
-        antialiased = "antialiased, " if described["resize"]["antialias"] else ""
-        steps.append(f"resized to {height}x{width}: bilinear, {antialiased}not rounded")
-    if described["luma"] is not None:
-        steps.append("grey: 0.299 red + 0.587 green + 0.114 blue")
-    elif described["repeat_channels"] > 1:
-        steps.append(f"the grey values {channels} times, as channels")
-    if described["reverse_channels"]:
-        steps.append("channels in the order blue, green, red")
-    if described["formula"] is not None:
-        steps.append("(pixel x scale - offset) x factor, for each channel")
-    elif described["per_image"]:
-        steps.append("minus the mean of all values of the image, over their deviation; zeros where that is 0")
-    else:
-        steps.append("nothing else: the network brings pixels to its range itself")
-    return steps
+    return [words for words, _ in _steps(described)]
 
 
 def python_lines(described: PlainDict) -> str:
     """A Python function that makes an image file what the network takes."""
     height, width, channels = described["shape"][1:]
-    mode, crop, patch = described["decode"]["mode"], described["crop"], described["patch"]
-    lines = ["import numpy as np", "from PIL import Image, ImageOps", "", ""]
-    if patch is not None:
-        lines += [
+    if described["patch"] is not None:
+        head = [
             "def network_input(path, row=0, column=0, page=0):",
             f'    """float32 [{height}, {width}, {channels}]: the patch that is predicted from (row, column) on."""',
             "    image = Image.open(path)",
             "    image.seek(page)",
         ]
     else:
-        lines += [
+        head = [
             "def network_input(path):",
             f'    """{described["dtype"]} [{height}, {width}, {channels}] of an image file."""',
             "    image = ImageOps.exif_transpose(Image.open(path))",
         ]
-    lines += [
-        '    if image.mode[0] in "FI":  # more than 8 bits',
-        "        values = np.asarray(image, float)",
-        "        cut = (values.size - 1) // 1000",
-        "        low, dark, bright, high = np.sort(values, None)[[0, cut, -1 - cut, -1]]",
-        "        dark, bright = (low, high) if dark == bright else (dark, bright)",
-        "        values = (np.clip(values, dark, bright) - dark) * 255 / max(bright - dark, 1e-300)",
-        "        image = Image.fromarray(np.uint8(values + 0.5))",
+    lines = ["import numpy as np", "from PIL import Image, ImageOps", "", "", *head]
+    for _, of_step in _steps(described):
+        lines += of_step
+    return "\n".join(lines) + "\n"
+
+
+def _steps(described: PlainDict) -> Iterator[Step]:
+    """From an image file to the network's input."""
+    channels = described["shape"][3]
+    yield from _patch_steps(described) if described["patch"] is not None else _crop_steps(described)
+    if described["resize"] is not None:
+        yield _resize_step(described)
+    if described["luma"] is not None:
+        lines = [f"    pixels = (pixels * np.float32({described['luma']})).sum(-1, keepdims=True)"]
+        yield "grey: 0.299 red + 0.587 green + 0.114 blue", lines
+    elif described["repeat_channels"] > 1:
+        yield (
+            f"the grey values {channels} times, as channels",
+            [f"    pixels = np.repeat(pixels, {channels}, -1)"],
+        )
+    if described["reverse_channels"]:
+        yield "channels in the order blue, green, red", ["    pixels = pixels[..., ::-1]"]
+    yield _range_step(described)
+
+
+def _pixels(described: PlainDict, more: str = "") -> str:
+    colours = "grey" if described["decode"]["mode"] == "L" else "red, green, blue"
+    deep = "grey images of more than 8 bits are stretched, the darkest and brightest thousandth cut off"
+    return f"pixels of 0..255, {colours}{more}; {deep}"
+
+
+def _patch_steps(described: PlainDict) -> Iterator[Step]:
+    (height, width, _), patch, mode = described["shape"][1:], described["patch"], described["decode"]["mode"]
+    top, left = patch["margin"]
+    array = f'np.asarray(image.convert("{mode}"), np.float32).reshape(image.height, image.width, -1)'
+    yield _pixels(described), [*_STRETCHED, f"    pixels = {array}"]
+    yield (
+        f"patches of {height}x{width}, of which the network predicts the centre, "
+        f"{patch['output'][0]}x{patch['output'][1]} pixels: the margin is {top} above and below, and {left} left "
+        f"and right; neighbouring patches overlap by {patch['overlap'][0]} and {patch['overlap'][1]} pixels",
+        [f'    pixels = np.pad(pixels, (({top}, {height}), ({left}, {width}), (0, 0)), "reflect")'],
+    )
+    cut = [f"    pixels = pixels[row : row + {height}, column : column + {width}]"]
+    yield "what a patch shows beyond the image's border is mirrored at the border", cut
+
+
+def _crop_steps(described: PlainDict) -> Iterator[Step]:
+    mode, crop = described["decode"]["mode"], described["crop"]
+    (height, width), margin = crop["size"], crop["margin"]
+    transparent = [
+        '    if image.mode[-1] in "Aa" or image.mode == "P":  # transparent parts are white',
+        '        image = image.convert("RGBA")',
+        '        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)',
+        f'    image = image.convert("{mode}")',
     ]
-    if patch is None:
-        lines += [
-            '    if image.mode[-1] in "Aa" or image.mode == "P":  # transparent parts are white',
-            '        image = image.convert("RGBA")',
-            '        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)',
-            f'    image = image.convert("{mode}")',
-            *_crop_lines(crop["size"], crop["margin"]),
-        ]
-    else:
-        (top, left), layer = patch["margin"], "(0, 0)"
-        lines += [
-            f'    pixels = np.asarray(image.convert("{mode}"), np.float32).reshape(image.height, image.width, -1)',
-            f'    pixels = np.pad(pixels, (({top}, {height}), ({left}, {width}), {layer}), "reflect")',
-            f"    pixels = pixels[row : row + {height}, column : column + {width}]",
-        ]
-    if described["resize"] is not None and not described["resize"]["antialias"]:
-        lines += [  # positions in 32 bits, as TensorFlow's ResizeBilinear has them (half_pixel_centers)
-            f"    for axis, size in ((0, {height}), (1, {width})):",
-            "        old, half = pixels.shape[axis], np.float32(0.5)",
-            "        place = (np.arange(size, dtype=np.float32) + half) * np.float32(old / size) - half",
-            "        low = np.floor(place)",
-            "        below, above = (np.take(pixels, np.int64(k).clip(0, old - 1), axis) for k in (low, low + 1))",
-            "        pixels = below + (above - below) * (place - low).reshape((-1, 1, 1) if axis == 0 else (-1, 1))",
-        ]
-    elif described["resize"] is not None:
-        lines += [
+    yield _pixels(described, ", turned as EXIF says, transparent parts white"), [*_STRETCHED, *transparent]
+    share = "the largest centred box" if margin == 1 else f"1/{margin:.4g} of the largest box"
+    smallest = f"min(image.width / {width}, image.height / {height})"
+    yield (
+        f"the centre, {share} with the aspect of {height}x{width}, resized to {height}x{width}: bilinear, antialiased, "
+        "rounded to 8 bits",
+        [
+            f"    scale = {smallest}" + ("" if margin == 1 else f" / {margin!r}"),
+            f"    x, y, dx, dy = image.width / 2, image.height / 2, {width} * scale / 2, {height} * scale / 2",
+            f"    image = image.resize(({width}, {height}), Image.BILINEAR, (x - dx, y - dy, x + dx, y + dy))",
+            f"    pixels = np.asarray(image, np.float32).reshape({height}, {width}, -1)",
+        ],
+    )
+
+
+def _resize_step(described: PlainDict) -> Step:
+    height, width, _ = described["shape"][1:]
+    if described["resize"]["antialias"]:
+        return f"resized to {height}x{width}: bilinear, antialiased, not rounded", [
             "    planes = [Image.fromarray(pixels[..., k]) for k in range(pixels.shape[2])]",
             f"    pixels = np.stack([plane.resize(({width}, {height}), Image.BILINEAR) for plane in planes], -1)",
         ]
-    if described["luma"] is not None:
-        lines.append(f"    pixels = (pixels * np.float32({described['luma']})).sum(-1, keepdims=True)")
-    elif described["repeat_channels"] > 1:
-        lines.append(f"    pixels = np.repeat(pixels, {channels}, -1)")
-    if described["reverse_channels"]:
-        lines.append("    pixels = pixels[..., ::-1]")
-    return "\n".join([*lines, *_range_lines(described)]) + "\n"
-
-
-def _crop_lines(size: Tuple[int, int], margin: float) -> List[str]:
-    height, width = size
-    smallest = f"min(image.width / {width}, image.height / {height})"
-    return [
-        f"    scale = {smallest}" + ("" if margin == 1 else f" / {margin!r}"),
-        f"    x, y, dx, dy = image.width / 2, image.height / 2, {width} * scale / 2, {height} * scale / 2",
-        f"    image = image.resize(({width}, {height}), Image.BILINEAR, (x - dx, y - dy, x + dx, y + dy))",
-        f"    pixels = np.asarray(image, np.float32).reshape({height}, {width}, -1)",
+    return f"resized to {height}x{width}: bilinear, not rounded", [
+        # positions in 32 bits, as TensorFlow's ResizeBilinear has them (half_pixel_centers)
+        f"    for axis, size in ((0, {height}), (1, {width})):",
+        "        old, half = pixels.shape[axis], np.float32(0.5)",
+        "        place = (np.arange(size, dtype=np.float32) + half) * np.float32(old / size) - half",
+        "        low = np.floor(place)",
+        "        below, above = (np.take(pixels, np.int64(k).clip(0, old - 1), axis) for k in (low, low + 1))",
+        "        pixels = below + (above - below) * (place - low).reshape((-1, 1, 1) if axis == 0 else (-1, 1))",
     ]
 
 
-def _range_lines(described: PlainDict) -> List[str]:
+def _range_step(described: PlainDict) -> Step:
     formula, dtype = described["formula"], described["dtype"]
+    if formula is not None:
+        return "(pixel x scale - offset) x factor, for each channel", [
+            f"    offsets, factors = np.array({formula['offsets']}), np.array({formula['factors']})",
+            f"    return np.{dtype}((pixels * {formula['scale']!r} - offsets) * factors)",
+        ]
     if described["per_image"]:
-        return [
+        words = "minus the mean of all values of the image, over their deviation; zeros where that is 0"
+        return words, [
             "    pixels = np.asarray(pixels, float) - np.mean(pixels, dtype=float)",
             f"    return np.{dtype}(pixels / (pixels.std() or 1))",
         ]
-    if formula is None:
-        rounded = "np.rint(np.clip(pixels, 0, 255))" if dtype == "uint8" else "pixels"
-        return [f"    return np.{dtype}({rounded})"]
-    return [
-        f"    offsets, factors = np.array({formula['offsets']}), np.array({formula['factors']})",
-        f"    return np.{dtype}((pixels * {formula['scale']!r} - offsets) * factors)",
+    rounded = "np.rint(np.clip(pixels, 0, 255))" if dtype == "uint8" else "pixels"
+    return "nothing else: the network brings pixels to its range itself", [
+        f"    return np.{dtype}({rounded})"
     ]
+
+
+def compared_with(proof: PlainDict) -> str:
+    """What the outputs of an export were compared with, in words."""
+    if proof["session_relative"] is None:
+        return "the run's own session"
+    return f"a 64-bit computation (the run's own session: {proof['session_relative']:.2g})"
+
+
+def shape_text(shape: Sequence[Optional[int]]) -> str:
+    """A shape whose None stands for any size: ``any x 28 x 28 x 1``."""
+    return " x ".join("any" if size is None else str(size) for size in shape)
+
+
+def page(record: PlainDict) -> str:
+    """The page of an export, in Markdown.
+
+    Args:
+        record: all of ``export.json``.
+    """
+    proof, environment, described = record["proof"], record["environment"], record["input"]
+    shape = shape_text(described["shape"])
+    classes = record["setup"]["class_names"]
+    of = f" of {printable(classes[1])}" if len(classes) == 2 else ", mean of all classes but the first"
+    shown = [
+        f"- {name.replace('_', ' ')}{of if name in ('dice', 'iou') else ''}: {value:.4f}"
+        for name, value in (record["figures"] or {}).items()
+        if isinstance(value, float) and name in ("accuracy", "top5", "dice", "iou", "loss")
+    ]
+    measured = "\n".join(shown) if shown else "Nothing is recorded of these weights."
+    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(sentences(described), 1))
+    versions = ", ".join(
+        f"{name} {environment[name]}" for name in ("ipucnn", "tensorflow", "keras", "python")
+    )
+    name = record["trained_on"]["name"]
+    source = "Weights of " if name is None else f"Trained on {name}; weights of "
+    averaged = ", averaged over training" if record["averaged_weights"] else ""
+    return f"""# {record["model"]}, as {record["format"]}
+
+The network is `{record["file"]}`. It takes `{described["name"]}` ({described["dtype"]}, {shape}) and gives
+`{record["output"]["name"]}` (float32), one for each class of `labels.json`, in that order.
+
+## Input
+
+{steps}
+
+`{INPUT}` has the numbers. In Python, with Pillow and NumPy:
+
+```python
+{python_lines(described)}```
+
+The network takes such arrays stacked, `[batch, height, width, channels]`.
+
+## Data and figures
+
+{source}{record["weights"]["checkpoint"]}{averaged}.
+In the run's own validation of these weights:
+
+{measured}
+
+## Proof
+
+{proof["samples"]:,} samples ({proof["of"]}) in {proof["runtime"]}, compared with {compared_with(proof)}:
+
+- largest difference: {proof["relative"]:.2g} of the outputs' deviation ({proof["allowed_relative"]:.2g} is allowed)
+- the same class as the run's own session: {proof["agreement"]:.2%}
+
+## Where it comes from
+
+- command: `{environment["command"]}`
+- versions: {versions}
+"""

@@ -14,7 +14,7 @@ from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
@@ -344,7 +344,7 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
         The batches, how many there are, and of how many images each.
 
     Raises:
-        ConfigurationError: one batch alone is too much for the host's memory.
+        InfeasibleError: one batch alone is too much for the host's memory.
     """
     from ipucnn.datasets.pipeline import Stream, train_batches
 
@@ -375,7 +375,7 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
         session: that evaluates: of its share alone images are read; None: of all of them.
 
     Raises:
-        ConfigurationError: one batch alone is too much for the host's memory.
+        InfeasibleError: one batch alone is too much for the host's memory.
     """
     from ipucnn.datasets.pipeline import eval_batches, num_evaluation_samples
 
@@ -408,7 +408,7 @@ def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
     sample_bytes = 3 * 4 * input_shape[0] * input_shape[1] * input_shape[2]
     needed_bytes = batch_size * sample_bytes
     if memory_bytes and needed_bytes > memory_bytes:
-        raise ConfigurationError(
+        raise InfeasibleError(
             f"batches of {counted(batch_size, 'image')} need {size_text(needed_bytes)}, and the machine has "
             f"{size_text(memory_bytes)}",
             f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",

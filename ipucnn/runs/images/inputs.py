@@ -4,9 +4,9 @@ A classification network takes single images (:class:`ImageInput`), of which a f
 segmentation network takes grey or colour images and volumes of many pages (:class:`PageSource`), a page at a time.
 """
 
-import contextlib
 import fnmatch
 import glob
+import itertools
 import os
 import threading
 from collections import deque
@@ -90,21 +90,21 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
             problems.append(error.message)
             continue
         if kind is Kind.FOLDER:
-            found = _in_folder(expanded, problems)
+            images = _in_folder(expanded, problems)
         elif kind is not Kind.ABSENT:
-            found = [expanded]
+            images = [expanded]
         elif glob.has_magic(expanded):
-            found = _matching(expanded, problems)
+            images = _matching(expanded, problems)
         else:
             problems.append(f"image {shown(given)} does not exist")
             continue
-        if not found:
+        if not images:
             problems.append(f"{shown(given)} names no image ({', '.join(EXTENSIONS)})")
-        paths += found
-    once: Dict[str, str] = {}
+        paths += images
+    unique: Dict[str, str] = {}
     for path in paths:
-        once.setdefault(os.path.normpath(absolute(Path(path))), path)
-    return list(once.values()), problems
+        unique.setdefault(os.path.normpath(absolute(Path(path))), path)
+    return list(unique.values()), problems
 
 
 def _is_image_name(name: str) -> bool:
@@ -115,59 +115,31 @@ def _in_folder(folder: str, problems: List[str]) -> List[str]:
     def unreadable(error: OSError) -> None:
         problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
 
-    found = []
+    images = []
     for place, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(place, name) for name in files if _is_image_name(name)]
-    return sorted(found)
+        images += [os.path.join(place, name) for name in files if _is_image_name(name)]
+    return sorted(images)
 
 
 def _matching(pattern: str, problems: List[str]) -> List[str]:
     """The images that a pattern names; of the folders it names, all below them, as a shell would hand them over.
 
-    Not ``glob.glob``, which follows links to folders: two that lead back up make it look at 2^40 of them.
+    ``**`` follows no links to folders (``glob.glob`` does: two that lead back up make it look at 2^40 of them).  What
+    begins with a dot is found where the pattern spells it.
     """
-    start, parts = os.path.join("/", "") if os.path.isabs(pattern) else "", pattern.split("/")
-    found: Set[str] = set()
-    seen: Set[Tuple[str, int]] = set()
-    waiting = [(start, 0)]
-    parts = [part for part in parts if part not in ("", ".")]
-    while waiting:
-        place, number = waiting.pop()
-        if (place, number) in seen:
+    place = Path(pattern)
+    spelled = [part for part in place.parts if part.startswith(".")]
+    paths: Set[str] = set()
+    for match in Path(place.anchor).glob(str(place.relative_to(place.anchor))):
+        hidden = (part for part in match.parts if part.startswith("."))
+        if any(not any(fnmatch.fnmatch(part, spelling) for spelling in spelled) for part in hidden):
             continue
-        seen.add((place, number))
-        if number == len(parts):
-            if os.path.isdir(place or "."):  # of a path that was just found: an error means that it is gone
-                found.update(_in_folder(place or ".", problems))
-            elif _is_image_name(place):
-                found.add(place)
-            continue
-        part = parts[number]
-        if part == "**":
-            waiting.append((place, number + 1))
-            names = [(entry, number) for entry in _folder_names(place)]
-        elif glob.has_magic(part):
-            matching = fnmatch.filter(_names(place), part)
-            names = [(name, number + 1) for name in matching if part[0] == "." or name[0] != "."]
-        else:
-            names = [(part, number + 1)] if os.path.lexists(os.path.join(place, part)) else []
-        waiting += [(os.path.join(place, name), after) for name, after in names]
-    return sorted(found)
-
-
-def _names(folder: str) -> List[str]:
-    """What lies in a folder; nothing in one that cannot be read, as in a shell's patterns."""
-    with contextlib.suppress(OSError):
-        return os.listdir(folder or ".")
-    return []
-
-
-def _folder_names(folder: str) -> List[str]:
-    """The folders in a folder that ``**`` goes into: none behind a link, none that begins with a dot."""
-    with contextlib.suppress(OSError), os.scandir(folder or ".") as found:
-        return [entry.name for entry in found if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
-    return []
+        if os.path.isdir(match):
+            paths.update(_in_folder(str(match), problems))
+        elif _is_image_name(str(match)):
+            paths.add(str(match))
+    return sorted(paths)
 
 
 def images_of_files(
@@ -216,17 +188,19 @@ def decoded(
     # Not a ThreadPoolExecutor: the interpreter waits for its threads, and an interrupt must not wait for a disk.
     for _ in range(threads):
         threading.Thread(target=_work, args=(tasks,), daemon=True).start()
+    left = iter(inputs)
     try:
-        for image in inputs:
-            future: Future[Decoded] = Future()
-            waiting.append((image, future))
-            tasks.put((image, future))
-            if len(waiting) >= max(1, ahead):
-                first, future = waiting.popleft()
-                yield first, _result(future)
-        while waiting:
+        while True:
+            for image in itertools.islice(left, max(1, ahead) - len(waiting)):
+                waiting.append((image, Future()))
+                tasks.put(waiting[-1])
+            if not waiting:
+                return
             first, future = waiting.popleft()
-            yield first, _result(future)
+            # In small pieces: a signal that comes just before an endless wait would go unnoticed.
+            while not wait([future], timeout=POLL_S).done:
+                pass
+            yield first, future.result()
     finally:
         for _, future in waiting:
             future.cancel()
@@ -234,30 +208,17 @@ def decoded(
             tasks.put(None)
 
 
-def _result(future: "Future[Decoded]") -> Decoded:
-    """Waits in small pieces: a signal that comes just before an endless wait would go unnoticed."""
-    while not wait([future], timeout=POLL_S).done:
-        pass
-    return future.result()
-
-
 def _work(tasks: "SimpleQueue[_Task]") -> None:
     """A thread: decodes images until there is a None."""
-    for task in iter(tasks.get, None):
-        image, future = task
+    for image, future in iter(tasks.get, None):
         if not future.set_running_or_notify_cancel():
             continue
         try:
-            future.set_result(_read(image))
+            future.set_result(np.asarray(image.read()))
+        except DataError as error:
+            future.set_result(error)
         except BaseException as error:
             future.set_exception(error)
-
-
-def _read(image: ImageInput) -> Decoded:
-    try:
-        return np.asarray(image.read())
-    except DataError as error:
-        return error
 
 
 @dataclass(frozen=True)
@@ -311,35 +272,32 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
 def _read_again(
     path: str, channels: int, max_pixels: int, sizes: Sequence[Tuple[int, int]]
 ) -> Iterator[np.ndarray]:
-    found = 0
+    same = 0
     for page, size in zip(_pages(read_file(path), path, channels, max_pixels), sizes):
         if page.shape[:2] != size:
             break
-        found += 1
+        same += 1
         yield page
-    if found < len(sizes):
+    if same < len(sizes):
         raise DataError(
             f"image {printable(path)} was changed while it was segmented", "run the command again"
         )
 
 
 def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
+    """uint8 [h, w, channels] of each page of a file."""
     origin = f"image {printable(path)}"
     with image_files.opened(data, origin, max_pixels, IMAGE_HINT) as image:
-        yield from _pages_of(image, path, origin, channels, max_pixels)
-
-
-def _pages_of(image: "Image", path: str, origin: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
-    count = int(getattr(image, "n_frames", 1))
-    if count > 1 and not (image.format == "TIFF" and is_volume_name(path)):
-        ending = Path(path).suffix or "no ending"
-        raise DataError(
-            f"{origin} has {counted(count, 'page')}, and its name says it is one picture ({ending})",
-            "give volumes as TIFF, named .tif or .tiff",
-        )
-    for number in range(count):
-        where = origin if count == 1 else f"{origin}, page {number + 1} of {count},"
-        yield _decode(image, number, where, channels, max_pixels)
+        count = int(getattr(image, "n_frames", 1))
+        if count > 1 and not (image.format == "TIFF" and is_volume_name(path)):
+            ending = Path(path).suffix or "no ending"
+            raise DataError(
+                f"{origin} has {counted(count, 'page')}, and its name says it is one picture ({ending})",
+                "give volumes as TIFF, named .tif or .tiff",
+            )
+        for number in range(count):
+            where = origin if count == 1 else f"{origin}, page {number + 1} of {count},"
+            yield _decode(image, number, where, channels, max_pixels)
 
 
 def _decode(image: "Image", number: int, where: str, channels: int, max_pixels: int) -> np.ndarray:

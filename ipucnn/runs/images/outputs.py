@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -73,42 +74,32 @@ class Spool:
             yield json.loads(line)
 
 
-def check_output(
-    path: Path, option: str, extensions: Sequence[str], inputs: Iterable[Tuple[str, Path]] = ()
-) -> None:
-    """Refuses a file that could not be written in the end, before any work.
-
-    Args:
-        path: the file to be.
-        option: the flag, for messages.
-        extensions: what its name may end in, without regard to case; a device, FIFO or stream needs no ending.
-        inputs: (what it is, path) of what is read, and must not be replaced.
-
-    Raises:
-        ConfigurationError: another extension, or a file that is read.
-        DataError: no folder, no permission, or a folder of that name.
-    """
-    if path.name in ("", ".", "..") or (path.suffix.lower() not in extensions and not is_written_to(path)):
-        raise ConfigurationError(
-            f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
-            f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
-        )
-    filesystem.check_output(path)
-    check_not_read(path, option, inputs)
-
-
 def check_outputs(
     outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
 ) -> None:
-    """:func:`check_output` of each (option, file, extensions) whose file is not None; no two may be one file.
+    """Refuses files that could not be written in the end, before any work.
+
+    Args:
+        outputs: (flag, the file to be or None, what its name may end in, without regard to case); a device, FIFO or
+            stream needs no ending.
+        inputs: (what it is, path) of what is read, and must not be replaced.
 
     Raises:
-        ConfigurationError, DataError: as that does; two are one file.
+        ConfigurationError: another extension, a file that is read, or two that are one.
+        DataError: no folder, no permission, or a folder of that name.
     """
     outputs, inputs = list(outputs), list(inputs)
     for option, path, extensions in outputs:
-        if path is not None:
-            check_output(path, option, extensions, inputs)
+        if path is None:
+            continue
+        has_ending = path.suffix.lower() in extensions or is_written_to(path)
+        if path.name in ("", ".", "..") or not has_ending:
+            raise ConfigurationError(
+                f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
+                f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
+            )
+        filesystem.check_output(path)
+        check_not_read(path, option, inputs)
     check_different([(option, path) for option, path, _ in outputs])
 
 
@@ -128,6 +119,93 @@ def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[object]]) 
             writer.writerows(rows)
 
     write_output(path, write)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a segmentation, as reports and pictures show them.
+
+    Attributes:
+        names: of all classes, printable.
+        colours: of all classes.
+    """
+
+    names: Tuple[str, ...]
+    colours: Tuple[Colour, ...]
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether there are two, of which one is shown and counted."""
+        return len(self.names) == 2
+
+    @property
+    def shown(self) -> int:
+        """Of two classes the one that is shown and counted: membranes where there are any, else the second."""
+        return 0 if self.names[0] == "membrane" else 1
+
+    @property
+    def legend(self) -> Tuple[Tuple[Colour, str], ...]:
+        """What the colours of an overlay mean."""
+        pairs = tuple(zip(self.colours, self.names))
+        return (pairs[self.shown],) if self.is_binary else pairs[1:]
+
+
+def class_colours(num_classes: int, of_masks: Sequence[Colour] = ()) -> Tuple[Colour, ...]:
+    """The colour of each class in pictures.
+
+    Args:
+        num_classes: of the network.
+        of_masks: the colours of the user's masks (``DatasetInfo.class_colours``), which are kept; empty: class 0 is
+            black, and the others have ``CLASS_COLOURS``.  Of two classes either can be tinted.
+    """
+    if len(of_masks) == num_classes:
+        return tuple(of_masks)
+    first = OVERLAY_COLOUR if num_classes == 2 else (0, 0, 0)
+    return (first, *(_class_colour(number) for number in range(1, num_classes)))
+
+
+def _class_colour(number: int) -> Colour:
+    """Of class 1, 2, ...: after the first seven, hues that turn by the golden angle."""
+    if number <= len(CLASS_COLOURS):
+        return CLASS_COLOURS[number - 1]
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.381966 % 1.0, 0.75, 0.9)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def mask_picture(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
+    """uint8 [h, w, 3] of classes [h, w]: of two classes black and white."""
+    return _coloured(mask, ((0, 0, 0), (255, 255, 255)) if len(colours) == 2 else colours)
+
+
+def _coloured(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
+    return np.array(colours, np.uint8)[np.minimum(mask, len(colours) - 1)]
+
+
+def overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], shown: int = 1) -> np.ndarray:
+    """uint8 [h, w, 3]: a grey or colour image with its mask in colour over it.
+
+    Args:
+        image: uint8 [h, w, 1 or 3].
+        mask: classes [h, w].
+        colours: of the classes; each class but 0 is tinted with its colour.
+        shown: of two classes the one that is tinted.
+    """
+    pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+    tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * _coloured(mask, colours)
+    is_tinted = (np.minimum(mask, 1) == shown) if len(colours) == 2 else mask > 0
+    return np.where(is_tinted[..., None], tint.round().astype(np.uint8), pixels)
+
+
+def predicted_classes(probabilities: Sequence[np.ndarray], threshold: float = HALF) -> np.ndarray:
+    """uint8 [h, w]: the class of each pixel.
+
+    Args:
+        probabilities: [h, w] of class 1, or where there are more than two classes of each.
+        threshold: of two classes the probability above which a pixel is class 1; of more the most probable is taken.
+    """
+    if len(probabilities) == 1:
+        return (probabilities[0] > threshold).astype(np.uint8)
+    return np.argmax(np.stack(probabilities), axis=0).astype(np.uint8)
 
 
 class PageSpool:
@@ -175,105 +253,37 @@ class MaskFiles:
     def write(
         self,
         probabilities: Sequence[PageSpool],
-        pages: Callable[[], Iterator[np.ndarray]],
-        shown_class: int,
-        colours: Sequence[Colour],
+        images: Callable[[], Iterator[np.ndarray]],
+        classes: Classes,
         threshold: float = HALF,
     ) -> None:
         """Writes all of them, each whole or not at all.
 
         Args:
             probabilities: of class 1, or where there are more than two of each class.
-            pages: the images, uint8 [h, w, c].
-            shown_class: of two classes the one that overlays colour, 0 or 1.
-            colours: of the classes, see :func:`class_colours`.
+            images: the pages, uint8 [h, w, c].
             threshold: see :func:`predicted_classes`.
         """
-
-        def classes() -> Iterator[np.ndarray]:
-            return (predicted_classes(page, threshold) for page in zip(*probabilities))
-
-        is_binary = len(probabilities) == 1
-        makers: Dict[str, Callable[[], Iterator[np.ndarray]]] = {
-            f"probability-{k}": lambda spool=spool: map(_stored(self.is_volume), spool)  # type: ignore[misc]
-            for k, spool in enumerate(probabilities)
-        }
-        makers["probability"] = makers["probability-0"]
-        makers["mask"] = lambda: (255 * mask if is_binary else mask for mask in classes())
-        makers["overlay"] = lambda: (
-            overlay(image, mask == shown_class, colours[shown_class])
-            if is_binary
-            else class_overlay(image, mask, colours)
-            for image, mask in zip(pages(), classes())
-        )
-        for kind, path in self.paths.items():
+        for number, (kind, path) in enumerate(self.paths.items()):
+            masks = (predicted_classes(page, threshold) for page in zip(*probabilities))
+            pages: Iterable[np.ndarray]
+            if kind == "mask":
+                pages = (255 * mask if classes.is_binary else mask for mask in masks)
+            elif kind == "overlay":
+                pages = (
+                    overlay(image, mask, classes.colours, classes.shown)
+                    for image, mask in zip(images(), masks)
+                )
+            else:
+                # float32 in TIFF; in PNG, which has no floats, uint16: 65535 is 1.
+                spool = probabilities[number]
+                pages = (
+                    spool
+                    if self.is_volume
+                    else (np.round(page * 65535.0).astype(np.uint16) for page in spool)
+                )
             make_folder(path.parent)
-            write_atomically(path, partial(self._write_one, makers[kind]))
-
-    def _write_one(self, make: Callable[[], Iterator[np.ndarray]], into: Path) -> None:
-        write_pages(into, make(), self.is_volume)
-
-
-def predicted_classes(probabilities: Sequence[np.ndarray], threshold: float = HALF) -> np.ndarray:
-    """uint8 [h, w]: the class of each pixel.
-
-    Args:
-        probabilities: [h, w] of class 1, or where there are more than two classes of each.
-        threshold: of two classes the probability above which a pixel is class 1; of more the most probable is taken.
-    """
-    if len(probabilities) == 1:
-        return (probabilities[0] > threshold).astype(np.uint8)
-    return np.argmax(np.stack(probabilities), axis=0).astype(np.uint8)
-
-
-def _stored(is_volume: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """Probabilities as float32 in TIFF; in PNG, which has no floats, as uint16: 65535 is 1."""
-    if is_volume:
-        return lambda page: page
-    return lambda page: np.round(page * 65535.0).astype(np.uint16)
-
-
-def overlay(image: np.ndarray, tinted: np.ndarray, colour: Colour = OVERLAY_COLOUR) -> np.ndarray:
-    """uint8 [h, w, 3]: a grey or colour image [h, w, c], in another colour where ``tinted``."""
-    pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
-    tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * np.array(colour)
-    return np.where(tinted[..., None], tint.round().astype(np.uint8), pixels)
-
-
-def class_colours(num_classes: int, of_masks: Sequence[Colour] = ()) -> Tuple[Colour, ...]:
-    """The colour of each class in pictures.
-
-    Args:
-        num_classes: of the network.
-        of_masks: the colours of the user's masks (``DatasetInfo.class_colours``), which are kept; empty: class 0 is
-            black, and the others have ``CLASS_COLOURS``.  Of two classes either can be tinted.
-    """
-    if len(of_masks) == num_classes:
-        return tuple(of_masks)
-    first = OVERLAY_COLOUR if num_classes == 2 else (0, 0, 0)
-    return (first, *(_class_colour(number) for number in range(1, num_classes)))
-
-
-def _class_colour(number: int) -> Colour:
-    """Of class 1, 2, ...: after the first seven, hues that turn by the golden angle."""
-    if number <= len(CLASS_COLOURS):
-        return CLASS_COLOURS[number - 1]
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.381966 % 1.0, 0.75, 0.9)
-    return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def mask_picture(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
-    """uint8 [h, w, 3] of classes [h, w]: of two classes black and white."""
-    if len(colours) == 2:
-        colours = ((0, 0, 0), (255, 255, 255))
-    return np.array(colours, np.uint8)[np.minimum(mask, len(colours) - 1)]
-
-
-def class_overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
-    """uint8 [h, w, 3]: a grey or colour image [h, w, c], each class but 0 in its colour."""
-    pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
-    tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * mask_picture(mask, colours)
-    return np.where((mask > 0)[..., None], tint.round().astype(np.uint8), pixels)
+            write_atomically(path, partial(write_pages, pages=pages, is_volume=self.is_volume))
 
 
 def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:
@@ -333,15 +343,13 @@ def plan_files(
     places = [os.path.abspath(path) for path in paths]
     base = os.path.commonpath([os.path.dirname(place) for place in places])
     stems = [os.path.splitext(os.path.relpath(place, base))[0] for place in places]
-    files = []
+    files, images = [], {os.path.realpath(place) for place in places}
     for place, stem in zip(places, stems):
         # Names that differ only in upper and lower case are one on some file systems.
         twins = sum(other.lower() == stem.lower() for other in stems)
         name = stem if twins == 1 else os.path.relpath(place, base)
         files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay, num_classes))
-    images = {os.path.realpath(place) for place in places}
-    for one in files:
-        for path in one.paths.values():
+        for path in files[-1].paths.values():
             if str(real(path)) in images:
                 raise ConfigurationError(
                     f"--output {folder}: {path} is one of the images, and would be replaced",

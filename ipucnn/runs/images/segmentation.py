@@ -27,9 +27,11 @@ from scipy import special
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.planning.search.variations import prediction_would_fit
+from ipucnn.runs.images.outputs import Classes
+from ipucnn.runs.predicting import check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.host.cluster import Cluster
@@ -198,14 +200,14 @@ class TiledNetwork:
     ) -> Iterator[Tuple[_Key, np.ndarray, np.ndarray]]:
         """Each image with what it was given with and its logits, in order.
 
-        Of several workers, who have to be given the same, each computes every so-manieth image and has the logits of
-        all; so many images are in memory at a time.
+        Of N workers, who have to be given the same, each computes every Nth image and has the logits of all; N images
+        are in memory at a time.
 
         Args:
             images: (anything, uint8 [h, w, channels]).
 
         Raises:
-            DataError, ConfigurationError: see :meth:`logits`.
+            DataError, InfeasibleError: see :meth:`logits`.
         """
         left, rank = iter(images), self._cluster.rank
         while True:
@@ -214,20 +216,17 @@ class TiledNetwork:
                 # All workers build what one of them needs: they compare its weights.
                 self.prepare(image.shape)
             started = time.perf_counter()
-            own = self._outcome(group[rank][1]) if rank < len(group) else None
-            found = self._cluster.exchange_arrays("images", own)
+            computed = self._outcome(group[rank][1]) if rank < len(group) else None
+            outcomes = self._cluster.exchange_arrays("images", computed)
             self.busy_s += time.perf_counter() - started
-            for (key, image), logits in zip(group, found):
-                yield key, image, _checked(logits)
+            for (key, image), logits in zip(group, outcomes):
+                yield key, image, check_finite(logits)
             if len(group) < self._cluster.count:
                 return
 
     def prepare(self, image_shape: Sequence[int]) -> None:
-        """Builds the network for tiles of an image, if it is not there yet; what is to be timed comes after it."""
-        height, width = image_shape[:2]
-        self._session(self._output((height, width)))
-        if self.views == 8:
-            self._session(self._output((width, height)))
+        """Builds the network for tiles of an image, turned or not; what is to be timed comes after it."""
+        self._session(self._output(image_shape))
 
     def _output(self, image_shape: Sequence[int]) -> int:
         height, width = image_shape[:2]
@@ -248,9 +247,9 @@ class TiledNetwork:
 
         Raises:
             DataError: what the network says is not finite.
-            ConfigurationError: a tile does not fit into memory.
+            InfeasibleError: a tile does not fit into memory.
         """
-        return _checked(self._outcome(image))
+        return check_finite(self._outcome(image))
 
     def _outcome(self, image: np.ndarray) -> np.ndarray:
         """What :meth:`logits` returns, finite or not."""
@@ -275,10 +274,10 @@ class TiledNetwork:
         result: Any = None
         for first in range(0, len(corners), batch):
             group = corners[first : first + batch]
-            found = self._predict(session, [self._tile(image, corner, output) for corner in group], batch)
+            tiles = self._predict(session, [self._tile(image, corner, output) for corner in group], batch)
             if result is None:
-                result = np.empty((height, width, found.shape[-1]), np.float32)
-            for (row, column), tile in zip(group, found):
+                result = np.empty((height, width, tiles.shape[-1]), np.float32)
+            for (row, column), tile in zip(group, tiles):
                 place = result[row : row + output, column : column + output]
                 place[...] = tile[: place.shape[0], : place.shape[1]]
         return result
@@ -293,8 +292,6 @@ class TiledNetwork:
 
     def _predict(self, session: Session, tiles: List[np.ndarray], batch: int) -> np.ndarray:
         """Logits of tiles, in a batch of one fixed shape."""
-        import tensorflow as tf
-
         from ipucnn.datasets.preprocessing import prepare_range
 
         trained = self._trained
@@ -302,13 +299,8 @@ class TiledNetwork:
         stacked[: len(tiles)] = tiles
         shape = (*tiles[0].shape[:2], trained.input_shape[2])
         images = prepare_range(stacked, shape, trained.input_range, trained.source.info)
-        try:
+        with memory_errors(f"tiles of {shape[0]} pixels", f"--tile-size {OUTPUTS[0] + self._margin}"):
             return session.predict([images])[0][: len(tiles)]
-        except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-            raise ConfigurationError(
-                f"tiles of {shape[0]} pixels do not fit into memory",
-                f"--tile-size {OUTPUTS[0] + self._margin}",
-            ) from error
 
     def _session(self, output: int) -> Session:
         """A session with the network built for tiles of that output."""
@@ -327,32 +319,41 @@ class TiledNetwork:
         return self._sessions[output]
 
 
-def _checked(logits: np.ndarray) -> np.ndarray:
-    """The logits; raises DataError where they are not finite."""
-    if not np.isfinite(logits).all():
-        raise DataError(
-            "the network's outputs are not finite: its weights are damaged, or its training diverged",
-            "take an earlier checkpoint with --checkpoint",
-        )
-    return logits
-
-
-def foreground_probability(logits: np.ndarray) -> np.ndarray:
-    """float32 [h, w]: softmax of class 1 from logits [h, w, 2], without overflow."""
-    gap = (logits[..., 0] - logits[..., 1]).astype(np.float64)
-    # The exponential of -|gap| is at most 1, where that of the gap itself could overflow.
-    small = np.exp(-np.abs(gap))
-    probability: np.ndarray = np.where(gap > 0, small / (1 + small), 1 / (1 + small))
-    return probability.astype(np.float32)
-
-
 def class_probabilities(logits: np.ndarray) -> List[np.ndarray]:
     """float32 [h, w] each, of logits [h, w, classes]: of two classes that of class 1, of more those of all."""
     if logits.shape[-1] == 2:
         return [foreground_probability(logits)]
-    return [
-        np.float32(part) for part in np.moveaxis(special.softmax(logits.astype(np.float64), axis=-1), -1, 0)
-    ]
+    shares = special.softmax(logits.astype(np.float64), axis=-1)
+    return [np.float32(share) for share in np.moveaxis(shares, -1, 0)]
+
+
+def foreground_probability(logits: np.ndarray) -> np.ndarray:
+    """float32 [h, w]: softmax of class 1 from logits [h, w, 2], without overflow."""
+    gap = (logits[..., 1] - logits[..., 0]).astype(np.float64)
+    return np.float32(special.expit(gap))
+
+
+@dataclass(frozen=True)
+class SegmentedImage:
+    """An image, or a page of a volume, that was segmented.
+
+    Attributes:
+        name: of the image, and the number of its page if there are several.
+        image: uint8 [h, w, c].
+        predicted: [h, w], the class of each pixel.
+        classes: their names and colours.
+        truth: [h, w], where it is known.
+        probability: float32 [h, w]: of two classes that of class 1, of more that of the most probable one.
+        mean_dice: what images are ranked by, where the truth is known.
+    """
+
+    name: str
+    image: np.ndarray
+    predicted: np.ndarray
+    classes: Classes
+    truth: Optional[np.ndarray] = None
+    probability: Optional[np.ndarray] = None
+    mean_dice: float = 1.0
 
 
 @dataclass(frozen=True)

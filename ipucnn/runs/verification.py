@@ -1,0 +1,347 @@
+"""Whether an exported network computes what its run does: samples of the data set through both, and the bound.
+
+How far rounding takes 32 bits from the exact logits depends on the network: the outputs of the file and those of the
+session that ``ipucnn evaluate`` uses are both compared with a computation of the same weights in 64 bits, and the file
+may be a few times as far from it as the session is.  The Python lines of the export's page are run on image files, too:
+they have to make the inputs that the session was given.
+"""
+
+import io
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+from scipy import special
+
+from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.errors import ThresholdError
+from ipucnn.filesystem import write_text
+from ipucnn.runs import runtimes
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess
+from ipucnn.runs.network_input import python_lines
+from ipucnn.runs.predicting import Progress, check_finite
+from ipucnn.runs.setup import Setup
+from ipucnn.runs.trained import TrainedSetup
+from ipucnn.sessions.session import Session
+from ipucnn.text import shown_value, told_apart
+
+DEFAULT_OPSET = 15
+LEAST_SAMPLES = 100
+# Largest difference relative to the deviation of the outputs, and share of samples with the same largest output: of
+# a network that cannot be computed in 64 bits, and of weights in 16.
+LIMITS = {False: (1e-4, 0.999), True: (1e-2, 0.995)}
+FACTOR = 10
+"""How many times as far from the 64-bit outputs as the session's a file's outputs may be: runtimes add in other orders.
+
+In 28 short trainings of five networks it was 2.4 times at most (ONNX, TFLite and SavedModels).
+"""
+LEAST_LIMIT, LARGEST_LIMIT = 2e-6, 0.1
+"""What a file may always differ by, a few last digits of 32 bits, and what no rounding excuses."""
+LARGEST_INPUT_DIFFERENCE = 1e-3
+"""Of the range of the session's inputs: what the page's lines may differ by."""
+_MOST_ROUNDED = 0.05
+"""Pixels of whole grey levels that may be rounded to the other side: where resizing leaves halves."""
+_BATCH = 8
+
+RunBatch = Callable[[np.ndarray], np.ndarray]
+"""Images of one batch -> float32 outputs, by the file."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is run through a file.
+
+    Attributes:
+        images: as the exported network takes them, [n, height, width, channels].
+        expected: float32 [n, ..., classes]: what the session gives for them.
+        exact: float64: the same computed in 64 bits; None of a network that cannot be.
+        origin: of which samples, in words.
+        files: the image files that they were made of; of patches none.
+    """
+
+    images: np.ndarray
+    expected: np.ndarray
+    exact: Optional[np.ndarray]
+    origin: str
+    files: Tuple[bytes, ...] = ()
+
+
+def exact_network(model: KerasModel, told: Progress) -> Optional[KerasModel]:
+    """The network in 64 bits; None of one with layers that compute in another type alone, which is said."""
+    from ipucnn.models.editing import in_64_bits
+
+    try:
+        double = in_64_bits(model)
+        double(np.zeros((1, *model.inputs[0].shape[1:])), training=False)
+    except Exception as error:  # whatever the layers of a network of one's own raise
+        reason = shown_value(" ".join(str(error).split()))
+        told.line(
+            f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[False][0]:g}"
+        )
+        return None
+    return double
+
+
+def take_samples(
+    trained: TrainedSetup,
+    session: Session,
+    double: Optional[KerasModel],
+    as_pixels: bool,
+    probabilities: bool,
+) -> Samples:
+    """At least ``LEAST_SAMPLES`` samples, if the data set has as many: of evaluation first, then of training.
+
+    Args:
+        session: ready to predict.
+        double: the network in 64 bits.
+        as_pixels: the exported network takes uint8 pixels.
+        probabilities: it gives probabilities, not logits.
+
+    Raises:
+        DataError: the session's outputs are not finite.
+    """
+    source, origin, files = trained.source, [], []
+    rows: List[Tuple[np.ndarray, np.ndarray, Any]] = []
+    for name, examples in (("evaluation", source.eval), ("training", source.train)):
+        left = LEAST_SAMPLES - sum(len(images) for images, _, _ in rows)
+        if left <= 0 or not len(examples):
+            continue
+        taken = 0
+        for images, inputs, outputs in _batches(trained, examples, session, as_pixels):
+            images, inputs, outputs = (part[: left - taken] for part in (images, inputs, outputs))
+            exact = None if double is None else np.asarray(double(inputs.astype(np.float64), training=False))
+            rows.append((images, outputs, exact))
+            taken += len(images)
+            if taken == left:
+                break
+        files += [] if source.info.tiled else [_image_file(examples, number) for number in range(taken)]
+        origin.append(f"{taken:,} of {name}")
+    images, expected = (np.concatenate([row[k] for row in rows]) for k in (0, 1))
+    exact = None if double is None else np.concatenate([row[2] for row in rows])
+    check_finite(expected)
+    if probabilities:
+        expected = np.float32(special.softmax(expected, axis=-1))
+        exact = None if exact is None else special.softmax(exact, axis=-1)
+    return Samples(images, np.float32(expected), exact, " and ".join(origin), tuple(files))
+
+
+def _batches(
+    trained: Setup, examples: Examples, session: Session, as_pixels: bool
+) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Images as the exported network takes them, as the session does, and its logits; without padding."""
+    from ipucnn.datasets.pipeline import data_errors
+    from ipucnn.datasets.preprocessing import normalise
+
+    info, network_range = trained.source.info, trained.input_range
+    setup = replace(trained, source=replace(trained.source, eval=examples))
+    setup = replace(setup, input_range="raw") if as_pixels else setup
+    with data_errors():
+        for batch, _, weights in run_setup.evaluation_batches(setup, _BATCH):
+            images, inputs = np.asarray(batch), batch
+            if as_pixels:
+                # Whole numbers, whatever resizing and the weights of red, green and blue made of them.
+                images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
+                inputs = normalise(np.float32(images), network_range, info)
+            is_sample = np.asarray(weights) > 0
+            logits = np.asarray(session.predict([inputs])[0])
+            yield images[is_sample], np.asarray(inputs)[is_sample], logits[is_sample]
+
+
+def _image_file(examples: Examples, number: int) -> bytes:
+    """The image file of a sample; of a sample that is an array in memory, a PNG of it."""
+    if not isinstance(examples, ArrayExamples):
+        return examples.encoded(number)
+    from PIL import Image
+
+    pixels, packed = examples.images[number], io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(packed, "PNG")
+    return packed.getvalue()
+
+
+def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBatch] = None) -> PlainDict:
+    """Runs the samples through a file in its own runtime, and compares.
+
+    Args:
+        record: ``export.json`` so far.
+        path: of the file, or the SavedModel's folder.
+        run: what runs a program for an IPU, in this process: its SavedModel needs the SDK's operations, and the IPU
+            that this process has taken.  None: a :class:`RuntimeProcess` does.
+
+    Returns:
+        ``proof`` of ``export.json``.
+
+    Raises:
+        ThresholdError: it is not as declared, or computes something else.
+    """
+    batch, is_half = record["input"]["shape"][0], record["half"] or record["input"]["dtype"] == "float16"
+    findings: PlainDict = {}
+    largest = LARGEST_LIMIT
+    try:
+        runtime = "the Poplar SDK's runtime"
+        if run is None:
+            process = open_runtime(record["format"], path)
+            runtime, run = process.runtime, process.run
+            _check_ports("input", process.inputs, record["input"])
+            _check_ports("output", process.outputs, record["output"])
+            check_lines(python_lines(record["input"]), samples)
+        outputs = np.concatenate([run(part) for part in runtimes.batches(samples.images, batch)])
+        outputs = outputs[: len(samples.images)]
+        if outputs.dtype != np.float32 or outputs.shape != samples.expected.shape:
+            raise RuntimeFailed(
+                f"its outputs are {outputs.dtype} {list(outputs.shape)}, not float32 {list(samples.expected.shape)}"
+            )
+        findings = {"runtime": runtime, "samples": len(outputs)}
+        findings.update(compare(outputs, samples.expected, samples.exact))
+        largest, least = limits(is_half, findings["session_relative"])
+        check_limits(findings, largest, least, record["output"]["name"])
+    except RuntimeFailed as error:
+        is_rounding = largest < findings.get("relative", 0.0) <= LARGEST_LIMIT
+        raise ThresholdError(
+            f"the {record['format']} file does not do what the run does, and was removed: {error}",
+            remedy(record, is_rounding),
+        ) from None
+    return {
+        **findings,
+        "of": samples.origin,
+        "wanted_samples": LEAST_SAMPLES,
+        "allowed_relative": largest,
+        "least_agreement": least,
+    }
+
+
+def open_runtime(form: str, path: Path) -> Any:
+    """The file in its runtime's process."""
+    return RuntimeProcess(form, path)
+
+
+def _check_ports(kind: str, ports: Sequence[runtimes.Port], declared: PlainDict) -> None:
+    expected = [declared[key] for key in ("name", "dtype", "shape")]
+    if list(ports) != [expected]:
+        raise RuntimeFailed(f"its {kind}s are {_described(ports)}, and not {_described([expected])}")
+
+
+def _described(ports: Sequence[runtimes.Port]) -> str:
+    texts = [
+        f"{name} ({dtype} {'x'.join('any' if n is None else str(n) for n in shape)})"
+        for name, dtype, shape in ports
+    ]
+    return ", ".join(texts) or "none"
+
+
+def check_lines(lines: str, samples: Samples) -> None:
+    """Runs the Python lines of an export's page on the image files of samples.
+
+    Raises:
+        RuntimeFailed: they make other inputs than the session was given.
+    """
+    if not samples.files:
+        return
+    names: Dict[str, Any] = {}
+    exec(compile(lines, "README.md", "exec"), names)
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(samples.files):
+            path = os.path.join(folder, f"{number}.image")
+            write_text(Path(path), data)
+            made.append(names["network_input"](path))
+    reason = input_difference(np.stack(made), samples.images)
+    if reason:
+        raise RuntimeFailed(f"the lines of README.md make other inputs of image files: {reason}")
+
+
+def input_difference(made: np.ndarray, images: np.ndarray) -> str:
+    """In what inputs differ from the session's by more than rounding, in words; "" if in nothing."""
+    if (made.shape, made.dtype) != (images.shape, images.dtype):
+        return f"they are {made.dtype} {list(made.shape)}, not {images.dtype} {list(images.shape)}"
+    differences = np.abs(made.astype(np.float64) - images)
+    if images.dtype == np.uint8 and differences.max() <= 1:
+        # A grey level between two whole ones is rounded to either of them, as the last digits of 32 bits fall.
+        share = float(np.mean(differences > 0))
+        return "" if share <= _MOST_ROUNDED else f"{share:.1%} of the pixels differ by one grey level"
+    relative = float(differences.max() / (np.ptp(images.astype(float)) or 1))
+    return "" if relative <= LARGEST_INPUT_DIFFERENCE else f"they differ by {relative:.2g}"
+
+
+def compare(outputs: np.ndarray, expected: np.ndarray, exact: Optional[np.ndarray] = None) -> Dict[str, Any]:
+    """How far outputs lie from those of a 64-bit computation, and how far the session's do.
+
+    Args:
+        outputs, expected: [n, ..., classes]: of the file, and of the session.
+        exact: the same, computed in float64; None where there is no such computation: then the session's are taken.
+
+    Returns:
+        ``largest_difference`` and ``deviation`` (of the exact ones over everything, float64), ``relative`` (one
+        over the other), ``session_relative``: the same of the session (None without ``exact``), ``agreement``: the
+        share of samples, of masks pixels, whose largest output is that of the session, and ``first_disagreement``, the
+        number of the first sample where it is not.
+
+    Raises:
+        RuntimeFailed: outputs are not finite.
+    """
+    if not np.isfinite(outputs).all():
+        raise RuntimeFailed("its outputs are not finite")
+    reference = expected if exact is None else exact
+    difference = float(np.abs(outputs.astype(np.float64) - reference).max())
+    deviation = float(reference.std(dtype=np.float64))
+
+    def relative(largest: float) -> float:
+        return largest / deviation if deviation else (0.0 if largest == 0 else float("inf"))
+
+    same = outputs.argmax(axis=-1) == expected.argmax(axis=-1)
+    wrong = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+    return {
+        "largest_difference": difference,
+        "deviation": deviation,
+        "relative": relative(difference),
+        "session_relative": None if exact is None else relative(float(np.abs(expected - exact).max())),
+        "agreement": float(same.mean()),
+        "first_disagreement": int(wrong[0]) if len(wrong) else None,
+    }
+
+
+def limits(is_half: bool, session_relative: Optional[float]) -> Tuple[float, float]:
+    """The largest difference of a file, over the deviation, and the least share of samples of the same class.
+
+    Args:
+        is_half: its weights have 16 bits.
+        session_relative: how far the session is from the 64-bit outputs; None where there are none.
+    """
+    if is_half or session_relative is None:
+        return LIMITS[is_half]
+    # Classes may change only where two outputs are nearer to one another than rounding, which the difference says.
+    return min(LARGEST_LIMIT, max(LEAST_LIMIT, FACTOR * session_relative)), 0.0
+
+
+def check_limits(findings: PlainDict, largest: float, least: float, output_name: str) -> None:
+    """Raises:
+    RuntimeFailed: what :func:`compare` found is beyond the limits.
+    """
+    if findings["relative"] > largest:
+        differ, allowed = told_apart(findings["relative"], largest, digits=2)
+        raise RuntimeFailed(
+            f"its {output_name} differ by up to {differ} of their deviation, and {allowed} is allowed"
+        )
+    if findings["agreement"] < least:
+        share, allowed = told_apart(100 * (1 - findings["agreement"]), 100 * (1 - least), digits=2)
+        raise RuntimeFailed(f"it gives another class for {share}% of the samples, and {allowed}% is allowed")
+
+
+def remedy(record: PlainDict, is_rounding: bool = False) -> str:
+    """What to type instead of an export that was refused.
+
+    Args:
+        is_rounding: its outputs differ by what rounding may explain.
+    """
+    if record["half"]:
+        return "export it without --half"
+    if record["opset"] not in (None, DEFAULT_OPSET):
+        return f"drop --opset: the default is {DEFAULT_OPSET}"
+    if is_rounding:
+        return "train it for longer: a network that has hardly learned multiplies what 32 bits round"
+    other = runtimes.ONNX if record["format"] == runtimes.SAVED_MODEL else runtimes.SAVED_MODEL
+    return f"export it in another format, for example --format {other}"
