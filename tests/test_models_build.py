@@ -1,5 +1,6 @@
 """Building models: substitutions, seeds, equality with Keras Applications."""
 
+import copy
 import functools
 
 import numpy as np
@@ -9,7 +10,7 @@ from tensorflow import keras
 
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models import build as build_module
-from ipucnn.models import imagenet
+from ipucnn.models import editing, imagenet
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import SeededInitializer, generator
 from ipucnn.models.imagenet import copy_weights, load_imagenet_weights
@@ -23,23 +24,20 @@ def build(name, size=32, channels=3, classes=10, **options):
     return build_model(get_model(name), BuildOptions((*shape, channels), classes, **options))
 
 
-# For tests that only look at the model.
-shared = functools.lru_cache(maxsize=None)(build)
-
-
-def structure(name, **options):
-    """A network of which only the layers are looked at: weights of zeros are made in less time than drawn ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            SeededInitializer, "__call__", lambda own, shape, dtype=None, **_: tf.zeros(shape, dtype)
-        )
-        return build(name, **options)
-
-
 @functools.lru_cache(maxsize=None)
-def in_groups_with_dropout():
-    """One network for the two tests of what is put in place of its norms and of its dropout."""
-    return structure("efficientnet-b0", norm="group", dropout=0.5)
+def unedited(name):
+    """A network's blueprint, for tests that only look at its layers: to build a large one twice takes seconds."""
+    return get_model(name).builder(keras.Input((32, 32, 3)), 10, **get_model(name).builder_args)
+
+
+def edited(name, edit, *arguments, **options):
+    """The steps of a network after one edit, by kind."""
+    blueprint = copy.deepcopy(unedited(name))
+    edit(blueprint, *arguments, **options)
+    by_kind = {}
+    for step in blueprint.steps:
+        by_kind.setdefault(step.kind, {})[step.name] = step.config
+    return by_kind
 
 
 def layers_of(model, kind):
@@ -128,7 +126,7 @@ def test_weights_do_not_depend_on_the_norm_or_the_classes_of_the_head():
 
 
 def test_seeded_weights_are_distributed_as_keras_distributes_them():
-    model = shared("efficientnet-b0")
+    model = build("mobilenet")
     for layer in model.layers:
         for weight in layer.weights:
             if "kernel" not in weight.name or np.prod(weight.shape) < 20000:
@@ -176,17 +174,19 @@ def test_generators_of_different_weights_differ():
 
 
 def test_batch_norm_options():
-    model = structure("resnet18", norm_momentum=0.9, norm_epsilon=0.01)
-    norms = layers_of(model, BatchNormalization)
-    assert len(norms) == 20
-    assert {(n.momentum, n.epsilon) for n in norms} == {(0.9, 0.01)}
+    norms = layers_of(build("cifar_resnet8", norm_momentum=0.9, norm_epsilon=0.01), BatchNormalization)
+    assert len(norms) == 7 and {(n.momentum, n.epsilon) for n in norms} == {(0.9, 0.01)}
     own = build("cifar_resnet8")
     assert {n.epsilon for n in layers_of(own, BatchNormalization)} == {1.001e-5}
     assert not [layer for layer in own.layers if type(layer) is keras.layers.BatchNormalization]
 
 
 def test_group_norm_options():
-    assert {layer.groups for layer in layers_of(in_groups_with_dropout(), GroupNormalization)} == {8, 16, 32}
+    norms = edited("efficientnet-b0", editing.set_group_norm)["GroupNormalization"]
+    assert {config["groups"] for config in norms.values()} == {8, 16, 32}
+    with pytest.raises(ConfigurationError, match="block1a_project_bn") as caught:
+        edited("efficientnet-b0", editing.set_group_norm, groups=32)
+    assert "8" in caught.value.hint
     fours = build("cifar_resnet8", norm="group", norm_channels_per_group=4)
     assert fours.get_layer("conv4_block1_layer1_bn").groups == 16
     assert build("cifar_resnet8", norm="group", norm_groups=8).get_layer("conv1_bn").groups == 8
@@ -200,16 +200,16 @@ def test_no_norm_gives_the_convolutions_their_bias():
 
 
 def test_dropout_options():
-    own = shared("efficientnet-b0")
-    rates = {layer.name: layer.rate for layer in layers_of(own, Dropout)}
-    assert rates["top_dropout"] == 0.2 and 0 < rates["block6d_drop"] < 0.2
-    more = in_groups_with_dropout()
-    assert more.get_layer("top_dropout").rate == 0.5
-    assert more.get_layer("block6d_drop").rate == own.get_layer("block6d_drop").rate
-    assert more.get_layer("block6d_drop").noise_shape == (None, 1, 1, 1)
-    off = structure("efficientnet-b0", dropout=0.0)
-    assert {layer.rate for layer in layers_of(off, Dropout)} == {0.0}
-    assert canonical_names(off) == canonical_names(own)
+    own, more, off = (
+        edited("efficientnet-b0", editing.set_dropout, rate)["Dropout"] for rate in (None, 0.5, 0.0)
+    )
+    assert list(own) == list(more) == list(off)
+    assert own["top_dropout"]["rate"] == 0.2 and 0 < own["block6d_drop"]["rate"] < 0.2
+    assert more["top_dropout"]["rate"] == 0.5 and more["block6d_drop"] == own["block6d_drop"]
+    assert tuple(own["block6d_drop"]["noise_shape"]) == (None, 1, 1, 1)
+    assert {config["rate"] for config in off.values()} == {0.0}
+    assert build("mnist_cnn", dropout=0.25, channels=1).get_layer("dropout").rate == 0.25
+    assert type(build("mnist_cnn", channels=1).get_layer("dropout")) is Dropout
     build("cifar_resnet8", dropout=0.0)
 
 
@@ -239,15 +239,18 @@ def test_illegal_options(name, options, message):
 
 
 def test_resnet_v1_5_strides_in_the_3x3_without_biases():
-    model, keras_v1 = structure("resnet50"), structure("resnet50-keras")
-    assert tuple(model.get_layer("conv3_block1_1_conv").strides) == (1, 1)
-    assert tuple(model.get_layer("conv3_block1_2_conv").strides) == (2, 2)
-    assert tuple(model.get_layer("conv3_block1_0_conv").strides) == (2, 2)
-    assert tuple(model.get_layer("conv2_block1_2_conv").strides) == (1, 1)
-    assert not any(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
-    assert tuple(keras_v1.get_layer("conv3_block1_1_conv").strides) == (2, 2)
-    assert keras_v1.get_layer("conv3_block1_1_conv").use_bias
-    assert canonical_names(model) == canonical_names(keras_v1)
+    ours, keras_v1 = unedited("resnet50"), unedited("resnet50-keras")
+    for name, stride in (
+        ("conv3_block1_1_conv", 1),
+        ("conv3_block1_2_conv", 2),
+        ("conv3_block1_0_conv", 2),
+        ("conv2_block1_2_conv", 1),
+    ):
+        assert tuple(ours[name].config["strides"]) == (stride, stride)
+    assert not any(step.config["use_bias"] for step in ours.steps if step.kind == "Conv2D")
+    assert tuple(keras_v1["conv3_block1_1_conv"].config["strides"]) == (2, 2)
+    assert keras_v1["conv3_block1_1_conv"].config["use_bias"]
+    assert [step.name for step in ours.steps[1:]] == [step.name for step in keras_v1.steps[1:]]
 
 
 # The preprocessing inside the Keras model, which ours leaves to the input pipeline.
