@@ -57,9 +57,7 @@ def check_requirements(record: ModelRecord) -> None:
         return
     from ipucnn.compat import KERAS_VERSION
 
-    package, _, version = record.requires.partition(" ")
-    if package != "Keras":
-        raise ValueError(f"{record.name} requires {record.requires!r}, which can't be checked")
+    version = record.requires[len("Keras ") :]
     if tuple(int(part) for part in version.split(".")) > KERAS_VERSION:
         installed = ".".join(str(part) for part in KERAS_VERSION)
         raise MissingError(

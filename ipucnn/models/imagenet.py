@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel
 from ipucnn.documents import load_record
-from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import read_text
 from ipucnn.models.build import check_requirements
 from ipucnn.models.registry import ModelRecord
@@ -45,21 +45,18 @@ def class_names() -> Tuple[str, ...]:
 
     Raises:
         MissingError: they are not there, and there is no network.
-        DataError: the file is damaged.
     """
     try:
         with quiet_download():
             path = Path(_fetch())
     except Exception as error:
-        raise _not_downloaded(f"the names of ImageNet's classes ({CLASS_INDEX})", error) from error
-    try:
-        index = load_record(read_text(path, _INDEX_BYTES))
-        names = [index[str(i)][1] for i in range(NUM_CLASSES)]
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("a name is no text")
-        return tuple(names)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error}", "delete it; it is then downloaded again") from error
+        folder = Path(os.environ.get("KERAS_HOME") or "~/.keras") / "models"
+        raise MissingError(
+            f"the names of ImageNet's classes ({CLASS_INDEX}) could not be downloaded: {' '.join(str(error).split())}",
+            f"check the network, or put the file into {folder}",
+        ) from error
+    index = load_record(read_text(path, _INDEX_BYTES))
+    return tuple(index[str(number)][1] for number in range(NUM_CLASSES))
 
 
 def _fetch() -> str:
@@ -82,18 +79,6 @@ def quiet_download() -> Iterator[None]:
                 yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _not_downloaded(what: str, error: Exception) -> MissingError:
-    reason = " ".join(str(error).split())
-    return MissingError(
-        f"{what} could not be downloaded: {reason}",
-        f"check the network, or put the file into {_cache()}",
-    )
-
-
-def _cache() -> str:
-    return str(Path(os.environ.get("KERAS_HOME") or "~/.keras") / "models")
 
 
 # --- weights

@@ -6,20 +6,7 @@ Read are functional and sequential models of Keras 2.6 and 3.  Models inside mod
 from __future__ import annotations
 
 import re
-from typing import (
-    Any,
-    Collection,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    NoReturn,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue
 from ipucnn.errors import ConfigurationError, DataError
@@ -326,7 +313,7 @@ def snake_case(kind: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
 
 
-def counted_from_zero(named: Iterable[Tuple[str, str, str, Collection[str]]]) -> Dict[str, str]:
+def counted_from_zero(named: Iterable[Tuple[str, str, str, Iterable[str]]]) -> Dict[str, str]:
     """The names that a fresh process would give: add, add_1, add_2, ...
 
     Args:

@@ -54,7 +54,7 @@ class ModelRecord:
             deviation), "unit" [0, 1], "tf" [-1, 1], "raw" [0, 255], "caffe" (BGR minus the ImageNet mean),
             "torch" (ImageNet mean and standard deviation on [0, 1]).
         keras_application: name in ``keras.applications`` whose ImageNet weights fit, or None.
-        requires: what has to be installed for it beyond the package itself, as "Keras 2.8", or None.
+        requires: the version of Keras that it needs, as "Keras 2.8", or None.
         default_norm: normalisation of the network as published: "batch", "group" or "none".
         norms: the normalisations it can be built with.
         size_step, size_offset: legal sizes are ``size_offset`` modulo ``size_step``; 1 and 0: all are.
