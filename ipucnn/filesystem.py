@@ -143,16 +143,20 @@ def expand(text: str) -> Path:
     """
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
+    path = _expand_user(text)
+    is_link(path)
+    return path
+
+
+def _expand_user(text: str) -> Path:
     try:
-        path = Path(text).expanduser()
+        return Path(text).expanduser()
     except (RuntimeError, KeyError, ValueError):  # ValueError: nobody can be called so
         user = printable(text.split("/", 1)[0])
         raise ConfigurationError(
             f"{shown(text)}: the home folder of {user} is not known",
             f"set HOME, give the whole path, or write ./{shown(text)} if the name is meant",
         ) from None
-    is_link(path)
-    return path
 
 
 def cache_folder(name: str) -> Path:
@@ -164,7 +168,7 @@ def cache_folder(name: str) -> Path:
     folder = os.environ.get("IPUCNN_CACHE_DIR")
     if folder:
         return Path(folder, name)
-    return Path(os.environ.get("XDG_CACHE_HOME") or expand("~/.cache"), "ipucnn", name)
+    return Path(os.environ.get("XDG_CACHE_HOME") or _expand_user("~/.cache"), "ipucnn", name)
 
 
 def private_cache_folder(name: str) -> Optional[Path]:

@@ -68,6 +68,20 @@ def test_what_no_path_can_be_is_refused_at_once(name, code, message):
     assert found.value.exit_code == code and found.value.hint and len(found.value.message) < 500
 
 
+def test_where_a_home_may_not_be_searched_there_is_still_a_name_for_the_cache(here, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("IPUCNN_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/closed")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    assert filesystem.cache_folder("graphs") == Path("/closed/.cache/ipucnn/graphs")
+    with pytest.raises(DataError, match="Permission denied"):
+        filesystem.expand("~/runs")
+
+
 def test_a_home_that_nobody_knows_is_told(monkeypatch):
     monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(ConfigurationError, match="home folder") as found:
