@@ -616,7 +616,7 @@ def check_output(path: Path) -> None:
     if kind is not Kind.ABSENT:
         check_writable(path)
     if kind in (Kind.ABSENT, Kind.FILE):
-        folder = real(path).parent
+        folder = (real(path) if is_link(path) else path).parent  # as it was typed
         if kind_of(folder) is Kind.ABSENT:
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
         if kind_of(folder) is not Kind.FOLDER:

@@ -453,6 +453,12 @@ def test_stdout_keeps_the_order_in_which_it_was_written_to(here):
     assert (here / "out").read_text() == "first\nsecond\nthird\n"
 
 
+def test_a_folder_that_is_absent_is_named_as_it_was_typed(here):
+    with pytest.raises(DataError, match="absent/a: there is no folder absent") as found:
+        filesystem.check_output(Path("absent/a"))
+    assert found.value.hint == "mkdir -p absent"
+
+
 @pytest.mark.skipif(IS_ROOT, reason="root writes everywhere")
 def test_what_is_not_ours_to_write_is_refused_beforehand(here):
     (here / "sealed").mkdir(mode=0o555)
