@@ -103,7 +103,11 @@ def test_presets_do_not_disturb_each_other():
         ("- a\n", "top level is not a mapping", "key: value"),
         ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "remove the tag"),
         ("a:\n  <<: 3\n", "line 2: '<<' must merge", "anchor"),
-        ("a: &a\n  <<: *a\n", "line 1: an alias stands inside of the value that it names", "after that value"),
+        (
+            "a: &a\n  <<: *a\n",
+            "line 1: an alias stands inside of the value that it names",
+            "after that value",
+        ),
     ],
 )
 def test_wrong_files_are_refused_with_the_line(text, message, hint):
