@@ -204,7 +204,9 @@ def test_figures_and_data_set_are_those_of_the_weights(trained, tmp_path):
 @pytest.mark.parametrize(
     ("form", "options"),
     [
-        pytest.param("onnx", ["--raw-uint8", "--probabilities", "--batch", "7"], marks=needs("onnx")),
+        pytest.param(
+            "onnx", ["--raw-uint8", "--probabilities", "--batch", "7", "--opset", "13"], marks=needs("onnx")
+        ),
         pytest.param("onnx", ["--half"], marks=[needs("onnx"), pytest.mark.slow]),
         pytest.param("tflite", [], marks=needs("tflite")),
         pytest.param("tflite", ["--half", "--raw-uint8"], marks=[needs("tflite"), pytest.mark.slow]),
@@ -220,6 +222,8 @@ def test_each_format(trained, run, in_this_process, form, options):
     assert record["folder"] == str(folder) and record_of(folder)["proof"] == record["proof"]
     assert record["input"]["dtype"] == ("uint8" if "--raw-uint8" in options else "float32")
     assert record["output"]["name"] == ("probabilities" if "--probabilities" in options else "logits")
+    opsets = {"onnx": 13 if "--opset" in options else 15}
+    assert record["opset"] == opsets.get(form)
     assert record["half"] == ("--half" in options) and record["proof"]["agreement"] == 1
     assert sorted(p.name for p in Path("exports").iterdir()) == [folder.name]
 

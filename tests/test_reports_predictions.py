@@ -62,19 +62,6 @@ def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypat
     assert width == plain[0] and height == plain[1] + 15
 
 
-def test_a_run_draws_what_it_predicts(tmp_path, capsys):
-    folder = tmp_path / "run"
-    code = cli.run(
-        ["train", "unet", "--dataset", "membranes", "--image-size", "204", "--base-filters", "1", "--limit-train",
-         "4", "--limit-eval", "4", "--num-epochs", "1", "--run-dir", str(folder)]
-    )  # fmt: skip
-    out, err = capsys.readouterr()
-    assert code == 0 and "picture of the predictions" in err
-    assert Image.open(folder / "predictions.png").size[0] > 500
-    assert "Dice of membrane" in out and "calling every pixel cell" in out
-    assert "their inner 20x20 of 204x204 pixels" in " ".join(out.split())
-
-
 def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
     from matplotlib.figure import Figure
 
@@ -95,7 +82,7 @@ def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
 
 
 def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is_continued(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, capsys
 ):
     from ipucnn.reports import runs, sheets
     from ipucnn.runs.folder import RunFolder
@@ -119,3 +106,8 @@ def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is
         assert [file for file in needed if (folder / file).exists()] == needed[:number]
     assert cli.run(options) == 0
     assert all((folder / file).exists() for file in needed)
+    assert Image.open(folder / "predictions.png").size[0] > 500
+    out, err = capsys.readouterr()
+    assert "picture of the predictions" in err
+    assert "Dice of membrane" in out and "calling every pixel cell" in out
+    assert "their inner 20x20 of 204x204 pixels" in " ".join(out.split())

@@ -19,6 +19,7 @@ from PIL import Image
 from support.trained_runs import run_of
 
 from ipucnn.datasets.sources.embedded import open_digits
+from ipucnn.runs import runtimes
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
 from ipucnn.runs.images.outputs import Spool
 from ipucnn.text import printable, to_ascii
@@ -426,25 +427,20 @@ def test_keras_weights_with_the_data_set_s_names(trained, run, images):
     assert code == 2 and "--dataset" in err
 
 
-@pytest.mark.parametrize("command", ["infer", "evaluate"])
-def test_what_export_wrote_for_keras_is_not_taken_for_weights(trained, run, images, command):
-    arguments = ["in"] if command == "infer" else []
-    code, _, err = run("export", trained, "--format", "keras", "--output", f"out-{command}")
+def test_what_export_wrote_for_keras_is_not_taken_for_weights(trained, run, images, monkeypatch):
+    monkeypatch.setattr("ipucnn.runs.verification.open_runtime", runtimes.load)
+    code, _, err = run("export", trained, "--format", "keras", "--output", "out")
     assert code == 0, err
-    (exported,) = [
-        path for path in Path(f"out-{command}").rglob("model.*") if path.suffix in (".keras", ".h5")
-    ]
-    code, _, err = run(command, exported, *arguments)
-    assert code == 2 and f"`ipucnn export` wrote for Keras; `ipucnn {command}` cannot run it" in err
-    assert f"ipucnn {command} RUN" in err and "--format onnx or tflite" in err and "mnist" not in err
+    (exported,) = [path for path in Path("out").rglob("model.*") if path.suffix in (".keras", ".h5")]
     # The same file without what export wrote beside it is any Keras file.
     Path("alone.keras").write_bytes(exported.read_bytes())
-    code, _, err = run(command, "alone.keras", *arguments)
-    assert (
-        code == 2
-        and "of alone.keras only the weights are read" in err
-        and "add --model-name and --dataset" in err
-    )
+    for command, arguments in (("infer", ["in"]), ("evaluate", [])):
+        code, _, err = run(command, exported, *arguments)
+        assert code == 2 and f"`ipucnn export` wrote for Keras; `ipucnn {command}` cannot run it" in err
+        assert f"ipucnn {command} RUN" in err and "--format onnx or tflite" in err and "mnist" not in err
+        code, _, err = run(command, "alone.keras", *arguments)
+        assert code == 2 and "of alone.keras only the weights are read" in err
+        assert "add --model-name and --dataset" in err
 
 
 # ImageNet weights, without a network.

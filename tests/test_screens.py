@@ -240,7 +240,7 @@ def test_a_broken_word_is_noticed():
         (["plan-splits", "cifar_resnet8", "--splits", "conv3_block1_add"], ("predicting",)),
         (["plan-splits", "cifar_resnet8", "--stages", "2", "--optimisations"], ("predicting",)),
         (["models", "lenet", "--summary"], ("loading TensorFlow",)),
-        (["export", "run", "--format", "keras"], ("loading TensorFlow", "writing the network", "proving")),
+        (["export", "run", "--format", "keras"], ("loading TensorFlow", "writing the network", "verifying")),
     ],
 )
 def test_what_takes_its_time_says_so_on_a_terminal(command, what, monkeypatch, request, tmp_path):

@@ -342,10 +342,11 @@ def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path
     import onnx
     import tf2onnx
 
-    serve = _function(request, stock)
-    model, _ = tf2onnx.convert.from_function(
-        serve, input_signature=serve.input_signature, opset=request.opset or DEFAULT_OPSET
-    )
+    serve, opset = _function(request, stock), request.opset or DEFAULT_OPSET
+    model, _ = tf2onnx.convert.from_function(serve, input_signature=serve.input_signature, opset=opset)
+    written = [port.version for port in model.opset_import if port.domain in ("", "ai.onnx")]
+    if set(written) != {opset}:
+        raise ValueError(f"tf2onnx wrote operations of opset {written}, not {opset}")
     graph = model.graph
     _rename(graph, graph.input[0].name, INPUT_NAME)
     _rename(graph, graph.output[0].name, request.output_name)
