@@ -159,17 +159,9 @@ def _row(spec: OptionSpec) -> str:
 
 
 def _bounds(spec: OptionSpec) -> str:
-    bounds = []
-    sides = (
-        ("at least", spec.minimum),
-        ("above", spec.above),
-        ("at most", spec.maximum),
-        ("below", spec.below),
-    )
-    for word, bound in sides:
-        if bound is not None:
-            bounds.append(f"{word} {plain_number(bound)}")
-    return (", " + ", ".join(bounds)) if bounds else ""
+    minimum, maximum, above, below = spec.within
+    sides = (("at least", minimum), ("above", above), ("at most", maximum), ("below", below))
+    return "".join(f", {word} {plain_number(bound)}" for word, bound in sides if bound is not None)
 
 
 def _escape(text: str) -> str:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from ipucnn.command_table import COMMANDS
 from ipucnn.config import bounds, values
+from ipucnn.config.bounds import Range
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig
-from ipucnn.config.spec import KINDS, OptionSpec
+from ipucnn.config.spec import FRACTION, KINDS, OptionSpec
 from ipucnn.errors import ConfigurationError
 from ipucnn.training.program import make_layout, make_program
 
@@ -113,8 +114,8 @@ def test_no_option_is_left_to_typer_s_own_numbers():
 def test_a_number_cannot_be_declared_without_bounds():
     for details in ({}, {"minimum": 0}, {"maximum": 1}, {"above": 0}):
         with pytest.raises(TypeError, match="declare its bounds"):
-            OptionSpec("n", "n", 1, "help", "panel", KINDS[int], **details)
-    OptionSpec("n", "n", 1, "help", "panel", KINDS[float], above=0, below=1)
+            OptionSpec("n", 1, "help", "panel", KINDS[int], within=Range(**details))
+    OptionSpec("n", 1, "help", "panel", KINDS[float], within=Range(above=0, below=1))
 
 
 @pytest.mark.parametrize(("command", "flag"), NUMERIC, ids=lambda value: value)
@@ -152,14 +153,14 @@ def test_absurd_values_of_options(spec):
             continue
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, (int, float)):
-                assert abs(number) <= bounds.MAX_BYTES or abs(number) <= (spec.maximum or 0)
+                assert abs(number) <= bounds.MAX_BYTES or abs(number) <= (spec.within.maximum or 0)
 
 
 @pytest.mark.parametrize(
     "key", ["micro-batch-size", "seed", "image-size", "limit-train", "num-epochs", "weight-decay"]
 )
 def test_the_bound_and_the_nearest_legal_value_are_named(run, key):
-    most = BY_KEY[key].maximum or {"image-size": 65536, "limit-train": bounds.MAX_COUNT}[key]
+    most = BY_KEY[key].within.maximum or {"image-size": 65536, "limit-train": bounds.MAX_COUNT}[key]
     flag, bound = f"--{key}", values.plain_number(most)
     code, _, err = run("train", "lenet", flag, DIGITS, "--print-config")
     assert code == 2 and f"must be at most {bound}" in err and f"{flag} {bound}\n" in err
@@ -265,18 +266,18 @@ assert "tensorflow" not in sys.modules
 
 @given(st.sampled_from([spec for spec in SPECS if spec.kind.is_number and not spec.kind.is_list]), st.data())
 def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
-    least = spec.minimum if spec.minimum is not None else spec.above
-    most = spec.maximum if spec.maximum is not None else spec.below
-    if spec.kind is KINDS[int]:
-        number = data.draw(st.integers(int(least), int(most)))
-    else:
+    least = spec.within.minimum if spec.within.minimum is not None else spec.within.above
+    most = spec.within.maximum if spec.within.maximum is not None else spec.within.below
+    if spec.kind in (KINDS[float], FRACTION):
         number = data.draw(st.floats(least, most))
+    else:
+        number = data.draw(st.integers(int(least), int(most)))
     try:
         value = spec.convert(str(number))
     except values.BadValue:
         assert (
-            number in (spec.above, spec.below)
-            or (number == 0 and spec.parse)
+            number in (spec.within.above, spec.within.below)
+            or (number == 0 and spec.kind not in KINDS.values())
             or 0 < number < bounds.LEAST_FRACTION
         )
         return

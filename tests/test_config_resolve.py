@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig, _dump_entry
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
-from ipucnn.config.values import parse_fraction, parse_freeze
+from ipucnn.config.spec import FRACTION
 from ipucnn.errors import ConfigurationError
 
 # The tests must not depend on the values of the shipped presets.
@@ -240,13 +240,15 @@ def _values(spec):
         found = st.booleans()
     elif spec.kind.metavar == "DICT":
         found = _DICTS
-    elif spec.kind.metavar == "INT":
-        found = st.integers(int(spec.minimum or 0), int(spec.maximum))
+    elif spec.kind.metavar.startswith("INT"):
+        found = st.integers(int(spec.within.minimum or 0), int(spec.within.maximum))
     elif spec.kind.metavar == "FLOAT":
-        below = spec.maximum if spec.below is None else spec.below
-        least = LEAST_FRACTION if spec.parse is parse_fraction else spec.minimum or 0
-        found = st.floats(least, below, exclude_min=spec.above is not None, exclude_max=True)
-    elif spec.parse is parse_freeze:
+        minimum, maximum, above, below = spec.within
+        most = maximum if below is None else below
+        found = st.floats(minimum or 0, most, exclude_min=above is not None, exclude_max=True)
+    elif spec.kind is FRACTION:
+        found = st.floats(LEAST_FRACTION, spec.within.maximum)
+    elif spec.name == "freeze":
         found = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
     else:
         found = _WORDS

@@ -61,7 +61,7 @@ def test_value_is_read(key, written, value):
         ("micro-batch-size", None, "needs a value", None),
         ("available-memory-proportion", 0.6, "percentage", "60"),
         ("available-memory-proportion", [150], "from 1 to 100", "100"),
-        ("weight-updates-per-epoch", 0, "at least 1, or -1", "-1"),
+        ("weight-updates-per-epoch", 0, "at least 1, or -1", "1"),
         ("seed", 2**40, "at most 2147483647", "2147483647"),
         ("matmul-options", {"partialsType": None}, "partialsType is null", None),
         ("convolution-options", '{"a": "half", "b": [1]}', "b is [1]", None),
@@ -205,10 +205,20 @@ def test_norm_layers_and_kinds_of_norms_are_said_once():
     assert values.norm_layer_of("batch") == {"name": "batch_norm"}
 
 
-def test_micro_batches_computed_as_one_are_a_number_or_measured():
-    for text, number, plain in (("measure", values.MEASURE, "measure"), ("4", 4, 4), (1, 1, 1)):
-        assert values.parse_fused(text) == number
-        assert values.fused_to_yaml(number) == plain
-    for bad in ("0", 0, "-1", "often", "1.5"):
-        with pytest.raises(values.BadValue):
-            values.parse_fused(bad)
+@pytest.mark.parametrize(
+    ("key", "word", "number"),
+    [
+        ("fused-micro-batches", "measure", values.MEASURE),
+        ("devices", "ALL", values.ALL),
+        ("keep-checkpoints", "all", None),
+        ("weight-updates-per-epoch", "-1", -1),
+    ],
+)
+def test_a_number_or_a_word(key, word, number):
+    spec = BY_KEY[key]
+    for written, value in ((word, number), (word.lower(), number), ("4", 4), (1, 1)):
+        assert spec.convert(written) == value
+        assert spec.convert(spec.yaml_value(value)) == value
+    for bad in ("0", 0, "-2", "often", "1.5"):
+        with pytest.raises(BadValue):
+            spec.convert(bad)

@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.values import BadValue, devices_to_yaml, parse_devices
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import operations_at_once
 from ipucnn.runs.rules import check_workers
@@ -256,14 +255,6 @@ def test_what_is_told_of_devices():
     workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
     first = notes_of_sharing(workers, RunConfig(), program, False, (2, 2))[0]
     assert first.startswith("2 workers with 2 devices each, ") and first.endswith("1 for each device")
-
-
-def test_how_many_devices_is_written():
-    assert [parse_devices(text) for text in ("all", "ALL", "3")] == [0, 0, 3]
-    assert [devices_to_yaml(number) for number in (0, 3)] == ["all", 3]
-    for text in ("0", "-1", "some"):
-        with pytest.raises(BadValue):
-            parse_devices(text)
 
 
 def test_devices_that_this_process_does_not_have():

@@ -67,7 +67,7 @@ def test_options_are_bounded_by_the_fields_that_they_fill():
         if bits and len(row.options) == 1 and row.leaf.startswith(("optimizations.", "select_ipus")):
             (name,) = row.options
             bounded[name] = bits
-            assert specs[name].maximum == 2 ** (bits - 1) - 1, name
+            assert specs[name].within.maximum == 2 ** (bits - 1) - 1, name
     assert bounded == {
         "select_ipu": 32,
         "max_cross_replica_buffer_size": 64,

@@ -5,6 +5,24 @@ number means: what the largest machines hold, or well beyond anything that can b
 legal values are checked where they are made, see ``training.batching``.
 """
 
+from typing import NamedTuple, Optional
+
+
+class Range(NamedTuple):
+    """Bounds of a number: ``minimum`` and ``maximum`` are legal values themselves, ``above`` and ``below`` are not."""
+
+    minimum: Optional[float] = None
+    maximum: Optional[float] = None
+    above: Optional[float] = None
+    below: Optional[float] = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there is a lower and an upper bound."""
+        lower, upper = (self.minimum, self.above), (self.maximum, self.below)
+        return lower != (None, None) and upper != (None, None)
+
+
 MAX_COUNT = 2**31 - 1
 """Samples, weight updates and the like: what a whole number of 32 bits holds."""
 MAX_BYTES = 2**63 - 1

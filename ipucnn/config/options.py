@@ -11,29 +11,45 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 from ipucnn import documents
 from ipucnn.aliases import YamlNode
-from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline, Workers
-from ipucnn.config.panels_run import Batching, Data, Evaluation, General, Model, Training
+from ipucnn.config.panels_ipu import HostOptions, IpuOptions, PipelineOptions, WorkerOptions
+from ipucnn.config.panels_run import (
+    BatchingOptions,
+    DataOptions,
+    EvaluationOptions,
+    GeneralOptions,
+    ModelOptions,
+    TrainingOptions,
+)
 from ipucnn.config.spec import OptionSpec, convert_value, specs_of
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
 PANELS: Tuple[Type, ...] = (
-    General,
-    Data,
-    Model,
-    Training,
-    Batching,
-    Pipeline,
-    Evaluation,
-    IpuOnly,
-    HostSession,
-    Workers,
+    GeneralOptions,
+    DataOptions,
+    ModelOptions,
+    TrainingOptions,
+    BatchingOptions,
+    PipelineOptions,
+    EvaluationOptions,
+    IpuOptions,
+    HostOptions,
+    WorkerOptions,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(
-    Workers, HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, Model, Data, General
+    WorkerOptions,
+    HostOptions,
+    IpuOptions,
+    EvaluationOptions,
+    PipelineOptions,
+    BatchingOptions,
+    TrainingOptions,
+    ModelOptions,
+    DataOptions,
+    GeneralOptions,
 ):
     """Every option of a run, each value legal by itself; ``checks`` has the rules between options.
 

@@ -5,11 +5,27 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import bounds, values
-from ipucnn.config.spec import DATA, DEVICE, NETWORK, PLAN, RUN, TRAIN, option
+from ipucnn.config.bounds import Range
+from ipucnn.config.spec import (
+    DATA,
+    DEVICE,
+    DIRECTORY,
+    FILE,
+    FRACTION,
+    LIMIT,
+    NETWORK,
+    PLAN,
+    RUN,
+    TRAIN,
+    WEIGHTS,
+    ValueKind,
+    int_or,
+    option,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class General:
+class GeneralOptions:
     """What to run, where, and where to put it."""
 
     PANEL: ClassVar[str] = "General"
@@ -26,8 +42,7 @@ class General:
         None,
         "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
         "tfds:NAME, imagefolder, imagemasks, random, an image folder, or FILE.py:FUNCTION of your own.",
-        parse=values.parse_dataset,
-        metavar="NAME",
+        kind=ValueKind(values.parse_dataset, "NAME"),
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if its files are in --dataset-path, else an embedded one; for verify-dataset "
         "the one that is there",
@@ -36,7 +51,7 @@ class General:
     dataset_path: str = option(
         ".",
         "Folder with the data set's files.",
-        metavar="DIR",
+        kind=DIRECTORY,
         commands=(*DATA, "doctor"),
         wishes="data-dir dataset-dir data-path data-root data-folder root",
     )
@@ -46,8 +61,7 @@ class General:
     seed: Optional[int] = option(
         None,
         "Seed of the initial weights, the order of the data, augmentation and dropout.",
-        minimum=0,
-        maximum=bounds.MAX_COUNT,
+        within=Range(0, bounds.MAX_COUNT),
         commands=(*RUN, "plan-splits"),
         default_text="drawn at random, and recorded",
         wishes="random-seed random-state",
@@ -62,7 +76,7 @@ class General:
     run_dir: Optional[str] = option(
         None,
         "Run folder to create.",
-        metavar="DIR",
+        kind=DIRECTORY,
         default_text="runs/MODEL-DATASET[-N]",
         wishes="output output-dir save-dir log-dir logdir outdir name run-name exp-name experiment tensorboard",
     )
@@ -77,10 +91,9 @@ class General:
     plot_schedule: Optional[str] = option(
         None,
         "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png or .svg).",
-        metavar="FILE",
+        kind=FILE,
         in_yaml=False,
         commands=TRAIN,
-        default_text="none",
     )
     resume: bool = option(
         False,
@@ -94,7 +107,7 @@ class General:
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class DataOptions:
     """The samples and how they are delivered."""
 
     PANEL: ClassVar[str] = "Data"
@@ -102,9 +115,6 @@ class Data:
     image_size: Optional[Tuple[int, int]] = option(
         None,
         "Size of the network's input, such as 224, or 388x512 (height x width).",
-        metavar="SIZE",
-        parse=values.parse_image_size,
-        to_yaml=values.image_size_to_yaml,
         commands=(*NETWORK, "verify-dataset"),
         default_text="the data set's, at least the model's smallest",
         wishes="img-size input-size resolution resize",
@@ -124,8 +134,7 @@ class Data:
     limit_train: Optional[str] = option(
         None,
         "Use only so many training samples (such as 500), or this share of them (such as 10%).",
-        metavar="N|P%",
-        parse=values.parse_limit,
+        kind=LIMIT,
         commands=(*RUN, "infer", "verify-dataset"),
         default_text="all",
         wishes="subset num-samples max-samples",
@@ -133,8 +142,7 @@ class Data:
     limit_eval: Optional[str] = option(
         None,
         "Use only so many evaluation samples (such as 500), or this share of them (such as 10%).",
-        metavar="N|P%",
-        parse=values.parse_limit,
+        kind=LIMIT,
         commands=("train", "evaluate", "infer", "verify-dataset"),
         default_text="all",
     )
@@ -142,8 +150,7 @@ class Data:
         0.2,
         "For a folder of class folders without train/ and val/: the share of each class that is held out for "
         "evaluation. Every run holds out the same images.",
-        above=0,
-        below=1,
+        within=Range(above=0, below=1),
         commands=("train", "evaluate", "infer", "verify-dataset"),
     )
     allow_partial: bool = option(
@@ -172,7 +179,7 @@ class Data:
         "Use noise instead of the data set's images, with the same size and classes where these are known. host: make "
         "it on the host and send it to the device; ipu: keep one batch on the device and send nothing.",
         choices=("host", "ipu"),
-        parse=values.parse_noise,
+        kind=ValueKind(values.parse_noise, "host|ipu"),
         commands=(*RUN, "evaluate"),
         default_text="the data set's images",
     )
@@ -185,16 +192,14 @@ class Data:
     pipeline_num_parallel: int = option(
         48,
         "Images the input pipeline processes in parallel on the host.",
-        minimum=1,
-        maximum=bounds.MAX_WORKERS,
+        within=Range(1, bounds.MAX_WORKERS),
         commands=(*RUN, "evaluate", "infer"),
         wishes="num-workers workers loaders",
     )
     max_image_pixels: int = option(
         100_000_000,
         "Largest number of pixels of an image, or of a page of a volume; larger ones are refused.",
-        minimum=1,
-        maximum=2**31 - 1,
+        within=Range(1, 2**31 - 1),
         commands=DATA,
     )
     skip_damaged: bool = option(
@@ -216,7 +221,7 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelOptions:
     """The network and its starting weights."""
 
     PANEL: ClassVar[str] = "Model"
@@ -224,7 +229,7 @@ class Model:
     weights: Optional[str] = option(
         None,
         "Weights to start from: a checkpoint, a run folder, a weight file of Keras (.h5, .keras), or imagenet.",
-        metavar="PATH|imagenet",
+        kind=WEIGHTS,
         commands=TRAIN,
         default_text="random from the seed",
         wishes="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
@@ -234,8 +239,7 @@ class Model:
         "Layers that keep the weights they start with: the first N layers that have weights, or those whose names "
         "match patterns such as conv1,block1*, or backbone, which is every layer but the last one. See "
         "docs/fine-tuning.md.",
-        metavar="N|PATTERN|backbone",
-        parse=values.parse_freeze,
+        kind=ValueKind(values.parse_freeze, "N|PATTERN|backbone"),
         commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
@@ -244,16 +248,14 @@ class Model:
         {"name": "batch_norm"},
         "Normalisation: batch_norm, custom_batch_norm, group_norm or none; or a dictionary with any of the keys name, "
         "momentum, epsilon, num_groups and channels_per_group.",
-        metavar="NAME|DICT",
-        parse=values.parse_norm_layer,
+        kind=ValueKind(values.parse_norm_layer, "NAME|DICT"),
         commands=NETWORK,
         wishes="batchnorm bn norm group-norm normalization sync-bn",
     )
     bn_momentum: float = option(
         0.97,
         "Momentum of the moving statistics of batch norm, if --norm-layer does not give one.",
-        minimum=0,
-        below=1,
+        within=Range(minimum=0, below=1),
         commands=TRAIN,
     )
     precise_batch_norm: int = option(
@@ -262,23 +264,20 @@ class Model:
         "training images (1,024 images in all, or one batch if that is more, or all images if there are fewer; always "
         "the same ones, without augmentation and dropout). Training itself goes on with running statistics, as on "
         "IPUs. 0 turns it off.",
-        minimum=0,
-        maximum=bounds.MAX_MICRO_BATCH,
+        within=Range(0, bounds.MAX_MICRO_BATCH),
         commands=TRAIN,
     )
     dropout: Optional[float] = option(
         None,
         "Dropout rate, instead of the network's own.",
-        minimum=0,
-        below=1,
+        within=Range(minimum=0, below=1),
         default_text="the network's own",
         wishes="drop-rate",
     )
     base_filters: Optional[int] = option(
         None,
         "Filters of the U-Net's first block.",
-        minimum=1,
-        maximum=bounds.MAX_BASE_FILTERS,
+        within=Range(1, bounds.MAX_BASE_FILTERS),
         commands=NETWORK,
         default_text="the network's own",
         wishes="width channels num-filters",
@@ -286,27 +285,24 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class EvaluationOptions:
     """Validation, checkpoints and trackers."""
 
     PANEL: ClassVar[str] = "Evaluation and checkpoints"
+    EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN}
 
-    validation: bool = option(
-        True, "Validate during training.", commands=TRAIN, wishes="test test-set do-eval"
-    )
+    validation: bool = option(True, "Validate during training.", wishes="test test-set do-eval")
     validation_micro_batch_size: Optional[int] = option(
         None,
         "Micro-batch size of validation.",
-        minimum=1,
-        maximum=bounds.MAX_MICRO_BATCH,
+        within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=("train", "evaluate"),
         default_text="micro-batch-size",
     )
     validation_num_replicas: Optional[int] = option(
         None,
         "Replicas of validation.",
-        minimum=1,
-        maximum=bounds.MAX_IPUS,
+        within=Range(1, bounds.MAX_IPUS),
         commands=("train", "evaluate"),
         default_text="as many as the training's IPUs hold",
     )
@@ -314,132 +310,110 @@ class Evaluation:
         1,
         "Epochs from one validation to the next.",
         aliases=("eval-freq",),
-        minimum=1,
-        maximum=bounds.MAX_EPOCHS,
-        commands=TRAIN,
+        within=Range(1, bounds.MAX_EPOCHS),
         wishes="eval-every val-freq validate-every eval-interval val-interval",
     )
     kfold: Optional[int] = option(
         None,
         "Cross-validation with this many folds: one network is trained for each fold, and evaluated on that fold, "
         "which it has not seen.",
-        minimum=2,
-        maximum=bounds.MAX_COUNT,
-        parse=values.parse_folds,
-        commands=TRAIN,
+        within=Range(2, bounds.MAX_COUNT),
+        kind=ValueKind(values.parse_folds, "INT", is_number=True),
         default_text="none, the data set's evaluation part is used",
         wishes="cross-validation cv folds",
     )
     fold: Optional[int] = option(
         None,
         "With --kfold: train only this fold; the first one is 1.",
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
-        commands=TRAIN,
+        within=Range(1, bounds.MAX_COUNT),
         default_text="all of them",
     )
     pipeline_validation_model: bool = option(
         False, "Pipeline the network in validation, too.", commands=("train", "evaluate"), host_effect=False
     )
-    checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
+    checkpoints: bool = option(
+        True,
+        "Save checkpoints.",
+    )
     checkpoint_dir: Optional[str] = option(
         None,
         "Folder to write the checkpoints to.",
         aliases=("checkpoint-output-dir",),
-        metavar="DIR",
-        commands=TRAIN,
+        kind=DIRECTORY,
         default_text="in the run folder",
     )
     checkpoint_input_dir: Optional[str] = option(
         None,
         "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
         "position in the data; with --no-training each of them is validated, and so are weight files of Keras (.h5).",
-        metavar="DIR",
-        commands=TRAIN,
-        default_text="none",
+        kind=DIRECTORY,
     )
     ckpts_per_epoch: Optional[float] = option(
         None,
         "Checkpoints per epoch, a number or a fraction such as 1/5. If there are more than --logs-per-epoch, "
         "executions become shorter.",
-        parse=values.parse_fraction,
-        minimum=0,
-        maximum=bounds.MAX_COUNT,
-        metavar="N|A/B",
-        commands=TRAIN,
+        kind=FRACTION,
+        within=Range(0, bounds.MAX_COUNT),
         default_text="1, or one per execution where that is longer than an epoch",
         wishes="checkpoint checkpoint-every checkpoint-freq save-every save-freq save-interval",
     )
     first_ckpt_epoch: float = option(
         0.0,
         "Epoch of the first checkpoint.",
-        parse=values.parse_fraction,
-        minimum=0,
-        maximum=bounds.MAX_EPOCHS,
-        metavar="N|A/B",
-        commands=TRAIN,
+        kind=FRACTION,
+        within=Range(0, bounds.MAX_EPOCHS),
     )
     keep_checkpoints: Optional[int] = option(
         2,
         "How many numbered checkpoints to keep: older ones of this run are deleted. The last and the best checkpoint "
         "always stay. With --ckpts-per-epoch or --config-path, and without this option, all are kept.",
-        parse=values.parse_kept,
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
+        kind=int_or("all", None),
+        within=Range(1, bounds.MAX_COUNT),
         metavar="N|all",
-        commands=TRAIN,
         wishes="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
     )
-    clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
+    clean_dir: bool = option(
+        False,
+        "Delete the checkpoints after the final validation.",
+    )
     ckpt_all_instances: bool = option(
         False,
         "Under poprun let every instance save checkpoints: the first one in --checkpoint-dir, the others in its "
         "folders instance-1, instance-2, ... Otherwise only the first instance saves.",
-        commands=TRAIN,
         host_effect=False,
     )
     target_accuracy: Optional[float] = option(
         None,
         "Stop at the first validation that reaches this accuracy (for masks: this Dice score), from 0 to 1. The "
         "report says how long that took.",
-        above=0,
-        maximum=1,
-        commands=TRAIN,
-        default_text="none",
+        within=Range(maximum=1, above=0),
         wishes="stop-at time-to-train",
     )
     early_stopping: Optional[int] = option(
         None,
         "Stop after this many validations in a row that are no better than the best one before them.",
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
-        commands=TRAIN,
-        default_text="none",
+        within=Range(1, bounds.MAX_COUNT),
         wishes="earlystop patience",
     )
     mlperf_logging: bool = option(
         False,
         "Write mlperf.log into the run folder, with the lines (:::MLLOG) that the training rules of MLPerf ask for.",
-        commands=TRAIN,
     )
     sweep: bool = option(
         False,
         "Has no effect; accepted, with a warning, because files of Graphcore's public application have it.",
-        commands=TRAIN,
         warning="sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl",
     )
     wandb: bool = option(
         False,
         "Log to Weights & Biases, too. It needs pip install 'ipucnn[wandb]'; without internet access set "
         "WANDB_MODE=offline.",
-        commands=TRAIN,
         wishes="log-wandb weights-and-biases tracker",
     )
     wandb_run_name: Optional[str] = option(
         None,
         "Name of the run in Weights & Biases.",
         metavar="NAME",
-        commands=TRAIN,
         default_text="the run folder's name",
         wishes="wandb-params",
     )
@@ -447,18 +421,11 @@ class Evaluation:
         (),
         "Tags of the run in Weights & Biases.",
         metavar="TAG...",
-        commands=TRAIN,
     )
 
 
-# Options of a run that concern the arithmetic of training; declared as ``options`` describes.
-
-
-# ruff: noqa: RUF009 - option() returns a dataclasses.field with a default_factory for mutable defaults
-
-
 @dataclasses.dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """Optimizer, schedule, loss and precision."""
 
     PANEL: ClassVar[str] = "Training"
@@ -468,8 +435,7 @@ class Training:
         1,
         "Epochs to train for.",
         aliases=("epochs",),
-        minimum=1,
-        maximum=bounds.MAX_EPOCHS,
+        within=Range(1, bounds.MAX_EPOCHS),
         commands=TRAIN,
         wishes="max-epochs n-epochs",
     )
@@ -491,8 +457,7 @@ class Training:
         "Learning rate of a weight update. Give either this or initial_learning_rate in --lr-schedule-params, which "
         "is per sample of the global batch.",
         aliases=("lr",),
-        above=0,
-        maximum=bounds.MAX_FLOAT32,
+        within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         default_text="initial_learning_rate of --lr-schedule-params x global batch",
         wishes="base-lr initial-lr",
     )
@@ -517,38 +482,32 @@ class Training:
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
     weight_decay: float = option(
-        0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_DECAY, wishes="wd regularization"
+        0.0, "The optimizer's weight decay.", within=Range(0, bounds.MAX_DECAY), wishes="wd regularization"
     )
     l2_regularization: float = option(
         0.0,
         "L2 penalty: this number times the weight is added to each gradient. The reported loss does not include it.",
-        minimum=0,
-        maximum=bounds.MAX_DECAY,
+        within=Range(0, bounds.MAX_DECAY),
         wishes="l2 reg regularization",
     )
     clip_gradient_norm: Optional[float] = option(
         None,
         "Largest norm of all gradients of a weight update together; longer ones are scaled down to it.",
-        above=0,
-        maximum=bounds.MAX_FLOAT32,
-        default_text="none",
+        within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         wishes="clip-grad grad-clip gradient-clipping clipnorm max-grad-norm",
     )
     ema_decay: Optional[float] = option(
         None,
         "Keep an average of all weights over training, with this decay per weight update (0.999 averages over about "
         "1,000 of them). Validation and checkpoints take the averages; training itself goes on with the weights.",
-        above=0,
-        below=1,
+        within=Range(above=0, below=1),
         commands=TRAIN,
-        default_text="none",
         wishes="ema model-ema moving-average swa",
     )
     loss_scaling: float = option(
         0.0,
         "Constant loss scale for training in 16 bits; 0 turns it off.",
-        minimum=0,
-        maximum=bounds.MAX_LOSS_SCALING,
+        within=Range(0, bounds.MAX_LOSS_SCALING),
         wishes="grad-scaler",
     )
     auto_loss_scaling: bool = option(
@@ -557,35 +516,30 @@ class Training:
         "overflowing. For plain SGD.",
     )
     label_smoothing: Optional[float] = option(
-        None, "Label smoothing factor.", minimum=0, below=1, default_text="none", wishes="smoothing"
+        None, "Label smoothing factor.", within=Range(minimum=0, below=1), wishes="smoothing"
     )
     mixup: Optional[float] = option(
         None,
         "Mixup: blend each training image, and its label, with another one of its micro-batch. The share of each is "
         "drawn from Beta(N, N), e.g. 0.2.",
-        minimum=bounds.LEAST_BETA,
-        maximum=bounds.MAX_BETA,
+        within=Range(bounds.LEAST_BETA, bounds.MAX_BETA),
         metavar="N",
         commands=TRAIN,
-        default_text="none",
     )
     cutmix: Optional[float] = option(
         None,
         "CutMix: replace a rectangle of each training image by that of another one of its micro-batch, and mix the "
         "labels by area. The area is drawn from Beta(N, N), e.g. 1. With --mixup, each micro-batch gets one of the "
         "two.",
-        minimum=bounds.LEAST_BETA,
-        maximum=bounds.MAX_BETA,
+        within=Range(bounds.LEAST_BETA, bounds.MAX_BETA),
         metavar="N",
         commands=TRAIN,
-        default_text="none",
     )
     random_erasing: float = option(
         0.0,
         "Probability that a rectangle of a training image, 2 to 33 % of its area, is filled with the data set's mean "
         "colour.",
-        minimum=0,
-        maximum=1,
+        within=Range(0, 1),
         commands=TRAIN,
         wishes="reprob erasing cutout",
     )
@@ -601,8 +555,7 @@ class Training:
         "OFF",
         "Stochastic rounding of 16-bit values: ON, OFF, or RI, which rounds so only where all replicas compute the "
         "same.",
-        parse=values.parse_rounding,
-        metavar="ON|OFF|RI",
+        kind=ValueKind(values.parse_rounding, "ON|OFF|RI"),
     )
     fp_exceptions: bool = option(
         False,
@@ -620,7 +573,7 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batching:
+class BatchingOptions:
     """What makes up a weight update, an execution and an epoch."""
 
     PANEL: ClassVar[str] = "Batching"
@@ -628,8 +581,7 @@ class Batching:
     micro_batch_size: int = option(
         1,
         "Samples that one replica processes in one forward pass.",
-        minimum=1,
-        maximum=bounds.MAX_MICRO_BATCH,
+        within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=PLAN,
         wishes="batch-size batch bs mini-batch",
     )
@@ -637,8 +589,7 @@ class Batching:
         None,
         "Micro-batches of each replica in a weight update. Give either this or --global-batch-size.",
         aliases=("gradient-accumulation",),
-        minimum=1,
-        maximum=bounds.MAX_ACCUMULATION,
+        within=Range(1, bounds.MAX_ACCUMULATION),
         commands=PLAN,
         default_text="1, or from global-batch-size",
         wishes="accum-iter grad-accum accumulate grad-accum-steps",
@@ -646,8 +597,7 @@ class Batching:
     global_batch_size: Optional[int] = option(
         None,
         "Samples in a weight update. Give either this or --gradient-accumulation-count.",
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
+        within=Range(1, bounds.MAX_COUNT),
         commands=PLAN,
         default_text="micro-batch size x accumulation count x replicas",
         wishes="batch-size total-batch effective-batch",
@@ -659,35 +609,31 @@ class Batching:
         1,
         "Data-parallel copies of the model.",
         aliases=("replicas",),
-        minimum=1,
-        maximum=bounds.MAX_IPUS,
+        within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="data-parallel num-gpus copies",
     )
     dbn_replica_group_size: int = option(
         1,
         "Replicas that share the statistics of batch norm (distributed batch norm); 1 turns it off.",
-        minimum=1,
-        maximum=bounds.MAX_IPUS,
+        within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="sync-bn distributed-batch-norm",
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
         "Weight updates in an epoch; -1 or none stands for the data set's size / global batch.",
-        parse=values.parse_updates,
-        minimum=-1,
-        maximum=bounds.MAX_COUNT,
+        kind=int_or("-1", -1),
+        metavar="INT",
+        within=Range(-1, bounds.MAX_COUNT),
         commands=TRAIN,
         default_text="the data set's size / global batch",
     )
     logs_per_epoch: float = option(
         1.0,
         "Log lines per epoch, a number or a fraction such as 1/3; 0 gives one line for the whole run.",
-        parse=values.parse_fraction,
-        minimum=0,
-        maximum=bounds.MAX_COUNT,
-        metavar="N|A/B",
+        kind=FRACTION,
+        within=Range(0, bounds.MAX_COUNT),
         commands=TRAIN,
         wishes="log-interval log-every logging",
     )
@@ -695,8 +641,7 @@ class Batching:
         None,
         "Micro-batches of each replica in an execution. Give either this or --logs-per-epoch. For plan-splits, an "
         "execution of inference is meant.",
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
+        within=Range(1, bounds.MAX_COUNT),
         commands=PLAN,
         default_text="from logs-per-epoch",
     )

@@ -6,6 +6,7 @@ are held to the same rules.  ``command_group.RunCommand`` rewrites what was type
 
 import functools
 import inspect
+import json
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import typer
@@ -124,58 +125,36 @@ def _model_parameter(many: bool) -> inspect.Parameter:
 
 
 def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
-    panel = "General"
-    parameters = [
-        _keyword(
-            "json_output",
-            bool,
-            typer.Option(False, "--json", help="Print the result as JSON.", rich_help_panel=panel),
-        ),
-        _keyword(
-            "verbose",
-            bool,
-            typer.Option(False, "--verbose", "-v", help="Say more on stderr.", rich_help_panel=panel),
-        ),
+    def general(*names: str, **details: Any) -> Any:
+        return typer.Option(*names, rich_help_panel="General", show_default=False, **details)
+
+    preset = general(
+        None,
+        "--config",
+        metavar="NAME",
+        help="Preset to start from; flags override it.  [default: the model's own]",
+        autocompletion=complete_preset,
+    )
+    file = general(
+        None,
+        "--config-path",
+        metavar="FILE",
+        help="YAML file to take the preset from.  [default: the built-in ones]",
+    )
+    printing = general(
+        False, "--print-config", help="Print every option's value and where it came from, and stop."
+    )
+    of_presets = [
+        _keyword("config", Optional[str], preset),
+        _keyword("config_path", Optional[str], file),
+        _keyword("print_config", bool, printing),
     ]
-    if only_flags:
-        return parameters
+    as_json = general(False, "--json", help="Print the result as JSON.")
+    verbose = general(False, "--verbose", "-v", help="Say more on stderr.")
     return [
-        _keyword(
-            "config",
-            Optional[str],
-            typer.Option(
-                None,
-                "--config",
-                metavar="NAME",
-                help="Preset to start from; flags override it.  [default: the model's own]",
-                rich_help_panel=panel,
-                show_default=False,
-                autocompletion=complete_preset,
-            ),
-        ),
-        _keyword(
-            "config_path",
-            Optional[str],
-            typer.Option(
-                None,
-                "--config-path",
-                metavar="FILE",
-                help="YAML file to take the preset from.  [default: the built-in ones]",
-                rich_help_panel=panel,
-                show_default=False,
-            ),
-        ),
-        _keyword(
-            "print_config",
-            bool,
-            typer.Option(
-                False,
-                "--print-config",
-                help="Print every option's value and where it came from, and stop.",
-                rich_help_panel=panel,
-            ),
-        ),
-        *parameters,
+        *(() if only_flags else of_presets),
+        _keyword("json_output", bool, as_json),
+        _keyword("verbose", bool, verbose),
     ]
 
 
@@ -198,15 +177,12 @@ def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
     if spec.is_bool:
         flags[0] += f"/--no-{spec.key}"
         return _keyword(spec.name, Optional[bool], typer.Option(None, *flags, **details))
-    details["metavar"] = spec.metavar
-    if spec.name == "model_name":
-        details["autocompletion"] = complete_model
-    elif spec.name == "dataset":
-        details["autocompletion"] = complete_dataset
-    elif spec.choices:
-        details["autocompletion"] = completer(spec.choices)
+    complete = {"model_name": complete_model, "dataset": complete_dataset}.get(spec.name)
+    if spec.choices:
+        complete = _completer(spec.choices)
     annotation = Optional[List[str]] if spec.kind.is_list else Optional[str]
-    return _keyword(spec.name, annotation, typer.Option(None, *flags, **details))
+    typed = typer.Option(None, *flags, metavar=spec.metavar, autocompletion=complete, **details)
+    return _keyword(spec.name, annotation, typed)
 
 
 def shown_default(spec: OptionSpec) -> str:
@@ -223,8 +199,6 @@ def default_text(spec: OptionSpec) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or spec.default_text or "none"
     if isinstance(value, dict):
-        import json
-
         return json.dumps(value)
     if isinstance(value, float):
         return f"{value:g}"
@@ -255,14 +229,13 @@ def complete_preset(incomplete: str) -> List[str]:
     return _starting(built_in_names(), incomplete)
 
 
-def completer(choices: Sequence[str]) -> Callable[[str], List[str]]:
-    """A completion function for a fixed set of choices, whatever the case."""
+def _starting(names: Sequence[str], incomplete: str) -> List[str]:
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
 
+
+def _completer(choices: Sequence[str]) -> Callable[[str], List[str]]:
+    # Typer looks at the parameters of a completion function by their names.
     def complete(incomplete: str) -> List[str]:
-        return [choice for choice in choices if choice.lower().startswith(incomplete.lower())]
+        return _starting(choices, incomplete)
 
     return complete
-
-
-def _starting(names: Sequence[str], incomplete: str) -> List[str]:
-    return [name for name in names if name.startswith(incomplete)]

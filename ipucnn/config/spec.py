@@ -5,13 +5,16 @@ option reference are all derived from the :class:`OptionSpec` kept in the field'
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config import bounds, values
+from ipucnn.config.bounds import Range
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
 
+NO_BOUNDS = Range()
 METADATA_KEY = "ipucnn.option"
 
 TRAIN = ("train",)
@@ -22,34 +25,54 @@ DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
 DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
 
 
-class Kind(NamedTuple):
-    """How the text or YAML value of an option becomes its Python value."""
+class ValueKind(NamedTuple):
+    """What an option's values are, and so how their text or YAML is read, checked and written.
+
+    Attributes:
+        parse: makes the Python value of a text or YAML value, or raises ``values.BadValue``.
+        metavar: how ``--help`` names the value.
+        is_list: a value is a tuple; ``parse`` makes one element of it.
+        is_number: a value, or each element of it, has bounds.
+        is_path: a value is a path, in which ``~`` is a home folder.
+        to_yaml: turns the value into what YAML shows, where they differ.
+    """
 
     parse: Callable[[Any], Any]
-    metavar: str
+    metavar: str = ""
     is_list: bool = False
     is_number: bool = False
+    is_path: bool = False
+    to_yaml: Optional[Callable[[Any], Any]] = None
 
 
-KINDS: Dict[Any, Kind] = {
-    bool: Kind(values.parse_bool, ""),
-    int: Kind(values.parse_int, "INT", is_number=True),
-    float: Kind(values.parse_float, "FLOAT", is_number=True),
-    str: Kind(values.parse_str, "TEXT"),
-    Tuple[int, int]: Kind(values.parse_image_size, "SIZE"),
-    Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True, is_number=True),
-    Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
-    Tuple[str, ...]: Kind(values.parse_str, "TEXT...", is_list=True),
-    Dict[str, Any]: Kind(values.parse_dict, "DICT"),
+def int_or(word: str, stands_for: Optional[int]) -> ValueKind:
+    """Whole numbers from 1 on, or a word; the option's value is then ``stands_for``."""
+    return ValueKind(
+        partial(values.parse_int_or, word=word, stands_for=stands_for),
+        f"INT|{word}",
+        is_number=True,
+        to_yaml=lambda number: word if number == stands_for else number,
+    )
+
+
+KINDS: Dict[Any, ValueKind] = {
+    bool: ValueKind(values.parse_bool),
+    int: ValueKind(values.parse_int, "INT", is_number=True),
+    float: ValueKind(values.parse_float, "FLOAT", is_number=True),
+    str: ValueKind(values.parse_str, "TEXT"),
+    Tuple[int, int]: ValueKind(values.parse_image_size, "SIZE", to_yaml=values.image_size_to_yaml),
+    Tuple[int, ...]: ValueKind(values.parse_int, "INT...", is_list=True, is_number=True),
+    Tuple[float, ...]: ValueKind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
+    Tuple[str, ...]: ValueKind(values.parse_str, "TEXT...", is_list=True),
+    Dict[str, Any]: ValueKind(values.parse_dict, "DICT"),
 }
-
-
-def _kind_of(annotation: object) -> Tuple[Any, bool]:
-    """The entry of KINDS an annotation belongs to, and whether it is Optional."""
-    for known in KINDS:
-        if annotation == Optional[known]:
-            return known, True
-    return annotation, False
+"""The kind of an option that declares none, by the annotation of its field."""
+DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
+FILE = ValueKind(values.parse_str, "FILE", is_path=True)
+WEIGHTS = ValueKind(values.parse_str, "PATH|imagenet", is_path=True)
+FRACTION = ValueKind(values.parse_fraction, "N|A/B", is_number=True)
+LIMIT = ValueKind(values.parse_limit, "N|P%")
+POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +81,17 @@ class OptionSpec:
 
     Attributes:
         name: the RunConfig field, e.g. ``micro_batch_size``.
-        key: the YAML key and the flag without ``--``, e.g. ``micro-batch-size``.
-        aliases: further keys (and flags) that mean the same.
-        wishes: words, apart by spaces, that people of other programs type or look for; no flags, but help finds the
-            option by them.
         default: the value when neither a preset nor a flag gives one.
         help: one sentence for ``--help`` and the option reference.
         panel: the help panel it is listed in.
-        kind: its type.
+        kind: what its values are.
         optional: whether ``none`` is a value.
-        minimum, maximum: inclusive bounds (of each element of a list).
-        above, below: exclusive bounds.  A number has ``maximum`` or ``below``, and a lower bound; see ``bounds``.
+        aliases: further keys (and flags) that mean the same.
+        wishes: words, separated by spaces, that people of other programs type or look for; they are no flags, but help
+            finds the option by them.
+        within: bounds of a number, or of each element of a list of them.
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
-        parse: overrides the kind's parser.
-        to_yaml: turns the value into what YAML shows, where they differ.
-        metavar: how ``--help`` names the value.
+        metavar: how ``--help`` names the value, where neither the choices nor the kind say it.
         commands: the commands that take the flag.
         host_effect: whether a run on the host acts on it.
         ipu_effect: whether a run on IPUs acts on it.  One of the two does; a test looks for who reads it.
@@ -83,21 +102,15 @@ class OptionSpec:
     """
 
     name: str
-    key: str
     default: Any
     help: str
     panel: str
-    kind: Kind
+    kind: ValueKind
     optional: bool = False
     aliases: Tuple[str, ...] = ()
     wishes: str = ""
-    minimum: Optional[float] = None
-    maximum: Optional[float] = None
-    above: Optional[float] = None
-    below: Optional[float] = None
+    within: Range = NO_BOUNDS
     choices: Tuple[str, ...] = ()
-    parse: Optional[Callable[[Any], Any]] = None
-    to_yaml: Optional[Callable[[Any], Any]] = None
     metavar: str = ""
     commands: Tuple[str, ...] = RUN
     host_effect: bool = True
@@ -108,18 +121,26 @@ class OptionSpec:
     warning: str = ""
 
     def __post_init__(self) -> None:
-        lower, upper = (self.minimum, self.above), (self.maximum, self.below)
         if not (self.host_effect or self.ipu_effect):
             raise TypeError(f"the option {self.name} has an effect neither on the host nor on IPUs")
-        if self.kind.is_number and None in (_first(lower), _first(upper)):
+        if self.kind.is_number and not self.within.is_closed:
             raise TypeError(f"the option {self.name} is a number: declare its bounds, see config/bounds.py")
+        if not self.metavar:
+            object.__setattr__(self, "metavar", "|".join(self.choices) or self.kind.metavar)
 
     @property
     def is_bool(self) -> bool:
+        """Whether it is switched on and off, as ``--x`` and ``--no-x``."""
         return self.kind is KINDS[bool]
 
     @property
+    def key(self) -> str:
+        """The YAML key, and the flag without ``--``, e.g. ``micro-batch-size``."""
+        return self.name.replace("_", "-")
+
+    @property
     def flag(self) -> str:
+        """What is typed for it."""
         return "--" + self.key
 
     @property
@@ -138,29 +159,29 @@ class OptionSpec:
                 return None
             if value is None:
                 raise values.BadValue("needs a value")
-        parse = self.parse or self.kind.parse
-        if self.kind.is_list:
-            items = values.split_list(value)
-            if len(items) > bounds.MAX_VALUES:
-                raise values.BadValue(
-                    f"has {len(items):,} values", hint=f"give at most {bounds.MAX_VALUES:,} values"
-                )
-            return tuple(self._check(parse(item)) for item in items)
-        return self._check(parse(value))
+        if not self.kind.is_list:
+            return self._convert_one(value)
+        items = values.split_list(value)
+        if len(items) > bounds.MAX_VALUES:
+            raise values.BadValue(
+                f"has {len(items):,} values", hint=f"give at most {bounds.MAX_VALUES:,} values"
+            )
+        return tuple(map(self._convert_one, items))
 
-    def _check(self, value: object) -> Any:
+    def _convert_one(self, value: object) -> Any:
+        parsed = self.kind.parse(value)
         if self.choices:
-            return values.check_choice(value, self.choices)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            values.check_bounds(value, self.minimum, self.maximum, self.above, self.below)
-        return value
+            return values.check_choice(parsed, self.choices)
+        if self.kind.is_number and parsed is not None:
+            values.check_bounds(parsed, self.within)
+        return parsed
 
     def yaml_value(self, value: PlainValue) -> Any:
         """The value as plain YAML data; :meth:`convert` turns it back."""
         if value is None:
             return None
-        if self.to_yaml is not None:
-            return self.to_yaml(value)
+        if self.kind.to_yaml is not None:
+            return self.kind.to_yaml(value)
         return list(value) if self.kind.is_list else value
 
 
@@ -169,19 +190,13 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
     try:
         return spec.convert(value)
     except values.BadValue as bad:
-        colon = "" if shown.startswith("--") else ":"
+        written = shown if shown.startswith("--") else f"{shown}:"
         listed = isinstance(value, (list, tuple)) and len(value) <= bounds.MAX_VALUES
         given = shown_value(" ".join(map(shown_value, value)) if listed else value)
-        hint = bad.hint
-        if bad.nearest is not None:
-            hint = f"the nearest legal value is {bad.nearest}: {shown}{colon} {bad.nearest}"
         raise ConfigurationError(
-            f"{where}{shown}{colon} {given}: {bad.reason}", hint or f"{spec.flag} {spec.metavar}: {spec.help}"
+            f"{where}{written} {given}: {bad.reason}",
+            bad.advice(written) or f"{spec.flag} {spec.metavar}: {spec.help}",
         ) from None
-
-
-def _first(bounds_of_a_side: Tuple[Optional[float], ...]) -> Optional[float]:
-    return next((bound for bound in bounds_of_a_side if bound is not None), None)
 
 
 def option(default: object, help: str, **details: Any) -> Any:
@@ -193,26 +208,21 @@ def option(default: object, help: str, **details: Any) -> Any:
 
 
 def specs_of(panel: Type[Any]) -> List[OptionSpec]:
-    """The specifications of a panel class, a dataclass whose fields were made by :func:`option`, in order."""
+    """The specifications of a panel, in order.
+
+    Args:
+        panel: a dataclass whose fields :func:`option` made; ``EACH`` has details that they share.
+    """
     specs = []
     for field in dataclasses.fields(panel):
-        known, optional = _kind_of(field.type)
-        kind = KINDS[known]
-        details = dict(field.metadata[METADATA_KEY])
+        details = {**getattr(panel, "EACH", {}), **field.metadata[METADATA_KEY]}
+        known = next((known for known in KINDS if field.type == Optional[known]), None)
+        details.setdefault("kind", KINDS[known or field.type])
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        details.setdefault("metavar", "|".join(details.get("choices", ())) or kind.metavar)
         specs.append(
-            OptionSpec(
-                name=field.name,
-                key=field.name.replace("_", "-"),
-                default=default,
-                panel=panel.PANEL,
-                kind=kind,
-                optional=optional,
-                **details,
-            )
+            OptionSpec(field.name, default, panel=panel.PANEL, optional=known is not None, **details)
         )
     return specs
 
@@ -222,13 +232,12 @@ class Number:
     """A number besides the options of a run: of a command alone, or of a suite's row.
 
     Attributes:
-        kind: int or float.
-        minimum, maximum: inclusive.
+        type: int or float.
+        within: its bounds, ``minimum`` and ``maximum``.
     """
 
-    kind: Type[Any]
-    minimum: float
-    maximum: float
+    type: Type[Any]
+    within: Range
 
     def convert(self, value: object) -> Any:
         """The number that a text or YAML value stands for.
@@ -236,8 +245,8 @@ class Number:
         Raises:
             values.BadValue: naming the reason and the nearest legal value.
         """
-        number = values.parse_int(value) if self.kind is int else values.parse_float(value)
-        values.check_bounds(number, self.minimum, self.maximum)
+        number = values.parse_int(value) if self.type is int else values.parse_float(value)
+        values.check_bounds(number, self.within)
         return number
 
     def flag(self, name: str) -> Callable[[Any], Any]:
@@ -250,44 +259,43 @@ class Number:
             try:
                 return self.convert(text)
             except values.BadValue as bad:
-                least, most = values.plain_number(self.minimum), values.plain_number(self.maximum)
-                example = values.plain_number(min(max(10, self.minimum), self.maximum))
-                hint = f"give {what} from {least} to {most}, for example {name} {example}"
-                if bad.nearest is not None:
-                    hint = f"the nearest legal value is {bad.nearest}: {name} {bad.nearest}"
+                least, most = self.within.minimum or 0, self.within.maximum or 0
+                limits = f"from {values.plain_number(least)} to {values.plain_number(most)}"
+                example = f"{name} {values.plain_number(min(max(10, least), most))}"
+                hint = bad.advice(name) or f"give {what} {limits}, for example {example}"
                 raise ConfigurationError(f"{name} {shown_value(text)}: {bad.reason}", hint) from None
 
-        what = "a whole number" if self.kind is int else "a number"
+        what = "a whole number" if self.type is int else "a number"
         parse.number = self  # type: ignore[attr-defined]
         parse.__name__ = what
         return parse
 
 
-EXECUTIONS = Number(int, 1, 10**6)
+EXECUTIONS = Number(int, Range(1, 10**6))
 """Measured executions of a benchmark, each of which is kept."""
-SECONDS = Number(float, 0, bounds.MAX_SECONDS)
+SECONDS = Number(float, Range(0, bounds.MAX_SECONDS))
 """How long to measure."""
-STAGES = Number(int, 1, bounds.MAX_IPUS)
+STAGES = Number(int, Range(1, bounds.MAX_IPUS))
 """Pipeline stages; each has a layer at least, so that networks have fewer."""
-ROW = Number(int, 1, bounds.MAX_COUNT)
+ROW = Number(int, Range(1, bounds.MAX_COUNT))
 """Row of the table of a search."""
-CLASSES = Number(int, 1, bounds.MAX_CLASSES)
+CLASSES = Number(int, Range(1, bounds.MAX_CLASSES))
 """Classes to plan a network for."""
-TOP = Number(int, 1, bounds.MAX_CLASSES)
+TOP = Number(int, Range(1, bounds.MAX_CLASSES))
 """Most probable classes to show."""
-TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
+TILE_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
 """Height and width of a tile."""
-THRESHOLD = Number(float, 0, 0.99)
+THRESHOLD = Number(float, Range(0, 0.99))
 """Probability of class 1 above which a pixel is of class 1."""
-VIEWS = Number(int, 1, 8)
+VIEWS = Number(int, Range(1, 8))
 """Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
-OPSET = Number(int, 9, 99)
+OPSET = Number(int, Range(9, 99))
 """Version of the operations of an ONNX file; which ones can be written, the installed packages say."""
-EXPORT_BATCH = Number(int, 1, 65536)
+EXPORT_BATCH = Number(int, Range(1, 65536))
 """Images of each call of an exported network."""
-SHARDS = Number(int, 1, 99_999)
+SHARDS = Number(int, Range(1, 99_999))
 """Files of records of a subset; their names have five digits."""
-WORKERS = Number(int, 1, 1024)
+WORKERS = Number(int, Range(1, 1024))
 """Files of records that are made at once."""
-PIXELS = Number(int, 1, 2**31 - 1)
+PIXELS = Number(int, Range(1, 2**31 - 1))
 """Of one image, at most; beyond it Pillow's own arithmetic ends."""

@@ -21,6 +21,7 @@ from ipucnn.config.bounds import (
     MAX_IMAGE_SIDE,
     MAX_TEXT,
     MAX_VALUES,
+    Range,
 )
 from ipucnn.documents import MAX_NUMBER_CHARACTERS
 from ipucnn.errors import did_you_mean
@@ -49,6 +50,12 @@ class BadValue(ValueError):
         self.reason = reason
         self.nearest = None if nearest is None else str(nearest)
         self.hint = hint
+
+    def advice(self, typed: str = "") -> Optional[str]:
+        """What to do: the nearest legal value, after ``typed`` as it would be typed; None where nothing is known."""
+        if self.nearest is None:
+            return self.hint
+        return f"the nearest legal value is {self.nearest}" + (typed and f": {typed} {self.nearest}")
 
 
 def parse_bool(value: object) -> bool:
@@ -177,50 +184,20 @@ def parse_fraction(value: object) -> float:
     return number
 
 
-def parse_updates(value: object) -> int:
-    """A number of weight updates per epoch; -1 is the default, the data set's size over the global batch."""
-    number = parse_int(value)
-    if number < 1 and number != -1:
-        raise BadValue("must be at least 1, or -1 for data set size / global batch", nearest=-1)
-    return number
-
-
-# What --fused-micro-batches has for "measure".
 MEASURE = 0
-
-
-def parse_fused(value: object) -> int:
-    """A number of micro-batches, or :data:`MEASURE` for ``measure``."""
-    if isinstance(value, str) and value.strip().lower() == "measure":
-        return MEASURE
-    number = parse_int(value)
-    if number < 1:
-        raise BadValue("must be at least 1, or measure", nearest=1)
-    return number
-
-
-def fused_to_yaml(number: int) -> Union[int, str]:
-    """The inverse of :func:`parse_fused`."""
-    return "measure" if number == MEASURE else number
-
-
-# What --devices has for "all".
+"""What --fused-micro-batches has for "measure"."""
 ALL = 0
+"""What --devices has for "all"."""
 
 
-def parse_devices(value: object) -> int:
-    """A number of devices, or :data:`ALL` for ``all``."""
-    if isinstance(value, str) and value.strip().lower() == "all":
-        return ALL
+def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optional[int]:
+    """A whole number from 1 on, or a word and the value that stands for it."""
+    if str(value).strip().lower() == word:
+        return stands_for
     number = parse_int(value)
     if number < 1:
-        raise BadValue("must be at least 1, or all", nearest=1)
+        raise BadValue(f"must be at least 1, or {word}", nearest=1)
     return number
-
-
-def devices_to_yaml(number: int) -> Union[int, str]:
-    """The inverse of :func:`parse_devices`."""
-    return "all" if number == ALL else number
 
 
 def parse_percent(value: object) -> float:
@@ -253,11 +230,6 @@ def parse_folds(value: object) -> Optional[int]:
     """A number of folds; 1 is none, as in the public U-Net application."""
     folds = parse_int(value)
     return None if folds == 1 else folds
-
-
-def parse_kept(value: object) -> Optional[int]:
-    """A number of things to keep; ``all`` is none of a limit."""
-    return None if isinstance(value, str) and value.strip().lower() == "all" else parse_int(value)
 
 
 def parse_limit(value: object) -> str:
@@ -380,8 +352,7 @@ def parse_norm_layer(value: object) -> Dict[str, Any]:
         try:
             _check_norm_parameter(key, number)
         except BadValue as bad:
-            hint = bad.hint if bad.nearest is None else f"the nearest legal value is {bad.nearest}"
-            raise BadValue(f"{key} {shown_value(number)} {bad.reason}", hint=hint) from None
+            raise BadValue(f"{key} {shown_value(number)} {bad.reason}", hint=bad.advice()) from None
     if "num_groups" in layer and "channels_per_group" in layer:
         raise BadValue("num_groups and channels_per_group exclude each other", hint="give one of them")
     return dict(layer, name=name)
@@ -389,11 +360,11 @@ def parse_norm_layer(value: object) -> Dict[str, Any]:
 
 def _check_norm_parameter(key: str, number: object) -> None:
     if key in ("num_groups", "channels_per_group"):
-        check_bounds(parse_int(number), minimum=1, maximum=MAX_GROUPS)
+        check_bounds(parse_int(number), Range(1, MAX_GROUPS))
     elif key == "momentum":
-        check_bounds(parse_float(number), minimum=0, below=1)
+        check_bounds(parse_float(number), Range(0, below=1))
     else:
-        check_bounds(parse_float(number), above=0, maximum=1)
+        check_bounds(parse_float(number), Range(maximum=1, above=0))
 
 
 def numbers_in(value: PlainValue, name: str = "") -> Any:
@@ -427,7 +398,7 @@ def numbers_in(value: PlainValue, name: str = "") -> Any:
         return [numbers_in(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         number = value
-        _in_setting(name, lambda: check_bounds(parse_float(number), -MAX_FLOAT32, MAX_FLOAT32))
+        _in_setting(name, lambda: check_bounds(parse_float(number), Range(-MAX_FLOAT32, MAX_FLOAT32)))
     return value
 
 
@@ -436,8 +407,7 @@ def _in_setting(name: str, check: Callable[[], object]) -> Any:
     try:
         return check()
     except BadValue as bad:
-        hint = bad.hint if bad.nearest is None else f"the nearest legal value is {bad.nearest}"
-        raise BadValue(f"{name} {bad.reason}", hint=hint) from None
+        raise BadValue(f"{name} {bad.reason}", hint=bad.advice()) from None
 
 
 def split_list(value: object) -> List[Any]:
@@ -460,14 +430,9 @@ def check_choice(value: object, choices: Sequence[str]) -> str:
     raise BadValue("must be one of " + ", ".join(choices), hint=did_you_mean(word, choices))
 
 
-def check_bounds(
-    value: float,
-    minimum: Optional[float] = None,
-    maximum: Optional[float] = None,
-    above: Optional[float] = None,
-    below: Optional[float] = None,
-) -> None:
+def check_bounds(value: float, within: Range) -> None:
     """Raises BadValue, with the nearest legal value where there is one, for a number out of its bounds."""
+    minimum, maximum, above, below = within
     if minimum is not None and value < minimum:
         raise BadValue(f"must be at least {plain_number(minimum)}", nearest=plain_number(minimum))
     if maximum is not None and value > maximum:
