@@ -30,7 +30,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, PillowImage, PlainValue
 from ipucnn.config import spec as numbers
-from ipucnn.config.options import BY_NAME, RunConfig, find_spec, specs_for
+from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import absolute, expand, is_folder, user_error_of
@@ -538,7 +538,7 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
 
             value = keep(value, is_evaluated=command != "train")
         if value is not None:
-            found[spec.name] = _typed(spec.name, value)
+            found[spec.name] = _plain(value)
     return found
 
 
@@ -550,17 +550,10 @@ def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:
     return did_you_mean(name, known)
 
 
-def _typed(name: str, value: object) -> Any:
-    """A value as it would be typed: options that are texts of numbers, too."""
-    value = _plain(value)
+def _plain(value: object) -> object:
+    """A value with Python's own numbers in place of NumPy's, which a loop over arrays gives, and text for a path."""
     if isinstance(value, Path):
         return str(value)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number and BY_NAME[name].parse is not None else value
-
-
-def _plain(value: object) -> object:
-    """A value with Python's own numbers in place of NumPy's, which a loop over arrays gives."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):

@@ -302,11 +302,6 @@ def _as_user_error(error: ClickError) -> UserError:
         return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
     if kind == "BadOptionUsage":
         hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
-    if kind == "MissingParameter":
-        names = [
-            param.metavar or param.name.upper() for param in params if param.param_type_name == "argument"
-        ]
-        hint = f"usage: {path} [OPTIONS] {' '.join(names)}"
     return ConfigurationError(f"{path}: {_sentence(error)}", hint)
 
 

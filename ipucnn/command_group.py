@@ -2,8 +2,9 @@
 
 import functools
 import importlib
+import inspect
 import re
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import typer
 import typer.core
@@ -49,7 +50,13 @@ def _command(name: str, function: Callable[..., None]) -> ClickCommand:
     """What Typer makes of a function: once for all command lines of a process, for it takes as long as to parse ten."""
     app = typer.Typer(add_completion=False)
     app.command(name, cls=RunCommand, context_settings=CONTEXT)(function)
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    parsers = {
+        parameter.name: getattr(parameter.default, "parser", None)
+        for parameter in inspect.signature(function).parameters.values()
+    }
+    command.readers = {name: parser for name, parser in parsers.items() if parser is not None}  # type: ignore[attr-defined]
+    return command
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,7 +82,7 @@ def print_found(words: str) -> None:
             commands.append(Row(known.name, "", known.summary))
         command = root.get_command(ctx, known.name)
         for param in find_options(command.params, words):
-            row = option_row(param, ctx)
+            row = option_row(param)
             options.setdefault((row.names, row.help), (row, []))[1].append(known.name)
     if not commands and not options:
         raise ConfigurationError(
@@ -122,69 +129,65 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
 class RunCommand(typer.core.TyperCommand):
-    """A command whose options may be typed with ``_`` or ``-``, booleans with a value, lists with spaces."""
+    """A command whose options may be typed with ``_`` or ``-``, booleans with a value, lists with spaces.
+
+    Values arrive as they were typed, or as their option's ``parser`` reads them.  Typer's own conversion would take
+    0.2 s to import and set up, and would change nothing.
+    """
+
+    readers: Mapping[str, Callable[[Any], Any]] = {}
+    """Name of a parameter -> what reads its text, where something does."""
 
     def parse_args(self, ctx: ClickContext, args: List[str]) -> List[str]:
+        if ctx.resilient_parsing:  # completion
+            return list(super().parse_args(ctx, args))
         typed = args[: args.index("--")] if "--" in args else args
         asked = next(
             (number for number, word in enumerate(typed) if word in ("--help", "-h", "--help-all")), None
         )
-        if not ctx.resilient_parsing and asked is not None:
-            from ipucnn.config.help_page import Help, print_command_help
+        if asked is not None:
+            from ipucnn.config.help_page import print_command_help
 
-            # Before Typer parses, for which it would load its converters: half of the time of a help page.
             words, _ = _items(typed[asked + 1 :])
             known = COMMANDS[self.name or ""]
             common = () if typed[asked] == "--help-all" else tuple(known.common.split())
-            print_command_help(self, ctx, Help(common, tuple(words), tuple(known.examples)))
+            print_command_help(self, ctx, common, words, known.examples)
             raise typer.Exit()
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
         if ctx.parent is not None and ctx.parent.params.get("verbose") and "--verbose" in table:
             args = ["--verbose", *args]
-        for param in self.get_params(ctx):
-            _spare_converters(param)
         try:
-            return super().parse_args(ctx, rewrite(args, table))
+            given, rest, _ = self.make_parser(ctx).parse_args(rewrite(args, table))
         except Exception as error:
-            # Typer leaves some usage errors without the command they are about; the hint needs it.
+            # Click leaves some usage errors without the command they are about; the hint needs it.
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
+        if rest:
+            raise self._usage_error(
+                ctx, f"got unexpected extra arguments ({' '.join(map(shown_value, rest))})"
+            )
+        for param in self.params:
+            value = given.get(param.name)
+            # Versions of Click have different words for what was not typed.
+            if not isinstance(value, (str, bool, list, tuple)) or value == ():
+                if param.required:
+                    raise self._usage_error(ctx, f"missing argument '{param.metavar}'")
+                value = param.get_default(ctx)
+            elif isinstance(value, str) and param.name in self.readers:
+                value = self.readers[param.name](value)
+            ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
+        return []
+
+    def _usage_error(self, ctx: ClickContext, problem: str) -> ConfigurationError:
+        from ipucnn.config.help_page import usage_line
+
+        return ConfigurationError(f"{ctx.command_path}: {problem}", f"usage: {usage_line(self, ctx)}")
 
     def format_help(self, ctx: ClickContext, formatter: object) -> None:
         from ipucnn.config.help_page import print_command_help
 
         print_command_help(self, ctx)
-
-
-class _AsTyped:
-    """In the place of Typer's converter of a parameter: a text, a list of texts, or what a function makes of a text."""
-
-    def __init__(self, param: ClickParameter) -> None:
-        self._convert = param.get_runtime_param
-        self._annotation = param.type_descriptor.annotation
-        self._read = param.type_descriptor.parameter_info.parser
-
-    def coerce(self, value: object, param: ClickParameter, ctx: ClickContext) -> object:
-        is_list = param.multiple or param.nargs == -1
-        if value is None:
-            return () if is_list else None
-        if isinstance(value, str) and not is_list and (self._read is not None or self._annotation is str):
-            return value if self._read is None else self._read(value)
-        if self._annotation == List[str] and self._read is None and isinstance(value, (list, tuple)):
-            return list(value)
-        return self._convert().coerce(value, param=param, ctx=ctx)
-
-
-def _spare_converters(param: ClickParameter) -> None:
-    """Keeps Typer from converting values that are as they were typed.
-
-    Versions of Typer that convert by Pydantic import it (0.1 s) and make a converter of each parameter, even where it
-    is not typed.  Others have no ``get_runtime_param``, and are left as they are.
-    """
-    if hasattr(param, "get_runtime_param") and "get_runtime_param" not in vars(param):
-        own = _AsTyped(param)
-        param.get_runtime_param = lambda: own
 
 
 def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn.command_group import _spare_converters, build_root, rewrite
+from ipucnn.command_group import build_root, rewrite
 from ipucnn.errors import ConfigurationError
 
 
@@ -77,28 +77,48 @@ def test_every_way_to_type_a_list_gives_the_same(items):
     assert read([token for item in items for token in ("--pipeline-splits", item)]) == spaced
 
 
-def test_what_typer_makes_of_values_is_what_is_made_without_its_converters():
-    values = (None, "abc", "12", "-3", "1.5", "", ("a", "b"), ["x"], ())
-    root, compared = build_root(), 0
-    for name in ("plan-splits", "evaluate"):
-        for param in root.get_command(None, name).params:
-            own_kind = [v for v in values if isinstance(v, (tuple, list)) == param.multiple or v is None]
-            if getattr(param, "is_flag", False):
-                continue
-            before = [_outcome(param, value) for value in own_kind]
-            _spare_converters(param)
-            after = [_outcome(param, value) for value in own_kind]
-            assert before == after, (name, param.name)
-            compared += len(before)
-    assert compared > 300
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (
+            "evaluate run",
+            {"run": "run", "views": 1, "checkpoint": None, "report": False, "json_output": False},
+        ),
+        (
+            "evaluate run --views 4 --checkpoint best --json",
+            {"views": 4, "checkpoint": "best", "json_output": True},
+        ),
+        ("infer run a.png b.png --top 3", {"images": ["a.png", "b.png"], "top": 3, "threshold": None}),
+        ("infer run --threshold=.25 -- -a.png", {"images": ["-a.png"], "threshold": 0.25}),
+        (
+            "plan-splits lenet --splits a b --micro-batch-size 2",
+            {"model": "lenet", "pipeline_splits": ["a", "b"]},
+        ),
+        ("plan-splits --no-stage-proportions --stages 2", {"model": None, "stages": 2}),
+        ("models", {"pattern": "*", "as_json": False, "image_size": None}),
+    ],
+)
+def test_a_command_gets_texts_and_what_parsers_make_of_them(typed, expected):
+    name, *args = typed.split()
+    command = build_root().get_command(None, name)
+    params = command.make_context(name, args).params
+    assert {key: params[key] for key in expected} == expected
+    assert set(params) >= {param.name for param in command.params}
 
 
-def _outcome(param, value):
-    try:
-        result = param.process_value(None, value)
-    except Exception as error:
-        return type(error), str(error)
-    return type(result), result
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ("evaluate", "evaluate: missing argument 'RUN'"),
+        ("plot", "plot: missing argument 'RUN...'"),
+        ("train a b c", "train: got unexpected extra arguments (b c)"),
+    ],
+)
+def test_arguments_are_neither_missing_nor_too_many(typed, error):
+    name, *args = typed.split()
+    with pytest.raises(ConfigurationError) as caught:
+        build_root().get_command(None, name).make_context(name, args)
+    assert caught.value.message == error and caught.value.hint.startswith(f"usage: {name} [OPTIONS] ")
 
 
 def test_a_command_whose_values_are_text_loads_no_converters():

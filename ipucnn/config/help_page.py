@@ -104,31 +104,32 @@ def _styled(line: str) -> Text:
     return text
 
 
-class Help(NamedTuple):
-    """What is wanted of a command's help page.
+def print_command_help(
+    command: ClickCommand,
+    ctx: ClickContext,
+    common: Sequence[str] = (),
+    words: Sequence[str] = (),
+    examples: Sequence[Tuple[str, str]] = (),
+) -> None:
+    """Prints the help page of a Typer command from its parameters.
 
-    Attributes:
+    Args:
+        command: of which.
+        ctx: its context.
         common: the options to show, by name; all of them if empty.
         words: show the options about these words instead.
         examples: command lines, each with what it does.
-    """
-
-    common: Tuple[str, ...] = ()
-    words: Tuple[str, ...] = ()
-    examples: Tuple[Tuple[str, str], ...] = ()
-
-
-def print_command_help(command: ClickCommand, ctx: ClickContext, wanted: Help = Help()) -> None:
-    """Prints the help page of a Typer command from its parameters.
 
     Raises:
         ConfigurationError: if no option is about the words.
     """
-    usage = " ".join([ctx.command_path, "[OPTIONS]", *_argument_names(command)])
+    usage = usage_line(command, ctx)
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
-    if wanted.words and not (len(wanted.words) == 1 and _is_argument(wanted.words[0], params)):
-        asked = " ".join(wanted.words)
-        rows = [option_row(param, ctx) for param in find_options(params, asked)]
+    options = [param for param in params if param.param_type_name != "argument"]
+    arguments = [param for param in params if param.param_type_name == "argument"]
+    if words and not (len(words) == 1 and _is_network(words[0], arguments)):
+        asked = " ".join(words)
+        rows = [option_row(param) for param in find_options(options, asked)]
         if not rows:
             raise ConfigurationError(
                 f"{ctx.command_path} --help {shown_value(asked)}: no option is about that",
@@ -136,33 +137,29 @@ def print_command_help(command: ClickCommand, ctx: ClickContext, wanted: Help = 
             )
         print_page(usage, "", [(f"Options about {shown_value(asked)}", rows)])
         return
-    common = wanted.common
-    panels: Dict[str, List[Row]] = {"Arguments": []}
-    for param in params:
-        if param.param_type_name == "argument":
-            panels["Arguments"].append(_argument_row(param))
-        elif not common:
-            title = getattr(param, "rich_help_panel", None) or "Options"
-            panels.setdefault(title, []).append(option_row(param, ctx))
+    panels: Dict[str, List[Row]] = {"Arguments": [_argument_row(param) for param in arguments]}
     if common:
-        named = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
-        panels["Common options"] = [option_row(named[name], ctx) for name in common]
-        count = sum(param.param_type_name != "argument" for param in params)
+        named = {name: param for param in options for name in (*param.opts, *param.secondary_opts)}
+        panels["Common options"] = [option_row(named[name]) for name in common]
         panels["More help"] = [
             Row("--help WORD", "", "Show the options about a word: `--help batch`, `--help checkpoint`."),
-            Row("--help-all", "", f"Show all {count} options."),
+            Row("--help-all", "", f"Show all {len(options)} options."),
         ]
-    elif "General" in panels and "Options" in panels:
-        panels["General"] += panels.pop("Options")
-    panels["Examples"] = [Row(line, "", about) for line, about in wanted.examples]
+    else:
+        for param in options:
+            title = getattr(param, "rich_help_panel", None) or "Options"
+            panels.setdefault(title, []).append(option_row(param))
+        if "General" in panels and "Options" in panels:
+            panels["General"] += panels.pop("Options")
+    panels["Examples"] = [Row(line, "", about) for line, about in examples]
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
 
 
-def _is_argument(word: str, params: Sequence[ClickParameter]) -> bool:
+def _is_network(word: str, arguments: Sequence[ClickParameter]) -> bool:
     """Whether a word after ``--help`` is a network, for a command that takes one: then its page is meant."""
     from ipucnn.models.registry import list_models
 
-    takes_model = any(param.name == "model" and param.param_type_name == "argument" for param in params)
+    takes_model = any(param.name == "model" for param in arguments)
     return takes_model and word in {record.name for record in list_models()}
 
 
@@ -178,13 +175,10 @@ def find_options(params: Sequence[ClickParameter], words: str) -> List[ClickPara
 
 def _about(params: Sequence[ClickParameter], whole: str, words: Sequence[str]) -> List[ClickParameter]:
     """The options that are about all of ``words``, or about the ``whole`` that they are parts of."""
-    found: List[Tuple[int, ClickParameter]] = []
-    for param in params:
-        if param.param_type_name != "argument":
-            rank = min(max(_rank(param, word) for word in words), _rank(param, whole))
-            if rank < _NOT_ABOUT:
-                found.append((rank, param))
-    return [param for _, param in sorted(found, key=lambda pair: pair[0])]
+    options = [param for param in params if param.param_type_name != "argument"]
+    ranks = [min(max(_rank(param, word) for word in words), _rank(param, whole)) for param in options]
+    about = [(rank, param) for rank, param in zip(ranks, options) if rank < _NOT_ABOUT]
+    return [param for _, param in sorted(about, key=lambda pair: pair[0])]
 
 
 # How an option is about a word: it is one of its names; what people of other programs call it; a part of its name; a
@@ -244,13 +238,11 @@ def word_to_look_for(params: Sequence[ClickParameter], typed: str) -> Optional[s
     return next((word for word in (whole, *parts) if find_options(params, word)), None)
 
 
-def _argument_names(command: ClickCommand) -> List[str]:
-    names = []
-    for param in command.params:
-        if param.param_type_name == "argument":
-            name = _argument_name(param)
-            names.append(name if param.required else f"[{name}]")
-    return names
+def usage_line(command: ClickCommand, ctx: ClickContext) -> str:
+    """What is typed for a command: its path, and its arguments in their order."""
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    names = [_argument_name(param) if param.required else f"[{_argument_name(param)}]" for param in arguments]
+    return " ".join([ctx.command_path, "[OPTIONS]", *names])
 
 
 def _argument_name(param: ClickParameter) -> str:
@@ -259,12 +251,12 @@ def _argument_name(param: ClickParameter) -> str:
 
 
 def _argument_row(param: ClickParameter) -> Row:
-    name = _argument_name(param)
     text = getattr(param, "help", None) or ""
-    return Row(name, "", f"{text}  [required]" if param.required and "[" not in text else text)
+    required = "  [required]" if param.required and "[" not in text else ""
+    return Row(_argument_name(param), "", text + required)
 
 
-def option_row(param: ClickParameter, ctx: ClickContext) -> Row:
+def option_row(param: ClickParameter) -> Row:
     """An option's line of a help page."""
     if param.name == "help":
         return Row(
@@ -280,30 +272,7 @@ def option_row(param: ClickParameter, ctx: ClickContext) -> Row:
         if negative == "--no-":
             names = names.replace("--", "--[no-]", 1).replace(" / --no-", "", 1)
     text = param.help or ""
-    default = param.default
-    if isinstance(param.show_default, str):
-        default = param.show_default
-    shown = default is not None and default is not False and default != [] and param.show_default
-    if shown and "[default:" not in text and not callable(default):
+    default = param.show_default if isinstance(param.show_default, str) else param.default
+    if param.show_default and default not in (None, False) and "[default:" not in text:
         text += f"  [default: {default}]"
-    return Row(names, _metavar(param), text)
-
-
-def _metavar(param: ClickParameter) -> str:
-    if getattr(param, "is_flag", False) or getattr(param, "count", False):
-        return ""
-    if param.metavar:
-        return param.metavar
-    descriptor = getattr(param, "type_descriptor", None)
-    if descriptor is not None:
-        choices = getattr(descriptor, "choices", None)
-        if choices:
-            return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
-        name = getattr(descriptor.annotation, "__name__", "text")
-    else:
-        choices = getattr(param.type, "choices", None)
-        if choices:
-            return "|".join(map(str, choices))
-        name = param.type.name
-    name = name.lower().replace(" range", "")
-    return {"str": "TEXT", "string": "TEXT", "integer": "INT"}.get(name, name.upper())
+    return Row(names, "" if param.is_flag else param.metavar, text)

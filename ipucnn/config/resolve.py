@@ -4,27 +4,40 @@ Defaults < preset < flags.  The preset is the one ``--config`` names, else the b
 data set.  Of options that stand in for each other, one given in a higher layer drops the lower layer's.
 """
 
+import copy
 import dataclasses
 import shlex
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
+from ipucnn.config.rules import DEFAULT, RUN_ORIGIN, check, check_paths
+from ipucnn.config.rules import FLAG as FLAG
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
+    from ipucnn.config.presets import Preset
     from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
-DEFAULT = "default"
-FLAG = "flag"
-RUN_ORIGIN = "run"
 PUBLIC_ORIGIN = "public default"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that find nothing to act on in 32 bits, on whatever device."""
@@ -32,6 +45,7 @@ ORDER_ORIGIN = "deterministic"
 OWN_ORIGIN = "own network"
 """Of a micro-batch that nobody chose for a network of the user's own: it is smaller where the data set is."""
 OWN_GLOBAL_BATCH = 32
+INITIAL_RATE = "initial_learning_rate"
 LEAST_VALIDATIONS = 5
 PLANS = ("plan-splits",)
 """Commands that plan MODEL and do not build it, if they can help it."""
@@ -79,6 +93,8 @@ class Plan(Protocol):
         """YAML keys and values of the options that run it."""
 
 
+Layer = Tuple[str, Mapping[str, Any]]
+"""(where values are from, field name -> checked value)."""
 ReadPlan = Callable[[Path, str], Plan]
 """(file, the option that names it) -> the plan in it; raises a DataError for what is none."""
 
@@ -152,10 +168,6 @@ class Resolved:
         return "note: recorded, but without effect on the host: " + ", ".join(keys)
 
 
-# Options that say where images come from, beside the data set's name.
-_DATA_SOURCES = ("dataset_path", "host_generated_data", "device_generated_data")
-
-
 def resolve(
     command: str,
     flags: Mapping[str, PlainValue],
@@ -186,80 +198,55 @@ def resolve(
         DataError: if a data set that was asked for is not there.
     """
     from ipucnn.config import presets
-    from ipucnn.models.registry import find_network
 
     given = convert_flags(flags)
-    if model is not None:
-        _add_model(given, convert_value(BY_NAME["model_name"], model, "MODEL"))
-    elif "model_name" not in given:
-        _check_swallowed_model(command, given)
+    _take_model(command, given, model)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
-    plan, in_plan = _load_plan(given.get("plan"), read_plan)
-    if any(given.get(source) for source in _DATA_SOURCES):
-        in_plan.pop("dataset", None)
-    name = str(_first("model_name", given, in_file, in_plan))
-    if "model_name" not in given:
-        refuse_unnamed("the network", name, f"add --model-name {shlex.quote(name)}")
-    record = find_network(name, plans=command in PLANS)
-    between = [values for _, values in reversed(below)]
-    if plan is not None:
-        _check_plan_model(plan, str(given["plan"]), record)
+    plan, in_plan = _load_plan(given, read_plan)
+    record = _find_network(command, given, in_file, in_plan)
+    if plan is not None and plan.model != record.name:
+        raise ConfigurationError(
+            f"--plan {given['plan']} is for {shown_value(plan.model)}, but the network is {record.name}",
+            f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
+        )
+    # What the user gave, the highest first.
+    typed: List[Layer] = [
+        (FLAG, given),
+        (f"plan {given.get('plan')}", in_plan),
+        *reversed(below),
+        ("", in_file),
+    ]
     choice = None
     if reads_data:
         try:
-            choice = _choose_dataset(command, record, given, in_plan, *between, in_file)
+            choice = _choose_dataset(command, record, *(values for _, values in typed))
         except DataError:
             if needs_data:
                 raise
-    # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
-    named = choice.like or choice.name if choice is not None else _first("dataset", given, in_plan, in_file)
+    named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    wanted = presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
-    preset = chosen or presets.find_built_in(*wanted)
-    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # Weights were trained on images of a size that is the network's, and not that of small photographs.
-        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
-        preset = preset._replace(values=kept)
-    layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
+    # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
+    preset = chosen or _own_preset(command, record, named, given)
+    layers: List[Layer] = list(reversed(typed[:-1]))
     if preset is not None:
-        layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
+        layers.insert(0, (f"preset {preset.name}", preset.values))
     is_public = chosen is not None and (config_path is not None or presets.is_of_application(chosen))
     if is_public and record.task == "classification":
         layers.insert(0, (PUBLIC_ORIGIN, _public_defaults(record, dataset, in_file)))
-    if plan is not None:
-        layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
-    if settings["dataset"] is None and not (
-        settings["host_generated_data"] or settings["device_generated_data"]
-    ):
+    if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
         settings["dataset"] = dataset
-    for name in ("host_generated_data", "device_generated_data"):
-        if settings["synthetic_data"] and settings[name]:
-            raise ConfigurationError(
-                f"synthetic-data {settings['synthetic_data']} and {BY_NAME[name].key} are two sources of the same data",
-                f"drop {BY_NAME[name].flag}: with --synthetic-data nothing is read",
-            )
-    if origins["norm_layer"] == DEFAULT:
-        settings["norm_layer"] = norm_layer_of(record.default_norm)
-    _fix_order(settings, origins)
-    _fix_preprocessing(settings, origins)
-    _fix_kept(settings, origins, config_path)
-    if chosen is None:
-        _fix_validations(settings, origins)
-    if command == "train" and record.own is not None:
-        _fix_batch(settings, origins)
+    check(RunConfig(**settings), origins)
+    for name, value, origin in _implied(command, record, settings, origins, chosen is None, config_path):
+        settings[name], origins[name] = value, origin
     config = RunConfig(**settings)
     check_paths(config)
-    check(config)
-    by_user = dict(in_file)
-    for values in (*reversed(between), in_plan, given):
-        by_user.update(values)
-    # What came of it: of an option that another one displaced nothing is left that a continued run could contradict.
+    # Of an option that another one displaced nothing is left that a continued run could contradict.
     by_user = {
         name: settings[name]
-        for name in by_user
+        for name in dict.fromkeys(name for _, values in reversed(typed) for name in values)
         if origins[name] != ORDER_ORIGIN
         and (origins[name] != DEFAULT or settings[name] != BY_NAME[name].default)
     }
@@ -275,6 +262,58 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
+    """Puts the argument MODEL among the flags.
+
+    Raises:
+        ConfigurationError: it is given twice, or a list option took it for one of its values.
+    """
+    from ipucnn.models.registry import list_models
+
+    named = given.get("model_name")
+    if model is not None:
+        given["model_name"] = convert_value(BY_NAME["model_name"], model, "MODEL")
+        if named is not None and named.lower().replace("_", "-") != given["model_name"].lower().replace(
+            "_", "-"
+        ):
+            raise ConfigurationError(
+                f"two models are given: MODEL {shown_value(model)} and --model-name {shown_value(named)}",
+                "give one of them",
+            )
+    splits = given.get("pipeline_splits")
+    if "model_name" not in given and splits and splits[-1] in {record.name for record in list_models()}:
+        # A list option takes every word up to the next option.
+        raise ConfigurationError(
+            f"--pipeline-splits: '{splits[-1]}' is a model, not a layer",
+            f"put MODEL first: ipucnn {command} {splits[-1]} --pipeline-splits {' '.join(splits[:-1])}",
+        )
+
+
+def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: PlainDict) -> "ModelRecord":
+    """The record of the network that is named; a file that is run only if the command line names it."""
+    from ipucnn.models.registry import find_network
+
+    name = str(_first("model_name", given, in_file, in_plan))
+    if "model_name" not in given:
+        refuse_unnamed("the network", name, f"add --model-name {shlex.quote(name)}")
+    return find_network(name, plans=command in PLANS)
+
+
+def _own_preset(
+    command: str, record: "ModelRecord", dataset: Optional[str], given: PlainDict
+) -> "Optional[Preset]":
+    """The built-in preset of a network and data set."""
+    from ipucnn.config import presets
+
+    names = presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
+    preset = presets.find_built_in(*names)
+    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
+        # Weights were trained on images of a size that is the network's, and not that of small photographs.
+        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        return preset._replace(values=kept)
+    return preset
 
 
 def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, PlainValue]) -> PlainDict:
@@ -319,71 +358,48 @@ def refuse_unnamed(what: str, name: str, hint: str) -> None:
         )
 
 
-def _fix_order(settings: PlainDict, origins: Dict[str, str]) -> None:
-    """Turns shuffling off where ``deterministic`` asks for the stored order.
-
-    Raises:
-        ConfigurationError: shuffling is typed.
-    """
-    if not (settings["deterministic"] and settings["shuffle"]):
-        return
-    if origins["shuffle"] == FLAG:
-        raise ConfigurationError(
-            "--shuffle contradicts deterministic, which trains on the samples in their stored order",
-            "drop --shuffle, or add --no-deterministic",
+def _implied(
+    command: str,
+    record: "ModelRecord",
+    settings: PlainDict,
+    origins: Dict[str, str],
+    is_own_preset: bool,
+    config_path: Optional[str],
+) -> Iterator[Tuple[str, Any, str]]:
+    """(field name, value, origin) of what follows from other options where nobody gave it."""
+    if origins["norm_layer"] == DEFAULT:
+        yield "norm_layer", norm_layer_of(record.default_norm), DEFAULT
+    if settings["deterministic"] and settings["shuffle"]:
+        yield "shuffle", False, ORDER_ORIGIN
+    if settings["eight_bit_transfer"] and not settings["accelerator_side_preprocess"]:
+        yield "accelerator_side_preprocess", True, "eight-bit-transfer"
+    if origins["keep_checkpoints"] == DEFAULT and (
+        origins["ckpts_per_epoch"] == FLAG or config_path is not None
+    ):
+        # Somebody said how many are to be written: each of them may be wanted.
+        yield (
+            "keep_checkpoints",
+            None,
+            "ckpts-per-epoch" if origins["ckpts_per_epoch"] == FLAG else "config-path",
         )
-    settings["shuffle"], origins["shuffle"] = False, ORDER_ORIGIN
-
-
-def _fix_preprocessing(settings: PlainDict, origins: Dict[str, str]) -> None:
-    """Moves preprocessing to the device that is sent pixels of 8 bits.
-
-    Raises:
-        ConfigurationError: something says that it is to stay in the input pipeline.
-    """
-    name = "accelerator_side_preprocess"
-    if not settings["eight_bit_transfer"] or settings[name]:
-        return
-    if origins[name] != DEFAULT:
-        raise ConfigurationError(
-            f"eight-bit-transfer with accelerator-side-preprocess False ({origins[name]}): normalised pixels do not go "
-            "into 8 bits",
-            "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
-        )
-    settings[name], origins[name] = True, "eight-bit-transfer"
-
-
-def _fix_kept(settings: PlainDict, origins: Dict[str, str], config_path: Optional[str]) -> None:
-    """Keeps all checkpoints where somebody said how many are to be written: each of them may be wanted."""
-    if origins["keep_checkpoints"] != DEFAULT:
-        return
-    if origins["ckpts_per_epoch"] == FLAG:
-        settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "ckpts-per-epoch"
-    elif config_path is not None:
-        settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "config-path"
-
-
-def _fix_validations(settings: PlainDict, origins: Dict[str, str]) -> None:
-    """Validates at least five times in a run that is shorter than the preset's: else the best of one is no best."""
-    name, most = "validation_freq", max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
-    if origins[name].startswith("preset ") and settings[name] > most:
-        settings[name], origins[name] = most, "num-epochs"
-
-
-def _fix_batch(settings: PlainDict, origins: Dict[str, str]) -> None:
-    """Gives a network of the user's own, which has no preset, a global batch that batch norm can work with."""
+    # Five validations at least in a run that is shorter than the preset's: else the best of one is no best.
+    most = max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
+    is_presets = is_own_preset and origins["validation_freq"].startswith("preset ")
+    if is_presets and settings["validation_freq"] > most:
+        yield "validation_freq", most, "num-epochs"
+    # A network of the user's own has no preset: it gets a global batch that batch norm can work with.
     batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
-    if all(origins[name] == DEFAULT for name in batch):
-        settings["micro_batch_size"] = max(1, OWN_GLOBAL_BATCH // settings["num_replicas"])
-        origins["micro_batch_size"] = OWN_ORIGIN
+    if command == "train" and record.own is not None and all(origins[name] == DEFAULT for name in batch):
+        yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // settings["num_replicas"]), OWN_ORIGIN
 
 
-def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
-    """The plan in a file, and the options that run it; nothing for no file.
+def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
+    """The plan that ``--plan`` names, and the options that run it; nothing where none is named.
 
     Raises:
         DataError: not readable, or not a plan.
     """
+    path = given.get("plan")
     if path is None:
         return None, {}
     if read_plan is None:
@@ -391,15 +407,9 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
     plan = read_plan(expand(path), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
+    if any(given.get(source) for source in ("dataset_path", "host_generated_data", "device_generated_data")):
+        values.pop("dataset", None)
     return plan, {**values, "model_name": plan.model}
-
-
-def _check_plan_model(plan: Plan, path: str, record: "ModelRecord") -> None:
-    if plan.model != record.name:
-        raise ConfigurationError(
-            f"--plan {path} is for {shown_value(plan.model)}, but the network is {record.name}",
-            f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
-        )
 
 
 def resolve_saved(
@@ -420,7 +430,7 @@ def resolve_saved(
     record = get_model(settings["model_name"])
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
-    check(merged)
+    check(merged, origins)
     return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))
 
 
@@ -489,13 +499,14 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
             )
     changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
     config = dataclasses.replace(saved, **changes)
-    check(config)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
+    origins = dict.fromkeys(settings, RUN_ORIGIN)
+    check(config, origins)
     record = get_model(config.model_name)
     return dataclasses.replace(
         asked,
         config=config,
-        origins=dict.fromkeys(settings, RUN_ORIGIN),
+        origins=origins,
         record=record,
         data=_choose_dataset(asked.command, record, {"dataset": asked.typed.get("dataset")}, settings),
         preset=None,
@@ -511,85 +522,48 @@ def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
     return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
 
 
-def overlay(layers: PlainValue) -> Tuple[PlainDict, Dict[str, str]]:
+def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
     """Lays (origin, values) pairs over the defaults, later ones over earlier ones.
 
     Returns:
         settings: field name -> value, for every field.
         origins: field name -> origin.
     """
-    settings = {spec.name: spec.default for spec in SPECS}
-    settings.update({name: dict(value) for name, value in settings.items() if isinstance(value, dict)})
-    origins = dict.fromkeys(settings, DEFAULT)
+    settings: PlainDict = {}
+    origins: Dict[str, str] = {}
+
+    def drop(*names: str) -> None:
+        for name in names:
+            settings[name], origins[name] = copy.copy(BY_NAME[name].default), DEFAULT
+
+    drop(*BY_NAME)
     for origin, layer in layers:
-        layer = dict(layer)
         for name, other in REPLACES:
-            if name == "pipeline_splits" and layer.get(name) == (AUTO,):
-                continue  # the layers are left open, not how many stages there are
-            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.
-            is_given = layer.get(name) is not None and layer[name] is not False
-            if is_given and other not in layer:
-                settings[other], origins[other] = BY_NAME[other].default, DEFAULT
+            value = layer.get(name)
+            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.  auto leaves the layers open, not how
+            # many stages there are.
+            if value is not None and value is not False and value != (AUTO,) and other not in layer:
+                drop(other)
         stages = layer.get("ipus_per_replica")
-        if (
-            stages is not None
-            and "pipeline_splits" not in layer
-            and len(settings["pipeline_splits"]) + 1 != stages
-        ):
-            for name in ("pipeline_splits", "device_mapping"):
-                settings[name], origins[name] = BY_NAME[name].default, DEFAULT
-        mapping = settings["device_mapping"]
-        if stages is not None and "device_mapping" not in layer and mapping and max(mapping) + 1 != stages:
-            settings["device_mapping"], origins["device_mapping"] = BY_NAME["device_mapping"].default, DEFAULT
-        _replace_parameters("optimizer", "optimizer_params", layer, settings, origins)
-        _replace_parameters("lr_schedule", "lr_schedule_params", layer, settings, origins)
+        if stages is not None:
+            if "pipeline_splits" not in layer and len(settings["pipeline_splits"]) + 1 != stages:
+                drop("pipeline_splits", "device_mapping")
+            mapping = settings["device_mapping"]
+            if mapping and max(mapping) + 1 != stages:
+                drop("device_mapping")
+        for name, params in (("optimizer", "optimizer_params"), ("lr_schedule", "lr_schedule_params")):
+            if name in layer and params not in layer and layer[name] != settings[name]:
+                rate = settings[params].get(INITIAL_RATE)
+                drop(params)
+                if params == "lr_schedule_params":
+                    # Every schedule starts from the initial learning rate.
+                    settings[params] = {} if rate is None else {INITIAL_RATE: rate}
         if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:
             # The absolute rate takes the place of the per-sample one below it; the other parameters stay.
-            kept = dict(settings["lr_schedule_params"])
-            kept.pop("initial_learning_rate", None)
-            settings["lr_schedule_params"] = kept
+            settings["lr_schedule_params"].pop(INITIAL_RATE, None)
         for name, value in layer.items():
-            settings[name], origins[name] = value, origin
+            settings[name], origins[name] = copy.copy(value), origin
     return settings, origins
-
-
-def _replace_parameters(
-    name: str,
-    params: str,
-    layer: Dict[str, PlainValue],
-    settings: Dict[str, PlainValue],
-    origins: Dict[str, str],
-) -> None:
-    """Drops the parameters of a lower layer's optimizer or schedule when another one takes its place."""
-    if name not in layer or params in layer or layer[name] == settings[name]:
-        return
-    lower = settings[params]
-    settings[params], origins[params] = dict(BY_NAME[params].default), DEFAULT
-    if params == "lr_schedule_params":
-        # Every schedule starts from the initial learning rate.
-        settings[params] = {key: rate for key, rate in lower.items() if key == "initial_learning_rate"}
-
-
-def _add_model(given: Dict[str, PlainValue], model: str) -> None:
-    named = given.get("model_name")
-    if named is not None and named.lower().replace("_", "-") != model.lower().replace("_", "-"):
-        raise ConfigurationError(
-            f"two models are given: MODEL {shown_value(model)} and --model-name {shown_value(named)}",
-            "give one of them",
-        )
-    given["model_name"] = model
-
-
-def _check_swallowed_model(command: str, given: Mapping[str, PlainValue]) -> None:
-    """A list option takes every word up to the next option, MODEL too if it comes last."""
-    from ipucnn.models.registry import list_models
-
-    splits = list(given.get("pipeline_splits") or ())
-    if splits and splits[-1] in {record.name for record in list_models()}:
-        raise ConfigurationError(
-            f"--pipeline-splits: '{splits[-1]}' is a model, not a layer",
-            f"put MODEL first: ipucnn {command} {splits[-1]} --pipeline-splits {' '.join(splits[:-1])}",
-        )
 
 
 def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
@@ -645,75 +619,3 @@ def _without_effect(config: RunConfig, by_user: Mapping[str, PlainValue]) -> Tup
         and spec.name in by_user
         and getattr(config, spec.name) != spec.default
     )
-
-
-# Rules between options that need no arithmetic; batches and pipelines are checked by ``training.program``.
-
-
-# What options that take a path call it in their help.
-_PATHS = ("DIR", "FILE", "PATH")
-
-
-def check_paths(config: RunConfig) -> None:
-    """Refuses what no path can be, in every option that takes one; nothing need be there.
-
-    Not for saved configurations: what they name may have been on another machine.
-
-    Raises:
-        ConfigurationError: empty, or ``~`` and a user who is not here.
-        DataError: too long, with a NUL, or in a folder that may not be searched.
-    """
-    for spec in SPECS:
-        path = getattr(config, spec.name)
-        if path is not None and spec.metavar.startswith(_PATHS):
-            try:
-                expand(path)
-            except UserError as error:
-                raise type(error)(f"{spec.flag} {error.message}", error.hint) from None
-
-
-def check(config: RunConfig) -> None:
-    """Refuses combinations that are illegal whatever the model and data.
-
-    Raises:
-        ConfigurationError: naming both options and what to give instead.
-    """
-    if config.learning_rate is not None and "initial_learning_rate" in config.lr_schedule_params:
-        raise ConfigurationError(
-            f"learning-rate {config.learning_rate:g} (absolute) and initial_learning_rate "
-            f"{shown_value(config.lr_schedule_params['initial_learning_rate'])} (per sample) are both given",
-            "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
-        )
-    if config.steps_per_execution is not None and config.logs_per_epoch != RunConfig().logs_per_epoch:
-        raise ConfigurationError(
-            f"steps-per-execution {config.steps_per_execution} and logs-per-epoch {config.logs_per_epoch:g} are "
-            "both given, and each sets the length of an execution",
-            "give one of --steps-per-execution and --logs-per-epoch",
-        )
-    if config.optimizer == "lars" and config.weight_decay:
-        raise ConfigurationError(
-            f"weight-decay {config.weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
-            f"give it with --optimizer-params '{{\"weight_decay\": {config.weight_decay:g}}}'",
-        )
-    if not config.training and not config.validation:
-        raise ConfigurationError(
-            "neither training nor validation: nothing to do", "drop one of the two flags"
-        )
-    if config.fold is not None and (config.kfold is None or config.fold > config.kfold):
-        if config.kfold is None:
-            raise ConfigurationError(
-                f"--fold {config.fold} without --kfold", "for example --kfold 5 --fold 5"
-            )
-        raise ConfigurationError(
-            f"--fold {config.fold} of --kfold {config.kfold}", f"folds are numbered from 1 to {config.kfold}"
-        )
-    if AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1:
-        raise ConfigurationError(
-            "pipeline-splits: 'auto' stands for all of them, but others are given too", "give auto, or layers"
-        )
-    repeated = [name for name, count in Counter(config.pipeline_splits).items() if count > 1]
-    if repeated:
-        raise ConfigurationError(
-            f"pipeline-splits: '{shown_value(repeated[0])}' opens two stages",
-            "name each layer once, in the network's order",
-        )

@@ -125,8 +125,8 @@ def _model_parameter(many: bool) -> inspect.Parameter:
 
 
 def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
-    def general(*names: str, **details: Any) -> Any:
-        return typer.Option(*names, rich_help_panel="General", show_default=False, **details)
+    def general(default: Optional[bool], *names: str, **details: PlainValue) -> Any:
+        return typer.Option(default, *names, rich_help_panel="General", show_default=False, **details)
 
     preset = general(
         None,
@@ -177,9 +177,8 @@ def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
     if spec.is_bool:
         flags[0] += f"/--no-{spec.key}"
         return _keyword(spec.name, Optional[bool], typer.Option(None, *flags, **details))
-    complete = {"model_name": complete_model, "dataset": complete_dataset}.get(spec.name)
-    if spec.choices:
-        complete = _completer(spec.choices)
+    of_names = {"model_name": complete_model, "dataset": complete_dataset}.get(spec.name)
+    complete = _completer(spec.choices) if spec.choices else of_names
     annotation = Optional[List[str]] if spec.kind.is_list else Optional[str]
     typed = typer.Option(None, *flags, metavar=spec.metavar, autocompletion=complete, **details)
     return _keyword(spec.name, annotation, typed)

@@ -1,0 +1,150 @@
+"""Options that do not go together, in one table: whatever the network, the data and the device are.
+
+What needs the Program's arithmetic is checked where that is made (``training.program``), and options that have no
+effect in a run where its parts are known (``runs.setup``).
+"""
+
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ipucnn.config.options import AUTO, SPECS, RunConfig
+from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.filesystem import expand
+
+DEFAULT = "default"
+FLAG = "flag"
+RUN_ORIGIN = "run"
+
+Origins = Mapping[str, str]
+"""Field name -> where its value is from."""
+
+
+class Rule(NamedTuple):
+    """Options that contradict each other.
+
+    Attributes:
+        is_broken: whether a configuration, with the origins of its values, has them together.
+        message: what is wrong, with the values of options in braces, as ``str.format`` takes them.
+        hint: what to give instead, with values likewise.
+    """
+
+    is_broken: Callable[[RunConfig, Origins], bool]
+    message: str
+    hint: str
+
+
+def _is_noise_twice(name: str) -> Callable[[RunConfig, Origins], bool]:
+    """Whether ``--synthetic-data`` is given beside another source of made-up images, and neither is a saved run's."""
+
+    def is_broken(config: RunConfig, origins: Origins) -> bool:
+        is_given = config.synthetic_data is not None and getattr(config, name)
+        return is_given and RUN_ORIGIN not in (origins[name], origins["synthetic_data"])
+
+    return is_broken
+
+
+RULES: Tuple[Rule, ...] = (
+    *(
+        Rule(
+            _is_noise_twice(name),
+            f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
+            f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
+        )
+        for name in ("host_generated_data", "device_generated_data")
+    ),
+    Rule(
+        lambda config, origins: config.deterministic and config.shuffle and origins["shuffle"] == FLAG,
+        "--shuffle contradicts deterministic, which trains on the samples in their stored order",
+        "drop --shuffle, or add --no-deterministic",
+    ),
+    Rule(
+        lambda config, origins: (
+            config.eight_bit_transfer
+            and not config.accelerator_side_preprocess
+            and origins["accelerator_side_preprocess"] != DEFAULT
+        ),
+        "eight-bit-transfer with accelerator-side-preprocess False ({origins[accelerator_side_preprocess]}): "
+        "normalised pixels do not go into 8 bits",
+        "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
+    ),
+    Rule(
+        lambda config, _: (
+            config.learning_rate is not None and "initial_learning_rate" in config.lr_schedule_params
+        ),
+        "learning-rate {learning_rate:g} (absolute) and initial_learning_rate "
+        "{lr_schedule_params[initial_learning_rate]} (per sample) are both given",
+        "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
+    ),
+    Rule(
+        lambda config, _: (
+            config.steps_per_execution is not None and config.logs_per_epoch != RunConfig.logs_per_epoch
+        ),
+        "steps-per-execution {steps_per_execution} and logs-per-epoch {logs_per_epoch:g} are both given, and each sets "
+        "the length of an execution",
+        "give one of --steps-per-execution and --logs-per-epoch",
+    ),
+    Rule(
+        lambda config, _: config.optimizer == "lars" and config.weight_decay > 0,
+        "weight-decay {weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
+        "give it with --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
+    ),
+    Rule(
+        lambda config, _: not (config.training or config.validation),
+        "neither training nor validation: nothing to do",
+        "drop one of the two flags",
+    ),
+    Rule(
+        lambda config, _: config.fold is not None and config.kfold is None,
+        "--fold {fold} without --kfold",
+        "for example --kfold 5 --fold 5",
+    ),
+    Rule(
+        lambda config, _: (config.fold or 0) > (config.kfold or 0),
+        "--fold {fold} of --kfold {kfold}",
+        "folds are numbered from 1 to {kfold}",
+    ),
+    Rule(
+        lambda config, _: AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1,
+        "pipeline-splits: 'auto' stands for all of them, but others are given too",
+        "give auto, or layers",
+    ),
+    Rule(
+        lambda config, _: _repeated(config.pipeline_splits) is not None,
+        "pipeline-splits: '{repeated}' opens two stages",
+        "name each layer once, in the network's order",
+    ),
+)
+
+
+def _repeated(splits: Sequence[str]) -> Optional[str]:
+    """The first layer that is named twice."""
+    return next((name for number, name in enumerate(splits) if name in splits[:number]), None)
+
+
+def check(config: RunConfig, origins: Origins) -> None:
+    """Refuses options that do not go together.
+
+    Raises:
+        ConfigurationError: naming both options and what to give instead.
+    """
+    for rule in RULES:
+        if rule.is_broken(config, origins):
+            known = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
+            raise ConfigurationError(rule.message.format(**known), rule.hint.format(**known))
+
+
+def check_paths(config: RunConfig) -> None:
+    """Refuses what no path can be, in every option that takes one; nothing need be there.
+
+    Not for saved configurations: what they name may have been on another machine.
+
+    Raises:
+        ConfigurationError: empty, or ``~`` and a user who is not here.
+        DataError: too long, with a NUL, or in a folder that may not be searched.
+    """
+    for spec in SPECS:
+        path = getattr(config, spec.name)
+        if path is not None and spec.kind.is_path:
+            try:
+                expand(path)
+            except UserError as error:
+                raise type(error)(f"{spec.flag} {error.message}", error.hint) from None
