@@ -179,11 +179,11 @@ class Run:
         self._ready()
         assert self._session is not None
         finish = finisher(self._trained)
-        found = [np.zeros((0, self._trained.source.info.num_classes))]
+        probabilities = [np.zeros((0, self._trained.source.info.num_classes))]
         for first in range(0, len(pixels), LARGEST_BATCH):
             batch = finish(np.stack(pixels[first : first + LARGEST_BATCH]))
-            found.append(np.exp(log_softmax(np.asarray(self._session.predict([batch])[0]))))
-        return np.concatenate(found).astype(np.float32)
+            probabilities.append(np.exp(log_softmax(np.asarray(self._session.predict([batch])[0]))))
+        return np.concatenate(probabilities).astype(np.float32)
 
     def _refuse_exported(self, what: str) -> None:
         if self._trained.runtime is not None:
@@ -207,8 +207,8 @@ class Run:
 
         info, input_shape = self._trained.source.info, self._trained.input_shape
         if isinstance(image, (str, Path)):
-            (found,) = images_of_files([str(image)], info, input_shape)
-            return found.read()
+            (file,) = images_of_files([str(image)], info, input_shape)
+            return file.read()
         # Pillow need not be imported to know; plugins have classes of their own.
         if any(kind.__module__ == "PIL.Image" for kind in type(image).__mro__):
             try:
@@ -500,13 +500,13 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
     from ipucnn.planning.pipeline_plan import read_plan
 
     recipe, file = options.get("config"), options.get("config_path")
-    own = ("stages", "system") if command == "plan-splits" else ()
+    of_command = ("stages", "system") if command == "plan-splits" else ()
     return RunRequest(
         command,
         _flags(
             command,
             {key: value for key, value in options.items() if key not in ("config", "config_path")},
-            own,
+            of_command,
         ),
         model,
         config_name=None if recipe is None else str(recipe),
@@ -525,7 +525,7 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
         ConfigurationError: an option that the command does not have.
     """
     known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
-    found = {}
+    flags: Dict[str, Any] = {}
     for name, value in options.items():
         spec = find_spec(name)  # in any spelling that the command line takes
         if spec is None or spec.name not in known:
@@ -538,8 +538,8 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
 
             value = keep(value, is_evaluated=command != "train")
         if value is not None:
-            found[spec.name] = _plain(value)
-    return found
+            flags[spec.name] = _plain(value)
+    return flags
 
 
 def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
+from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO
 
 from ipucnn import __version__, interrupts
 from ipucnn.aliases import ClickError
@@ -71,8 +71,8 @@ def _make_streams_usable() -> None:
         reconfigure = getattr(getattr(sys, name), "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    sys.stdout = _Stdout(sys.stdout)  # type: ignore[assignment]
-    sys.stderr = _Stderr(sys.stderr)  # type: ignore[assignment]
+    sys.stdout = _Stream(sys.stdout, has_result=True)  # type: ignore[assignment]
+    sys.stderr = _Stream(sys.stderr, has_result=False)  # type: ignore[assignment]
 
 
 # A pipe without a reader, a terminal or a network file that is gone: nobody will ever read the rest.
@@ -80,37 +80,43 @@ _GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENOTCONN, errno.ESTALE)
 
 
 class _Stream:
-    """A standard stream whose reader may go away; what is written from then on goes nowhere."""
+    """A standard stream whose reader may go away; what is written from then on goes nowhere.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    Args:
+        stream: Python's.
+        has_result: it is stdout: that a disk is full must be told.  What stderr says on the way is never worth ending
+            the work for; its next text may find place again.
+    """
+
+    problem: Optional[OSError] = None
+    """What kept the result from being written; an OSError does not say which file it is about."""
+
+    def __init__(self, stream: TextIO, has_result: bool) -> None:
+        self._stream, self._has_result = stream, has_result
 
     def write(self, text: str) -> int:
-        try:
+        with self._guarded():
             return self._stream.write(text)
-        except OSError as error:
-            self._failed(error)
-            return len(text)
+        return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        try:
+        with self._guarded():
             self._stream.flush()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self._failed(error)
-
-    def _failed(self, error: OSError) -> None:
-        if error.errno not in _GONE:
-            self._refused(error)
-            return
-        self.silence()
-
-    def _refused(self, error: OSError) -> None:
-        """What to do where there is a reader, and what is written cannot be taken."""
-        raise NotImplementedError
+            if error.errno in _GONE:
+                self.silence()
+            elif self._has_result:
+                self.problem = error
+                raise
 
     def silence(self) -> None:
         """Sends what is written from now on, and what is still in the buffer, nowhere."""
@@ -120,23 +126,6 @@ class _Stream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-class _Stdout(_Stream):
-    """Holds the result: that a disk is full must be told, and an OSError does not say which file it is about."""
-
-    problem: Optional[OSError] = None
-
-    def _refused(self, error: OSError) -> None:
-        self.problem = error
-        raise error
-
-
-class _Stderr(_Stream):
-    """Holds what is said on the way, which is never worth ending the work for."""
-
-    def _refused(self, error: OSError) -> None:
-        """This text is lost; the next one may find place again."""
 
 
 def _flush_streams() -> None:
@@ -160,42 +149,40 @@ def run(args: List[str]) -> int:
 
 
 def _run(args: List[str]) -> int:
-    verbose = "-v" in args or "--verbose" in args
     try:
         code = _dispatch(args)
     except KeyboardInterrupt as interruption:
         return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
-    except UserError as error:
-        signalled = interrupts.noted()
-        if signalled is not None and not isinstance(error, interrupts.Interrupted):
-            return _interrupted(signalled)
-        _print_error(error, verbose)
-        return error.exit_code
     except Exception as error:
-        signalled = interrupts.noted()
-        if signalled is not None:
-            return _interrupted(signalled)
-        if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
-            _silence_stdout()
-            return _report_stdout(error)
+        if interrupts.noted() is not None and not isinstance(error, interrupts.Interrupted):
+            return _interrupted(EXIT_SIGINT)
+        return _report(error, verbose="-v" in args or "--verbose" in args)
+    return code if interrupts.noted() is None else _interrupted(code)
+
+
+def _report(error: Exception, verbose: bool) -> int:
+    """Says what went wrong, with a traceback only for a bug, and returns the exit code."""
+    if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
+        _silence_stdout()
+        return _report_stdout(error)
+    told: Optional[UserError] = error if isinstance(error, UserError) else None
+    if told is None:
         from ipucnn.filesystem import user_error_of
 
         told = user_error_of(error)
-        if told is not None:
-            told.__cause__ = error
-            _print_error(told, verbose)
-            return told.exit_code
-        import traceback
+        if told is None:
+            import traceback
 
-        traceback.print_exc()
-        _print_line("error: this is a bug in ipucnn; the lines above say where")
-        return EXIT_BUG
-    signalled = interrupts.noted()
-    return code if signalled is None else _interrupted(signalled)
+            traceback.print_exception(type(error), error, error.__traceback__)
+            _print_line("error: this is a bug in ipucnn; the lines above say where")
+            return EXIT_BUG
+        told.__cause__ = error
+    _print_error(told, verbose)
+    return told.exit_code
 
 
 def _interrupted(code: int) -> int:
-    """Says so, whatever a library made of the interruption."""
+    """Says so, whatever a library made of the interruption; the exit code is that of the signal, if one came."""
     signalled = interrupts.noted()
     _print_line("interrupted")
     return code if signalled is None else signalled

@@ -59,8 +59,8 @@ def _command(name: str, function: Callable[..., None]) -> ClickCommand:
     return command
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"ipucnn {__version__}")
         raise typer.Exit()
 
@@ -164,25 +164,27 @@ class RunCommand(typer.core.TyperCommand):
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
         if rest:
-            raise self._usage_error(
-                ctx, f"got unexpected extra arguments ({' '.join(map(shown_value, rest))})"
+            extra = " ".join(map(shown_value, rest))
+            raise ConfigurationError(
+                f"{ctx.command_path}: got unexpected extra arguments ({extra})",
+                f"`{ctx.command_path} --help` lists the options",
             )
         for param in self.params:
             value = given.get(param.name)
             # Versions of Click have different words for what was not typed.
             if not isinstance(value, (str, bool, list, tuple)) or value == ():
                 if param.required:
-                    raise self._usage_error(ctx, f"missing argument '{param.metavar}'")
+                    from ipucnn.config.help_page import usage_line
+
+                    raise ConfigurationError(
+                        f"{ctx.command_path}: missing argument '{param.metavar}'",
+                        f"usage: {usage_line(self, ctx)}",
+                    )
                 value = param.get_default(ctx)
             elif isinstance(value, str) and param.name in self.readers:
                 value = self.readers[param.name](value)
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
         return []
-
-    def _usage_error(self, ctx: ClickContext, problem: str) -> ConfigurationError:
-        from ipucnn.config.help_page import usage_line
-
-        return ConfigurationError(f"{ctx.command_path}: {problem}", f"usage: {usage_line(self, ctx)}")
 
     def format_help(self, ctx: ClickContext, formatter: object) -> None:
         from ipucnn.config.help_page import print_command_help
@@ -241,8 +243,8 @@ def _boolean(
             f"{name} {shown_value(value)}: must be True or False",
             f"{param.opts[0]} or {param.secondary_opts[0]}",
         )
-    wanted = (word in TRUE_WORDS) == (name in param.opts)
-    return (param.opts if wanted else param.secondary_opts)[0], rest
+    is_positive = (word in TRUE_WORDS) == (name in param.opts)
+    return (param.opts if is_positive else param.secondary_opts)[0], rest
 
 
 def _items(rest: List[str]) -> Tuple[List[str], List[str]]:

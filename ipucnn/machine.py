@@ -124,8 +124,8 @@ def swap_bytes() -> Tuple[int, int]:
 def available_bytes() -> int:
     """Memory that can be taken without swapping: what the system has left, or this process' container may use."""
     free = free_bytes()
-    found = [group.available_bytes for group in control_groups()]
-    return min(found if free is None else [free, *found], default=_UNKNOWN_MEMORY)
+    limits = [group.available_bytes for group in control_groups()]
+    return min(limits if free is None else [free, *limits], default=_UNKNOWN_MEMORY)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ BUDGET = {
     "diagnosis": (615, 470),
     "models": (2835, 2220),
     "planning": (5240, 4090),
-    "reports": (3630, 2875),
+    "reports": (3640, 2875),
     "runs": (5980, 4525),
     "sessions": (4900, 3830),
     "training": (1480, 1115),

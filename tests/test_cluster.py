@@ -1082,7 +1082,7 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
     monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
     monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
-    ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
+    ended = launching._Processes(command, len(workers), [{}] * len(workers)).run()
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
     assert sorted(said) == sorted(expected)
     assert ended == code if code is not None else ended in (3, 7)
@@ -1096,7 +1096,7 @@ def test_what_to_type_where_a_worker_was_killed(monkeypatch, command, hint):
 
     monkeypatch.setattr(launching, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WorkersError, match="was ended by SIGKILL") as raised:
-        launching._Workers([command], 2, [{}] * 2).run()
+        launching._Processes([command], 2, [{}] * 2).run()
     assert hint in raised.value.hint
 
 
@@ -1105,7 +1105,7 @@ def test_every_worker_is_told_that_launch_started_it(monkeypatch, capfd, workers
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
-    assert launching._Workers(["train"], workers, [{}] * workers).run() == 0
+    assert launching._Processes(["train"], workers, [{}] * workers).run() == 0
     said = capfd.readouterr()
     assert [line.split()[-1] for line in (said.out + said.err).splitlines()] == [str(workers)] * workers
 

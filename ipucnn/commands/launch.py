@@ -75,7 +75,7 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
             else f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers "
             f"{count}",
         )
-    code = _Workers(command, count, _share_gpus(command, count)).run()
+    code = _Processes(command, count, _share_gpus(command, count)).run()
     if code:
         raise typer.Exit(code)
 
@@ -121,7 +121,7 @@ def _free_ports(count: int) -> List[int]:
             one.close()
 
 
-class _Workers:
+class _Processes:
     """The processes, and what they print."""
 
     def __init__(self, command: List[str], count: int, variables: List[Dict[str, str]]) -> None:

@@ -6,15 +6,16 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import typer
 
-from ipucnn.aliases import PlainValue
+from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import own_option
+from ipucnn.config.request import is_wildcard
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.text import counted, shown_value
 
-# Column titles, whether they are numbers, and the terminal width from which on they are shown.
+# Titles of columns, whether they hold numbers, and the width of a terminal from which on they are shown.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
     ("model", False, 0),
     ("default data set", False, 0),
@@ -32,6 +33,21 @@ _LAYER_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
     ("output", True, 0),
     ("parameters", True, 0),
     ("MACs", True, 0),
+)
+# What ``--json`` says of a network besides its counts: attributes of its record.
+_FACTS = (
+    *(
+        "name",
+        "family",
+        "task",
+        "home_dataset",
+        "input_shape",
+        "min_size",
+        "num_classes",
+        "paper",
+        "input_range",
+    ),
+    *("keras_application", "requires", "default_norm", "norms", "size_step", "size_offset"),
 )
 
 
@@ -67,10 +83,11 @@ def models(
     if summary:
         record = find_network(pattern)
         shape, num_classes = _input(record, image_size, dataset, dataset_path)
-        rows, report = _summarise(record, shape, num_classes)
+        report = _summarise(record, shape, num_classes)
         if as_json:
-            _print_json(report)
+            print(json.dumps(report, indent=2))
             return
+        rows = [_layer_row(layer) for layer in report["layers"]]
         _print_table(_LAYER_COLUMNS, rows)
         _print_line(
             f"{report['model']}: {counted(len(rows), 'layer')}, {report['parameters']:,} trainable parameters, "
@@ -78,7 +95,7 @@ def models(
             f"{counted(num_classes, 'class')}"
         )
         return
-    wildcard = any(mark in pattern for mark in "*?[")
+    wildcard = is_wildcard(pattern)
     for option, given in (
         ("--image-size", image_size),
         ("--dataset", dataset),
@@ -93,33 +110,16 @@ def models(
     if not records:
         raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
     if as_json:
-        _print_json([_as_dict(record) for record in records])
+        print(json.dumps([_as_dict(record) for record in records], indent=2))
     else:
         _print_table(_RECORD_COLUMNS, [_record_row(record) for record in records])
 
 
 def _as_dict(record: ModelRecord) -> Dict[str, Any]:
     """The record without what only the builder needs, and its counts; None where they were not derived yet."""
+    facts = {name: getattr(record, name) for name in _FACTS}
     counts = registered_counts().get(record.name)
-    return {
-        "name": record.name,
-        "family": record.family,
-        "task": record.task,
-        "home_dataset": record.home_dataset,
-        "input_shape": record.input_shape,
-        "min_size": record.min_size,
-        "num_classes": record.num_classes,
-        "parameters": counts and counts.parameters,
-        "macs": counts and counts.macs,
-        "paper": record.paper,
-        "input_range": record.input_range,
-        "keras_application": record.keras_application,
-        "requires": record.requires,
-        "default_norm": record.default_norm,
-        "norms": record.norms,
-        "size_step": record.size_step,
-        "size_offset": record.size_offset,
-    }
+    return {**facts, "parameters": counts and counts.parameters, "macs": counts and counts.macs}
 
 
 def _dimensions(shape: Sequence[Optional[int]]) -> str:
@@ -178,10 +178,8 @@ def _input(
     return shape, record.num_classes
 
 
-def _summarise(
-    record: ModelRecord, shape: Tuple[int, int, int], num_classes: int
-) -> Tuple[List[List[str]], Dict[str, Any]]:
-    """Table rows and the JSON report of a model's layers."""
+def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: int) -> Dict[str, Any]:
+    """What ``--json`` says of a model's layers."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.reports.console import LOADING, waiting
     from ipucnn.sessions.host.environment import import_tensorflow
@@ -189,44 +187,37 @@ def _summarise(
     with waiting(LOADING):
         import_tensorflow()
         model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
-
-    rows, layers = [], []
+    layers = []
     for layer in model.layers:
         output = layer.output[0] if isinstance(layer.output, list) else layer.output
-        output_shape = [None if n is None else int(n) for n in output.shape[1:]]
-        parameters, macs = layer_parameters(layer), layer_macs(layer)
-        kind = type(layer).__name__
-        rows.append(
-            [
-                layer.name,
-                kind,
-                _dimensions(output_shape),
-                f"{parameters:,}" if parameters else "",
-                units.count(macs) if macs else "",
-            ]
-        )
         layers.append(
             {
                 "name": layer.name,
-                "type": kind,
-                "output_shape": output_shape,
-                "parameters": parameters,
-                "macs": macs,
+                "type": type(layer).__name__,
+                "output_shape": [None if n is None else int(n) for n in output.shape[1:]],
+                "parameters": layer_parameters(layer),
+                "macs": layer_macs(layer),
             }
         )
-    report = {
+    return {
         "model": record.name,
         "input_shape": list(shape),
         "num_classes": num_classes,
-        "parameters": sum(entry["parameters"] for entry in layers),
-        "macs": sum(entry["macs"] for entry in layers),
+        "parameters": sum(layer["parameters"] for layer in layers),
+        "macs": sum(layer["macs"] for layer in layers),
         "layers": layers,
     }
-    return rows, report
 
 
-def _print_json(value: PlainValue) -> None:
-    print(json.dumps(value, indent=2))
+def _layer_row(layer: PlainDict) -> List[str]:
+    parameters, macs = layer["parameters"], layer["macs"]
+    return [
+        layer["name"],
+        layer["type"],
+        _dimensions(layer["output_shape"]),
+        f"{parameters:,}" if parameters else "",
+        units.count(macs) if macs else "",
+    ]
 
 
 def _print_line(text: str) -> None:

@@ -11,7 +11,7 @@ def _continued(resolved: Resolved) -> Resolved:
     return continued(resolved)
 
 
-@with_run_options("train", settle=_continued, read_plan=read_training_plan)
+@with_run_options("train", continued=_continued, read_plan=read_training_plan)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 

@@ -187,15 +187,15 @@ _NAME, _WISH, _PART, _TEXT, _NOT_ABOUT = range(5)
 
 
 def _rank(param: ClickParameter, word: str) -> int:
-    wanted = _folded(word)
+    sought = _folded(word)
     names = {_folded(name) for name in (*param.opts, *param.secondary_opts)}
-    if not wanted:
+    if not sought:
         return _NOT_ABOUT
-    if wanted in names:
+    if sought in names:
         return _NAME
-    if wanted in map(_folded, wishes_of(param)):
+    if sought in map(_folded, wishes_of(param)):
         return _WISH
-    if any(wanted in name for name in names):
+    if any(sought in name for name in names):
         return _PART
     return _TEXT if has_word(f"{param.help or ''} {param.metavar or ''}", word) else _NOT_ABOUT
 
@@ -205,8 +205,8 @@ def has_word(text: str, word: str) -> bool:
 
     A word of several parts is found in one piece and in pieces: "what-if" in "what if".
     """
-    wanted, inside = (" ".join(re.findall("[a-z0-9]+", own.lower())) for own in (word, text))
-    return bool(wanted) and any(f" {own}" in f" {inside}" for own in (wanted, wanted.replace(" ", "")))
+    sought, inside = (" ".join(re.findall("[a-z0-9]+", part.lower())) for part in (word, text))
+    return bool(sought) and any(f" {form}" in f" {inside}" for form in (sought, sought.replace(" ", "")))
 
 
 def wishes_of(param: ClickParameter) -> List[str]:

@@ -160,7 +160,7 @@ def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
     Raises:
         ConfigurationError: for an unknown key (did you mean), one that is a flag only, or a bad value.
     """
-    found: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
     for entry in entries:
         spec = find_spec(entry.key)
         if spec is None:
@@ -174,5 +174,5 @@ def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
                 f"{source}, line {entry.line}: '{entry.key}' is a flag, not a key",
                 f"give {spec.flag} on the command line",
             )
-        found[spec.name] = convert_value(spec, entry.value, entry.key, f"{source}, line {entry.line}: ")
-    return found
+        settings[spec.name] = convert_value(spec, entry.value, entry.key, f"{source}, line {entry.line}: ")
+    return settings

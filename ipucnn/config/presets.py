@@ -76,11 +76,8 @@ class PresetFile:
         return Preset(name, self.source, convert(entries, self.source))
 
 
-def read_file(path: Path, option: str = "--config-path") -> PresetFile:
+def read_file(path: Path) -> PresetFile:
     """Reads a user's file of presets.
-
-    Args:
-        option: that names it, for messages.
 
     Raises:
         ConfigurationError: if it is not YAML.

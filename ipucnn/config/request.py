@@ -80,7 +80,7 @@ def matching(pattern: str) -> List[Any]:
 
     if not is_wildcard(pattern):
         return [get_model(pattern)]
-    found = list_models(pattern)
-    if not found:
+    records = list_models(pattern)
+    if not records:
         raise ConfigurationError(f"no network matches '{pattern}'", "ipucnn models lists them all")
-    return found
+    return records

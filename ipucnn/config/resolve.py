@@ -491,7 +491,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
         have = getattr(saved, name)
         if name == "model_name":
             # A file of one's own may have moved; its digest is compared with the checkpoint's.
-            value, have = (folder_name(get_model(own).name) for own in (value, have))
+            value, have = (folder_name(get_model(name_or_file).name) for name_or_file in (value, have))
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
                 f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",

@@ -1,7 +1,7 @@
 """Options that do not go together, in one table: whatever the network, the data and the device are.
 
-What needs the Program's arithmetic is checked where that is made (``training.program``), and options that have no
-effect in a run where its parts are known (``runs.setup``).
+What needs the Program's arithmetic is checked where that is made (``training.program``); ``runs.rules`` has the options
+that have no effect in a run.
 """
 
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -18,16 +18,16 @@ Origins = Mapping[str, str]
 """Field name -> where its value is from."""
 
 
-class Rule(NamedTuple):
+class Contradiction(NamedTuple):
     """Options that contradict each other.
 
     Attributes:
-        is_broken: whether a configuration, with the origins of its values, has them together.
+        applies: whether a configuration, with the origins of its values, has them together.
         message: what is wrong, with the values of options in braces, as ``str.format`` takes them.
         hint: what to give instead, with values likewise.
     """
 
-    is_broken: Callable[[RunConfig, Origins], bool]
+    applies: Callable[[RunConfig, Origins], bool]
     message: str
     hint: str
 
@@ -35,28 +35,28 @@ class Rule(NamedTuple):
 def _is_noise_twice(name: str) -> Callable[[RunConfig, Origins], bool]:
     """Whether ``--synthetic-data`` is given beside another source of made-up images, and neither is a saved run's."""
 
-    def is_broken(config: RunConfig, origins: Origins) -> bool:
+    def applies(config: RunConfig, origins: Origins) -> bool:
         is_given = config.synthetic_data is not None and getattr(config, name)
         return is_given and RUN_ORIGIN not in (origins[name], origins["synthetic_data"])
 
-    return is_broken
+    return applies
 
 
-RULES: Tuple[Rule, ...] = (
+CONTRADICTIONS: Tuple[Contradiction, ...] = (
     *(
-        Rule(
+        Contradiction(
             _is_noise_twice(name),
             f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
             f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
         )
         for name in ("host_generated_data", "device_generated_data")
     ),
-    Rule(
+    Contradiction(
         lambda config, origins: config.deterministic and config.shuffle and origins["shuffle"] == FLAG,
         "--shuffle contradicts deterministic, which trains on the samples in their stored order",
         "drop --shuffle, or add --no-deterministic",
     ),
-    Rule(
+    Contradiction(
         lambda config, origins: (
             config.eight_bit_transfer
             and not config.accelerator_side_preprocess
@@ -66,7 +66,7 @@ RULES: Tuple[Rule, ...] = (
         "normalised pixels do not go into 8 bits",
         "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: (
             config.learning_rate is not None and "initial_learning_rate" in config.lr_schedule_params
         ),
@@ -74,7 +74,7 @@ RULES: Tuple[Rule, ...] = (
         "{lr_schedule_params[initial_learning_rate]} (per sample) are both given",
         "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: (
             config.steps_per_execution is not None and config.logs_per_epoch != RunConfig.logs_per_epoch
         ),
@@ -82,32 +82,32 @@ RULES: Tuple[Rule, ...] = (
         "the length of an execution",
         "give one of --steps-per-execution and --logs-per-epoch",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: config.optimizer == "lars" and config.weight_decay > 0,
         "weight-decay {weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
         "give it with --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: not (config.training or config.validation),
         "neither training nor validation: nothing to do",
         "drop one of the two flags",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: config.fold is not None and config.kfold is None,
         "--fold {fold} without --kfold",
         "for example --kfold 5 --fold 5",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: (config.fold or 0) > (config.kfold or 0),
         "--fold {fold} of --kfold {kfold}",
         "folds are numbered from 1 to {kfold}",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1,
         "pipeline-splits: 'auto' stands for all of them, but others are given too",
         "give auto, or layers",
     ),
-    Rule(
+    Contradiction(
         lambda config, _: _repeated(config.pipeline_splits) is not None,
         "pipeline-splits: '{repeated}' opens two stages",
         "name each layer once, in the network's order",
@@ -126,10 +126,10 @@ def check(config: RunConfig, origins: Origins) -> None:
     Raises:
         ConfigurationError: naming both options and what to give instead.
     """
-    for rule in RULES:
-        if rule.is_broken(config, origins):
+    for one in CONTRADICTIONS:
+        if one.applies(config, origins):
             known = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
-            raise ConfigurationError(rule.message.format(**known), rule.hint.format(**known))
+            raise ConfigurationError(one.message.format(**known), one.hint.format(**known))
 
 
 def check_paths(config: RunConfig) -> None:

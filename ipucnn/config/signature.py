@@ -28,7 +28,7 @@ def with_run_options(
     *,
     from_run: bool = False,
     from_flags: bool = False,
-    settle: Optional[Callable[["Resolved"], "Resolved"]] = None,
+    continued: Optional[Callable[["Resolved"], "Resolved"]] = None,
     read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
@@ -45,22 +45,22 @@ def with_run_options(
         command: the command's name, which selects the options.
         from_run: the command takes the configuration of a run folder, whose values are the defaults.
         from_flags: the command takes nothing but its flags.
-        settle: what the command makes of a ``Resolved`` before it runs, for ``--print-config``.
+        continued: gives the configuration of a run that is continued its saved values, for ``--print-config``.
         read_plan: reads the file of ``--plan``, for commands that take one.
     """
 
     only_flags = from_run or from_flags
 
     def decorate(function: Callable[..., None]) -> Callable[..., Any]:
-        wanted = inspect.signature(function).parameters
+        declared = inspect.signature(function).parameters
         specs = {spec.name: spec for spec in specs_for(command)}
 
         @functools.wraps(function)
         def run(**arguments: PlainValue) -> Any:
             flags = _given_flags(arguments, specs)
-            own = {name: arguments[name] for name in wanted if name in arguments}
+            others = {name: arguments[name] for name in declared if name in arguments}
             if only_flags:
-                return function(flags=flags, **own)
+                return function(flags=flags, **others)
             from ipucnn.config.request import RunRequest
 
             request = RunRequest(
@@ -72,23 +72,23 @@ def with_run_options(
                 arguments["print_config"],
                 read_plan,
             )
-            if "request" in wanted:
-                return function(request=request, **own)
+            if "request" in declared:
+                return function(request=request, **others)
             resolved = request.resolve()
             if request.print_config:
-                if settle is not None:
-                    resolved = settle(resolved)
+                if continued is not None:
+                    resolved = continued(resolved)
                 request.show(resolved, arguments["json_output"])
                 return None
-            return function(resolved=resolved, **own)
+            return function(resolved=resolved, **others)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in wanted.items()
+            for name, parameter in declared.items()
             if name not in ("resolved", "request", "flags", "json_output", "verbose")
         ]
         if not only_flags:
-            parameters.insert(0, _model_parameter("request" in wanted))
+            parameters.insert(0, _model_parameter("request" in declared))
         parameters += _general_parameters(only_flags)
         parameters += [
             _parameter(spec, _default_of(spec, command, from_run, from_flags)) for spec in specs.values()

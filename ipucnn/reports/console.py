@@ -97,7 +97,7 @@ def _for_stderr(message: str) -> str:
 
 
 def plain_table(**details: PlainValue) -> Table:
-    """A table with a line below its head and nothing else; ``details`` are Rich's own."""
+    """A table with a line below its head and nothing else; ``details`` are Rich's part."""
     from rich import box
     from rich.table import Table
 
@@ -156,22 +156,29 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
                 break
             count -= 1
         rest = rest[count:]
-        own = copy.copy(table)
-        own.title, own.caption = None, None if rest else table.caption
-        own.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
+        part = copy.copy(table)
+        part.title, part.caption = None, None if rest else table.caption
+        part.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
         if sum(spans(column)[1] for column in shown) > room and spare >= 0:
             # Rich would take the missing width off the widest columns, in the middle of words.
-            widths = [spans(column)[0] for column in own.columns]
+            widths = [spans(column)[0] for column in part.columns]
             for _ in range(spare):
                 _, narrowest = min(
-                    (width, i) for i, width in enumerate(widths) if width < spans(own.columns[i])[1]
+                    (width, i) for i, width in enumerate(widths) if width < spans(part.columns[i])[1]
                 )
                 widths[narrowest] += 1
-            for column, width in zip(own.columns, widths):
+            for column, width in zip(part.columns, widths):
                 column.width = width
-        out.print(own)
+        out.print(part)
         if not rest:
             return
+
+
+def natural_width(table: Union[Table, Group], out: Console) -> int:
+    """Columns of the screen that a table takes where there is room for all of it."""
+    from rich.measure import Measurement
+
+    return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
 def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:
@@ -303,7 +310,7 @@ class ItemProgress(ProgressBar):
         return self
 
     def now(self, what: str) -> None:
-        """Something else goes on, with a time of its own."""
+        """Something else goes on, with a time of its part."""
         self.__exit__()
         self._before, self._counts = what, False
         self.__enter__()

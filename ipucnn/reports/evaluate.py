@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import numpy as np
-from rich.console import Console, Group
-from rich.measure import Measurement
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from ipucnn.aliases import PlainDict
 from ipucnn.errors import MissingError
 from ipucnn.reports import units
-from ipucnn.reports.console import NUMBER, TEXT, console, fact_table, plain_table, text_table, titled
+from ipucnn.reports.console import (
+    NUMBER,
+    TEXT,
+    console,
+    fact_table,
+    natural_width,
+    plain_table,
+    text_table,
+    titled,
+)
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
 from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.images.outputs import mask_picture
@@ -102,7 +110,7 @@ def print_evaluation(result: PlainDict) -> None:
     out.print(titled(title, fact_table(_facts(result))))
     out.print(_classes(result))
     matrix = _confusion_matrix(result)
-    if matrix is None or _width(matrix, out) > out.width:
+    if matrix is None or natural_width(matrix, out) > out.width:
         matrix = _worst_pairs(result)
     if matrix is not None:
         out.print(matrix)
@@ -206,11 +214,6 @@ def _confusion_matrix(result: PlainDict) -> Optional[Group]:
         ]
         table.add_row(Text(name if short else f"{i} {name}"), *cells)
     return titled("confusion matrix: rows true, columns predicted", table)
-
-
-def _width(table: Group, out: Console) -> int:
-    """Columns a table takes where there is room for all of it."""
-    return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
 def _worst_pairs(result: PlainDict) -> Optional[Group]:

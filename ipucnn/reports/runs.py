@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from ipucnn.aliases import PlainValue
 from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
-from ipucnn.reports.console import console, plain_table
+from ipucnn.reports.console import console, natural_width, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, printable, shown_value, told_apart
@@ -43,8 +43,6 @@ _LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
 
 def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
     """Runs as a table on stdout, with as many columns as there is room for beside whole names of folders."""
-    from rich.measure import Measurement
-
     out = console(sys.stdout)
     cells = [_cells(row) for row in rows]
     left_out = 0
@@ -56,10 +54,7 @@ def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in cells:
             table.add_row(*_texts(*(row[name] for name in shown)))
-        if (
-            left_out == len(_LEFT_OUT)
-            or Measurement.get(out, out.options.update(width=100_000), table).maximum <= out.width
-        ):
+        if left_out == len(_LEFT_OUT) or natural_width(table, out) <= out.width:
             break
         left_out += 1
     out.print(table)

@@ -57,13 +57,13 @@ class Obstacle(NamedTuple):
     """
 
     applies: Test
-    what: str
+    what: Union[str, Callable[[RunConfig], str]]
     hint: Union[str, Callable[[RunConfig], str]] = ""
     is_lack: bool = True
 
     def error(self, option: str, config: RunConfig) -> ConfigurationError:
         """The error for an option, as it was typed."""
-        what = self.what.format(c=config)
+        what = self.what.format(c=config) if isinstance(self.what, str) else self.what(config)
         hint = self.hint if isinstance(self.hint, str) else self.hint(config)
         if not self.is_lack:
             return ConfigurationError(option + what, hint)
@@ -88,6 +88,11 @@ class Rule(NamedTuple):
     ipu_only: bool = False
     has_off: bool = True
     typed_only: bool = True
+
+
+def _scaling_lack(config: RunConfig) -> str:
+    named = auto_loss_scaling_conflicts(config)[0]
+    return "in 32 bits" + (f", and does not go with {', '.join(named)}" if named else "")
 
 
 def _scaling_hint(config: RunConfig) -> str:
@@ -213,7 +218,7 @@ RULES: Tuple[Rule, ...] = (
     Rule(("dbn_replica_group_size",), (_BATCH_NORM,)),
     Rule(("precise_batch_norm",), (_SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM)),
     Rule(tuple(name for name in OF_16_BITS if name != "auto_loss_scaling"), (_HALF,)),
-    Rule(("auto_loss_scaling",), (_HALF._replace(hint=_scaling_hint),)),
+    Rule(("auto_loss_scaling",), (_HALF._replace(what=_scaling_lack, hint=_scaling_hint),)),
     Rule(("target_accuracy", "early_stopping", "mlperf_logging"), (_TRAINING, _VALIDATION)),
     Rule(("mixup", "cutmix"), (_TRAINING, _ONE_IMAGE)),
     Rule(("clip_gradient_norm", "ema_decay", "random_erasing"), (_TRAINING,)),
