@@ -186,8 +186,6 @@ def test_small_images_have_presets_of_their_own_and_every_model_has_one():
 
 
 def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
-    from ipucnn.config.resolve import resolve
-
     (tmp_path / "cifar-10-batches-py").mkdir()
     for name in ("data_batch_1", "test_batch", "batches.meta"):
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"x")
@@ -197,7 +195,6 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
 
 def test_the_u_net_on_four_ipus_has_the_public_stages():
     """They end after encoder_block_1_maxpooling, decoder_block_0_transpose and decoder_block_2_transpose."""
-    from ipucnn.config.resolve import resolve
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
@@ -226,8 +223,6 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
 
 def test_a_preset_for_so_many_ipus_is_taken_where_they_are_typed():
     """The command of the public U-Net's README: SGD with momentum 0.99, exponential decay, and loss scaling 128."""
-    from ipucnn.config.resolve import resolve
-
     flags = {"dataset": "isbi2012", "ipus_per_replica": 4, "micro_batch_size": 1, "learning_rate": 0.0024}
     found = resolve("train", flags, model="unet", needs_data=False)
     assert found.preset == "unet@isbi2012-pod4" and found.config.loss_scaling == 128
@@ -242,8 +237,6 @@ SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
 def test_every_published_configuration_has_a_preset_that_says_where_it_comes_from():
     from test_cli_docs import docs_generate
-
-    from ipucnn.config.resolve import resolve
 
     found = {one.preset: one for one in docs_generate().published()}
     file = next(file for file in presets.built_in_files() if file.source == "public.yml")
