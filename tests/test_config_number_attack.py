@@ -201,8 +201,8 @@ def test_numbers_lists_and_texts_inside_of_others(run, flag, text, reason):
 def test_a_fraction_of_huge_parts_is_divided():
     assert values.parse_fraction("1" + "0" * 300 + "/4" + "0" * 300) == 0.25
     with pytest.raises(values.BadValue, match="at least 1e-06"):
-        values.parse_fraction("1/" + "9" * 390)
-    assert values.parse_fraction("9" * 5000 + "/1") == math.inf
+        values.parse_fraction("1/" + "9" * 300)
+    assert values.parse_fraction("9" * 5000 + "/1") > bounds.MAX_FLOAT32
 
 
 def test_products_of_legal_numbers_are_bounded():
