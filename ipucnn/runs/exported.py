@@ -48,7 +48,7 @@ _BATCH = 32
 class _Setup(Setup, kw_only=True):
     """What of a checkpoint's facts an exported network needs."""
 
-    config: str
+    config_text: str = msgspec.field(name="config")
     dataset: str
     class_names: List[str]
     image_shape: Tuple[Optional[Natural], Optional[Natural], Natural]
@@ -232,7 +232,7 @@ def _read_record(path: Path) -> Tuple[ExportRecord, RunConfig]:
     record = msgspec.convert(data, ExportRecord)
     try:
         get_model(record.model)
-        return record, RunConfig.from_yaml(record.setup.config, RECORD)
+        return record, RunConfig.from_yaml(record.setup.config_text, RECORD)
     except ConfigurationError as error:
         raise DataError(f"{path} does not describe a run: {error.message}", _HINT) from None
 

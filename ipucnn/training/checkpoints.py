@@ -84,13 +84,13 @@ class Setup(msgspec.Struct, kw_only=True):
     """The facts that say how a run was set up; an export keeps them, too.
 
     Attributes:
-        config: YAML of the run's configuration.
+        config_text: YAML of the run's configuration.
         image_shape: height and width, None where images differ, and channels.
         class_colours: red, green and blue of each class.
         mean, std: of each channel, or one for all.
     """
 
-    config: str = ""
+    config_text: str = msgspec.field(default="", name="config")
     seed: Natural
     dataset: str = ""
     class_names: List[str] = []
