@@ -8,7 +8,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.bounds import MAX_COUNT
@@ -150,9 +150,9 @@ class Program:
         return cls(**fields)
 
 
-def _named_splits(config: RunConfig) -> Tuple[str, ...]:
-    """The splits that the configuration names; none where the planner is to choose them."""
-    return () if config.pipeline_splits == (AUTO,) else tuple(config.pipeline_splits)
+def _named_splits(splits: Sequence[str]) -> Tuple[str, ...]:
+    """The splits that are named; none where the planner is to choose them."""
+    return () if tuple(splits) == (AUTO,) else tuple(splits)
 
 
 def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
@@ -162,7 +162,7 @@ def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
         ConfigurationError: splits, mapping and IPUs name different numbers of stages.
     """
     splits, ipus, mapping = (
-        len(_named_splits(config)),
+        len(_named_splits(config.pipeline_splits)),
         config.ipus_per_replica,
         tuple(config.device_mapping or ()),
     )
@@ -226,8 +226,6 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
     Raises:
         ConfigurationError: naming all that it does not go with.
     """
-    if not config.auto_loss_scaling or config.precision == "32.32":
-        return  # it has no effect in 32 bits, where it is refused if it was typed
     named, changes = auto_loss_scaling_conflicts(config)
     if named:
         raise ConfigurationError(
@@ -253,9 +251,8 @@ def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tup
     return tuple(what for _, what, _ in conflicts), tuple(instead for _, _, instead in conflicts)
 
 
-def _replicas(config: RunConfig, ipus_per_replica: int) -> int:
+def _replicas(ipus: Optional[int], replicas: int, ipus_per_replica: int) -> int:
     """Replicas that were asked for, or that fill the IPUs that were."""
-    ipus, replicas = config.ipus, config.num_replicas
     if ipus is None:
         return replicas
     if ipus % ipus_per_replica:
@@ -340,7 +337,8 @@ def make_layout(config: RunConfig) -> Program:
         ConfigurationError: an illegal combination, with the nearest legal values.
     """
     warnings: List[str] = []
-    _check_auto_loss_scaling(config, warnings.append)
+    if config.auto_loss_scaling and config.precision != "32.32":  # in 32 bits it is refused if it was typed
+        _check_auto_loss_scaling(config, warnings.append)
     mapping = _device_mapping(config)
     stages, used = len(mapping), max(mapping) + 1
     if stages == 1 and config.recomputation:
@@ -352,7 +350,7 @@ def make_layout(config: RunConfig) -> Program:
     ipus_per_replica = next_power_of_two(used)
     if ipus_per_replica != used:
         warnings.append(f"a replica of {used} IPUs occupies {ipus_per_replica}: IPUs come in powers of two")
-    replicas = _replicas(config, ipus_per_replica)
+    replicas = _replicas(config.ipus, config.num_replicas, ipus_per_replica)
     accumulation = _accumulation(config, stages, replicas, warnings.append)
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
     return Program(
@@ -375,7 +373,7 @@ def make_layout(config: RunConfig) -> Program:
         validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
         validation_num_replicas=config.validation_num_replicas or 0,
         num_stages=stages,
-        pipeline_splits=_named_splits(config),
+        pipeline_splits=_named_splits(config.pipeline_splits),
         device_mapping=mapping,
         pipeline_schedule=config.pipeline_schedule,
         recomputation=config.recomputation,
@@ -395,7 +393,14 @@ def make_layout(config: RunConfig) -> Program:
     )
 
 
-def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instances: int = 1) -> Program:
+def make_program(
+    config: RunConfig,
+    num_samples: int,
+    *,
+    seed: int,
+    num_instances: int = 1,
+    layout: Optional[Program] = None,
+) -> Program:
     """Turns a configuration and a training-set size into the Program.
 
     Args:
@@ -403,11 +408,12 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
         num_samples: training samples.
         seed: the run's seed (drawn by the caller if the configuration has none).
         num_instances: processes of ``poprun`` that share the replicas.
+        layout: that of the configuration, from :func:`make_layout`, where it is known.
 
     Raises:
         ConfigurationError: an illegal combination, with the nearest legal values.
     """
-    layout = make_layout(config)
+    layout = layout or make_layout(config)
     warnings, size = list(layout.warnings), layout.global_batch_size
     per_epoch = _weight_updates_per_epoch(config, layout, num_samples)
     if per_epoch * config.num_epochs > MAX_COUNT:
