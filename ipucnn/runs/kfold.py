@@ -11,7 +11,7 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Literal, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 import msgspec
 
@@ -147,7 +147,7 @@ class CrossValidation:
         if self._instances.is_writer:
             # The writer may have made folders already where another instance looks later.
             self._check_folders(config)
-        record = read_record_if_whole(self.root / FOLDS) if config.resume else None
+        record: Any = read_record_if_whole(self.root / FOLDS) if config.resume else None
         is_former = not misfit(record, _Folds) and record["kfold"] == self.num_folds
         former: PlainDict = record if is_former else {}
         self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
