@@ -60,7 +60,7 @@ def test_value_is_read(key, written, value):
         ("micro-batch-size", True, "whole number", None),
         ("micro-batch-size", None, "needs a value", None),
         ("available-memory-proportion", 0.6, "percentage", "60"),
-        ("available-memory-proportion", [150], "from 1 to 100", "100"),
+        ("available-memory-proportion", [150], "at most 100", "100"),
         ("weight-updates-per-epoch", 0, "at least 1, or -1", "1"),
         ("seed", 2**40, "at most 2147483647", "2147483647"),
         ("matmul-options", {"partialsType": None}, "partialsType is null", None),

@@ -201,12 +201,10 @@ def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optiona
 
 
 def parse_percent(value: object) -> float:
-    """A percentage in [1, 100]; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
+    """A percentage; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
     number = parse_float(value)
     if 0 < number < 1:
         raise BadValue("must be a percentage", nearest=f"{number * 100:g}")
-    if not 1 <= number <= 100:
-        raise BadValue("must be a percentage from 1 to 100", nearest=1 if number < 1 else 100)
     return number
 
 
