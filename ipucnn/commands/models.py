@@ -242,16 +242,13 @@ def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]
             ]
             print("  ".join(cells).rstrip())
         return
-    from ipucnn.reports.console import console, plain_table, print_table
+    from ipucnn.reports.console import NUMBER, TEXT, console, print_table, text_table
 
     out = console(sys.stdout)
     shown = [i for i, (_, _, width) in enumerate(columns) if out.width >= width]
-    table = plain_table(padding=(0, 1, 0, 0))
-    for i in shown:
-        title, number, _ = columns[i]
-        table.add_column(
-            title, justify="right" if number else "left", overflow="fold", no_wrap=number or i == 0
-        )
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
+    sides = {columns[i][0]: NUMBER if columns[i][1] else TEXT for i in shown}
+    table = text_table(sides, ([row[i] for i in shown] for row in rows), padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.no_wrap = column.justify == NUMBER
+    table.columns[0].no_wrap = True
     print_table(out, table)

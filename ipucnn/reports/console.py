@@ -97,7 +97,7 @@ def _for_stderr(message: str) -> str:
 
 
 def plain_table(**details: PlainValue) -> Table:
-    """A table with a line below its head and nothing else; ``details`` are Rich's part."""
+    """A table with a line below its head and nothing else; ``details`` are Rich's own."""
     from rich import box
     from rich.table import Table
 
