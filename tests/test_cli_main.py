@@ -11,6 +11,7 @@ from typing import Optional
 
 import pytest
 import typer
+from support.presets import few_presets as few_presets
 
 from ipucnn import __version__, cli, errors
 from ipucnn.command_table import COMMANDS, Command
@@ -22,20 +23,8 @@ from ipucnn.interrupts import Interruption
 DERIVED = ["train", "benchmark", "plan-splits", "verify-dataset"]
 
 
-# The tests must not depend on the values of the shipped presets.
-BUILT_IN = """\
-lenet: {optimizer: adam, num-epochs: 5}
-cifar_resnet8: {micro-batch-size: 32, lr-warmup-params: {warmup_mode: shift, warmup_epochs: 1}}
-efficientnet-b0: &b0 {micro-batch-size: 8}
-efficientnet-b0@digits: {<<: *b0, image-size: 32}
-"""
-
-
 @pytest.fixture(autouse=True)
-def wide_and_plain(monkeypatch, tmp_path):
-    (tmp_path / "built_in").mkdir()
-    (tmp_path / "built_in" / "presets.yml").write_text(BUILT_IN)
-    monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", tmp_path / "built_in")
+def wide_and_plain(monkeypatch, tmp_path, few_presets):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)

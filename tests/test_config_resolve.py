@@ -8,6 +8,7 @@ import pytest
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
+from support.presets import few_presets as few_presets
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig, _dump_entry
@@ -15,21 +16,10 @@ from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
 from ipucnn.config.spec import FRACTION
 from ipucnn.errors import ConfigurationError
 
-# The tests must not depend on the values of the shipped presets.
-BUILT_IN = """\
-lenet: {optimizer: adam, num-epochs: 5}
-cifar_resnet8: {micro-batch-size: 32, lr-warmup-params: {warmup_mode: shift, warmup_epochs: 1}}
-efficientnet-b0: &b0 {micro-batch-size: 8}
-efficientnet-b0@digits: {<<: *b0, image-size: 32}
-"""
-
 
 @pytest.fixture(autouse=True)
-def datasets_here(monkeypatch, tmp_path):
+def datasets_here(monkeypatch, few_presets):
     """A data set registry that finds what is asked for, or else the embedded digits; few presets."""
-    (tmp_path / "built_in").mkdir()
-    (tmp_path / "built_in" / "presets.yml").write_text(BUILT_IN)
-    monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", tmp_path / "built_in")
     module = types.ModuleType("ipucnn.datasets.registry")
 
     def choose_dataset(name, path, *, home, task, **_):
