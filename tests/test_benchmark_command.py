@@ -149,7 +149,7 @@ def test_the_session_computes_what_keras_does():
 
 
 def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
-    from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+    from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
@@ -163,12 +163,14 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
         gradient_accumulation_count=30,
         num_replicas=4,
     )
-    column = predict_ipu(graph, Wanted(work.resolved.config, program, training=True), "16.16")
+    column = predict_ipu(graph, PredictionRequest(work.resolved.config, program, training=True), "16.16")
     assert column.ipus_per_replica > 1 and len(column.splits) == len(column.memory) - 1 > 0
     assert column.num_ipus == 4 * column.ipus_per_replica
     assert column.system != "m2000" and column.images_per_s > 0
     assert any("does not fit on one IPU" in note for note in column.notes)
-    small = predict_ipu(graph, Wanted(work.resolved.config, program, training=True, system="m2000"), "16.16")
+    small = predict_ipu(
+        graph, PredictionRequest(work.resolved.config, program, training=True, system="m2000"), "16.16"
+    )
     assert any("more than the 4" in note for note in small.notes)
 
 

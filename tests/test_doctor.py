@@ -12,7 +12,7 @@ import pytest
 from ipucnn import cli
 from ipucnn.diagnosis.decision import Machine, choose
 from ipucnn.diagnosis.ipus import Device, find_ipus, parse_devices, parse_info
-from ipucnn.diagnosis.look import Gpu, Probe, find_gpus, look_at_disk, probe_tensorflow
+from ipucnn.diagnosis.look import Gpu, Probe, find_disk, find_gpus, probe_tensorflow
 from ipucnn.diagnosis.programs import run_program
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
@@ -437,7 +437,7 @@ def test_data_sets_disk_and_cores(capsys, tmp_path):
     assert full["host"]["num_cores"] == len(os.sched_getaffinity(0))
     assert full["host"]["memory_bytes"] >= full["host"]["available_bytes"] > 0
     assert full["disk"]["folder"] == str(tmp_path)
-    deep = look_at_disk(tmp_path / "a" / "b" / "c")
+    deep = find_disk(tmp_path / "a" / "b" / "c")
     assert deep.folder == str(tmp_path)
     assert deep.writable
 

@@ -12,7 +12,7 @@ from support.plans import refused, run
 
 from ipucnn import cli
 from ipucnn.benchmarking import records
-from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
@@ -278,7 +278,7 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
     assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
     # The prediction beside a benchmark takes it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
-    wanted = Wanted(config, make_program(config, 1000, seed=1), training=True, profile=profile)
+    wanted = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
     calibrated = predict_ipu(graph_of("lenet"), wanted, "16.16").images_per_s
     shipped = predict_ipu(graph_of("lenet"), replace(wanted, profile=None), "16.16").images_per_s
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped

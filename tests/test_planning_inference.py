@@ -11,7 +11,7 @@ from pipeline_simulator import simulate_stages
 from support.plans import plan, refused, run
 
 from ipucnn import cli
-from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.resolve import resolve
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
@@ -137,7 +137,7 @@ def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, pl
     config = resolved.config
     assert config.steps_per_execution == found.settings.gradient_accumulation_count == (steps or 32)
     program = make_program(replace(config, steps_per_execution=None), 60000, seed=1)
-    wanted = Wanted(config, program, training=False, steps=config.steps_per_execution)
+    wanted = PredictionRequest(config, program, training=False, steps=config.steps_per_execution)
     again = predict_ipu(planner.graph, wanted, config.precision)
     ratio = again.images_per_s / found.predicted_images_per_s
     assert ratio == pytest.approx(1, rel=1e-9) or found.bottleneck == "host"

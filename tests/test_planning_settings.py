@@ -13,7 +13,7 @@ from support.plans import SCHEDULES, all_splits, fill, network, plan, refused, r
 from test_planning_round_trip import numeric
 from test_planning_search import BASE
 
-from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
@@ -107,7 +107,7 @@ def test_every_command_asks_about_the_same_program(graph, own):
 
     config = resolved("train").config
     program = make_program(config, 4096, seed=1)
-    wanted = Wanted(resolved("benchmark").config, program, training=True)
+    wanted = PredictionRequest(resolved("benchmark").config, program, training=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
         hinted = asked(patch, lambda: would_fit(None, MODEL, program, config)(None))

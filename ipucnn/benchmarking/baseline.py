@@ -84,8 +84,8 @@ def check_same_request(baseline: BenchmarkReport, where: str, now: PlainDict) ->
     after = now["data"]
     pairs += [(f"data {key}".replace("_", " "), getattr(baseline.data, key), after[key]) for key in after]
     pairs.append(("input shape", baseline.input_shape, list(now["input_shape"])))
-    options, own = baseline.options, now["options"]
-    pairs += [(f"--{key}", options.get(key), own.get(key)) for key in sorted({*options, *own})]
+    before, typed = baseline.options, now["options"]
+    pairs += [(f"--{key}", before.get(key), typed.get(key)) for key in sorted({*before, *typed})]
     _compare(where, [*pairs, *_program_pairs(baseline.program, now["program"])])
 
 
@@ -113,8 +113,8 @@ def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceFact
 
 def costs(executions: List[Execution], clock: str = "wall") -> List[float]:
     """Time per sample of each execution relative to the yardstick's; ``clock`` is "wall" or "cpu"."""
-    own, reference = ("wall_s", "reference_s") if clock == "wall" else ("cpu_s", "reference_cpu_s")
-    return [getattr(e, own) / e.samples / getattr(e, reference) for e in executions]
+    spent, reference = ("wall_s", "reference_s") if clock == "wall" else ("cpu_s", "reference_cpu_s")
+    return [getattr(e, spent) / e.samples / getattr(e, reference) for e in executions]
 
 
 def judge(ratio: Interval, allowed: float) -> str:

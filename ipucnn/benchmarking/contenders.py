@@ -245,11 +245,11 @@ def keras_model(
     accumulated = accumulate if KERAS_3 else 1
     if accumulated > 1:
         params["gradient_accumulation_steps"] = accumulated
-    own = make_loss(loss_name, smoothing)
+    session_loss = make_loss(loss_name, smoothing)
 
     def loss(labels: Tensor, logits: Tensor) -> Tensor:
         # Keras 2.6 makes (n, 1) of labels (n,).
-        return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
+        return session_loss(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
     made = getattr(keras.optimizers, name)(learning_rate, **params)
     # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
@@ -327,8 +327,8 @@ class Yardstick(Reference):
         """Takes as many repetitions as last half as long as an execution: 20 ms at least, 1 s at most."""
         if self._fixed is not None:
             return
-        wanted = min(max(_SHARE * execution_s, _LEAST_S), _MOST_S)
-        self.repetitions = max(1, round(wanted / max(self._best_s, 1e-9)))
+        seconds = min(max(_SHARE * execution_s, _LEAST_S), _MOST_S)
+        self.repetitions = max(1, round(seconds / max(self._best_s, 1e-9)))
 
     def _work(self, count: Tensor) -> Tensor:
         import tensorflow as tf

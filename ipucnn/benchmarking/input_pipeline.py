@@ -185,7 +185,7 @@ def pipeline_figures(
     for index, (name, rows) in enumerate(zip(names, executions)):
         samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
         before = executions[index - 1] if index else None
-        own = paired_difference(
+        cost = paired_difference(
             (samples, [e.samples for e in before] if before else None),
             (seconds, [e.wall_s for e in before] if before else None),
             seed,
@@ -195,7 +195,7 @@ def pipeline_figures(
                 name=name,
                 what=texts[name].format(batch=batch_size),
                 images_per_s=throughput(samples, seconds, seed),
-                own_s_per_image=own,
+                own_s_per_image=cost,
                 executions=list(rows),
             )
         )

@@ -70,7 +70,7 @@ class Occupation:
 
     def __init__(self) -> None:
         self._before = _processor_seconds()
-        self._own = time.process_time()
+        self._ours = time.process_time()
 
     def others_share(self) -> Optional[float]:
         """0 to 1 of all processors; None where the system (other than Linux) does not tell."""
@@ -78,8 +78,8 @@ class Occupation:
         if now is None or self._before is None:
             return None
         busy, total = (after - before for after, before in zip(now, self._before))
-        own = time.process_time() - self._own
-        return min(1.0, max(0.0, busy - own) / total) if total > 0 else None
+        ours = time.process_time() - self._ours
+        return min(1.0, max(0.0, busy - ours) / total) if total > 0 else None
 
 
 def _processor_seconds() -> Optional[Tuple[float, float]]:

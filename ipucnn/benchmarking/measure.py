@@ -257,11 +257,11 @@ def _rounds(
         before = after
         rounds += 1
         spent_s, round_s = clock() - began, clock() - start
-        own = measured.measurements[0].executions
-        measured_s = sum(e.wall_s for e in own)
+        first = measured.measurements[0].executions
+        measured_s = sum(e.wall_s for e in first)
         enough = rounds >= limits.min_executions and measured_s >= limits.min_time_s
         measured.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
-        left_rounds = math.ceil((limits.min_time_s - measured_s) / max(own[-1].wall_s, 1e-9))
+        left_rounds = math.ceil((limits.min_time_s - measured_s) / max(first[-1].wall_s, 1e-9))
         left = max(limits.min_executions - rounds, left_rounds, 1)
         if measured.out_of_time or (enough and is_decided(measured.measurements)):
             measured.out_of_time = not enough
@@ -274,11 +274,11 @@ def shortfall(measured: Measured, limits: Limits) -> Optional[str]:
     """What ``--max-time`` left unmeasured of what was asked for, a sentence; None where it left nothing."""
     if not measured.out_of_time:
         return None
-    own = measured.measurements[0].executions
-    measured_s = sum(execution.wall_s for execution in own)
+    first = measured.measurements[0].executions
+    measured_s = sum(execution.wall_s for execution in first)
     what = (
-        f"{len(own):,} executions were measured instead of {limits.min_executions:,}"
-        if len(own) < limits.min_executions
+        f"{len(first):,} executions were measured instead of {limits.min_executions:,}"
+        if len(first) < limits.min_executions
         else f"{measured_s:.1f} s were measured instead of the {limits.min_time_s:g} s of --min-time"
     )
     return f"{what}, because --max-time {limits.max_time_s:g} s was over"

@@ -29,7 +29,7 @@ _STAGES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PredictionRequest:
     """What to predict for.
 
     Attributes:
@@ -59,7 +59,7 @@ class Wanted:
         return calibrated_system(self.profile, system)
 
 
-def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Prediction]:
+def predict_columns(model: KerasModel, name: str, request: PredictionRequest) -> List[Prediction]:
     """The predicted columns of a report: of the run's precision, and of 16.16.
 
     IPUs are mostly used in 16 bits.
@@ -70,10 +70,10 @@ def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Predic
     from ipucnn.planning.graphs.keras_graph import graph_of
 
     graph = graph_of(model, name)
-    return [predict_ipu(graph, wanted, each) for each in dict.fromkeys((wanted.config.precision, "16.16"))]
+    return [predict_ipu(graph, request, each) for each in dict.fromkeys((request.config.precision, "16.16"))]
 
 
-def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction:
+def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -> Prediction:
     """The predicted column of a report for one precision.
 
     A program without pipeline gets one if its network does not fit on one IPU: with the fewest IPUs on which the
@@ -84,9 +84,9 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
     """
     notes = estimates(graph)
     try:
-        best, system = _best(graph, wanted, precision, notes)
+        best, system = _best(graph, request, precision, notes)
     except UserError as error:
-        best, system = None, wanted.system_for()
+        best, system = None, request.system_for()
         notes.append(error.message)
     if best is None:
         return Prediction(
@@ -96,7 +96,7 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
     ipus = settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
     flop = 2 * sum(layer.macs for layer in graph.layers) * (3 if settings.training else 1)
     peak = system.ipu.peak_flops_per_s(settings.arithmetic) * settings.num_ipus
-    if wanted.training:
+    if request.training:
         step_s = prediction.weight_update_s
     else:
         step_s = settings.micro_batch_size * settings.num_replicas / prediction.images_per_s
@@ -121,56 +121,56 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
     )
 
 
-def _system(wanted: Wanted, num_ipus: int, notes: List[str]) -> System:
-    system = wanted.system_for(num_ipus)
+def _system(request: PredictionRequest, num_ipus: int, notes: List[str]) -> System:
+    system = request.system_for(num_ipus)
     if system.num_ipus < num_ipus:
         notes.append(f"{num_ipus} IPUs, more than the {system.num_ipus} of {system.name}")
     return system
 
 
-def _settings(wanted: Wanted, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
+def _settings(request: PredictionRequest, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
     """The measured program, or the same in more stages than one, in another precision."""
-    own = plan_settings(replace(wanted.config, precision=precision), wanted.program, wanted.training)
-    if not wanted.training:
-        own = replace(own, gradient_accumulation_count=wanted.steps or INFERENCE_STEPS)
-    if num_stages == own.num_stages:
-        return own
+    settings = plan_settings(replace(request.config, precision=precision), request.program, request.training)
+    if not request.training:
+        settings = replace(settings, gradient_accumulation_count=request.steps or INFERENCE_STEPS)
+    if num_stages == settings.num_stages:
+        return settings
     # Segments on one IPU would not make the network any smaller, and pipelines have no distributed batch norm.
-    staged = replace(own.with_stages(num_stages, apart=True), dbn_replica_group_size=1)
+    staged = replace(settings.with_stages(num_stages, apart=True), dbn_replica_group_size=1)
     count = staged.gradient_accumulation_count
-    if count != own.gradient_accumulation_count:
+    if count != settings.gradient_accumulation_count:
         notes.append(
             f"{num_stages} stages need a gradient accumulation count of {count} instead of "
-            f"{own.gradient_accumulation_count}"
+            f"{settings.gradient_accumulation_count}"
         )
     return staged
 
 
 def _best(
-    graph: LayerGraph, wanted: Wanted, precision: str, notes: List[str]
+    graph: LayerGraph, request: PredictionRequest, precision: str, notes: List[str]
 ) -> Tuple[Optional[Candidate], System]:
-    p = wanted.program
+    p = request.program
     if p.num_stages > 1:
-        settings = _settings(wanted, precision, p.num_stages, notes)
-        system = _system(wanted, p.num_replicas * p.ipus_per_replica, notes)
+        settings = _settings(request, precision, p.num_stages, notes)
+        system = _system(request, p.num_replicas * p.ipus_per_replica, notes)
         planner = Planner(graph, system)
         if p.pipeline_splits:
             return planner.judge(p.pipeline_splits, settings, max(LIMITS)), system
-        own = settings.available_memory_proportion
-        found = planner.best_of(candidates(settings, p.recomputation, own))
-        if found is None:
+        choices = candidates(settings, p.recomputation, settings.available_memory_proportion)
+        candidate = planner.best_of(choices)
+        if candidate is None:
             notes.append(f"no splits into {p.num_stages} stages fit")
-        return found, system
-    ipu_system = wanted.system_for()
+        return candidate, system
+    ipu_system = request.system_for()
     planner = Planner(graph, ipu_system)
-    open_to = None if wanted.training else False
-    proportions = given_proportions(wanted.config, p.num_stages)
+    open_to = None if request.training else False
+    proportions = given_proportions(request.config, p.num_stages)
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:
             if stages > len(planner.starts):
                 break
             trial: List[str] = []
-            settings = _settings(wanted, precision, stages, trial)
+            settings = _settings(request, precision, stages, trial)
             candidate = planner.best_of(candidates(settings, open_to, proportions), limit)
             if candidate is not None:
                 notes += trial
@@ -179,7 +179,7 @@ def _best(
                 if candidate.verdict != "fits":
                     notes.append(f"memory: {candidate.verdict}")
                 # What fits on an IPU fits on it in a system of any size; what connects them differs.
-                system = _system(wanted, p.num_replicas * stages, notes)
+                system = _system(request, p.num_replicas * stages, notes)
                 predicted = predict(graph, candidate.splits, candidate.settings, system)
                 return replace(candidate, prediction=predicted), system
     notes.append(f"does not fit on {_STAGES[-1]} IPUs per replica")

@@ -71,11 +71,11 @@ def checked_folder(path: Path, ours: Sequence[str], what: str) -> List[str]:
         DataError: it is a file.
     """
     check_makeable(path)
-    found = [p.name for p in entries(path)]
-    for name in found:
+    names = [p.name for p in entries(path)]
+    for name in names:
         if name not in ours and not name.startswith("."):
             raise ConfigurationError(f"{path} is not {what}: it holds {name}", "choose another --run-dir")
-    return found
+    return names
 
 
 def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Path:

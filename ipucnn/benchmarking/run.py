@@ -17,7 +17,7 @@ from ipucnn.benchmarking.benchmark import Benchmark, compared_options, program_o
 from ipucnn.benchmarking.contenders import Yardstick
 from ipucnn.benchmarking.input_pipeline import data_share, pipeline_figures
 from ipucnn.benchmarking.measure import Measured, Measurement, Report, ignore_progress, measure, shortfall
-from ipucnn.benchmarking.prediction import Wanted, predict_columns
+from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
 from ipucnn.benchmarking.records import (
     BenchmarkReport,
     Comparison,
@@ -167,7 +167,7 @@ def _steps(
 def _predictions(benchmark: Benchmark, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
     """The predicted columns, and why there are none."""
     settings = benchmark.settings
-    wanted = Wanted(
+    request = PredictionRequest(
         benchmark.config,
         benchmark.program,
         settings.training,
@@ -176,7 +176,7 @@ def _predictions(benchmark: Benchmark, model: KerasModel) -> Tuple[List[Predicti
         settings.profile,
     )
     try:
-        return predict_columns(model, benchmark.resolved.record.name, wanted), []
+        return predict_columns(model, benchmark.resolved.record.name, request), []
     except UserError as error:
         return [], [f"nothing predicted: {error.message}"]
 

@@ -317,8 +317,8 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
     rows: List[PlannedRow] = []
     for row in suite.rows:
         if kept is None or row.model in kept:
-            own = {key: words for key, words in above.items() if _takes(row.command, key)}
-            row = replace(row, options={"seed": ["--seed", str(SEED)], **merged(row.options, own)})
+            typed_here = {key: words for key, words in above.items() if _takes(row.command, key)}
+            row = replace(row, options={"seed": ["--seed", str(SEED)], **merged(row.options, typed_here)})
             # Typed options may make rows the same.
             if all(replace(row, where=other.where) != other for other in rows):
                 rows.append(row)

@@ -59,12 +59,12 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
                 "leave --resume out to begin, or name the suite's folder with --run-dir",
             )
         path = latest
-    found = checked_folder(path, FILES, "the folder of a suite")
-    if resume and RESULT not in found:
+    present = checked_folder(path, FILES, "the folder of a suite")
+    if resume and RESULT not in present:
         raise ConfigurationError(
             f"--resume: {path} holds no suite to go on with", "leave --resume out to begin one there"
         )
-    if found and not (resume or overwrite):
+    if present and not (resume or overwrite):
         raise ConfigurationError(
             f"--run-dir {path} already exists",
             "--resume goes on with its rows, --overwrite replaces them; or use another --run-dir",

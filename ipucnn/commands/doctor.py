@@ -33,15 +33,15 @@ def doctor(flags: Mapping[str, PlainValue], json_output: bool, deep: bool = DEEP
     given = convert_flags(flags)
     if deep and not json_output:
         note("importing TensorFlow in another process")
-    found = diagnose(
+    diagnosis = diagnose(
         given.get("device", RunConfig.device),
         dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path)),
         deep=deep,
     )
     if json_output:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(diagnosis.to_dict(), indent=2))
     else:
-        print_diagnosis(found)
-    error = as_error(found.choice, found.findings)
+        print_diagnosis(diagnosis)
+    error = as_error(diagnosis.choice, diagnosis.findings)
     if error is not None:
         raise error

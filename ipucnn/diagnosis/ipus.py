@@ -64,7 +64,7 @@ class Ipus:
 def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
     """Asks gc-info."""
     listed = run_program(["gc-info", "--list-devices"], timeout_s)
-    if not listed.found:
+    if not listed.is_on_path:
         return Ipus(False, "gc-info is not on PATH")
     if listed.problem is not None:
         said = (listed.errors or listed.output).strip().splitlines()[-1:]
@@ -119,5 +119,5 @@ def parse_devices(text: str) -> Tuple[Optional[str], Tuple[Device, ...]]:
 def parse_info(text: str) -> Dict[str, str]:
     """Attributes that ``gc-info --device-info`` prints, a line each; without those that are not available."""
     pairs = (line.partition(":") for line in text.splitlines())
-    found = {key.strip().lower(): value.strip() for key, colon, value in pairs if colon}
-    return {key: value for key, value in found.items() if value not in ("", "N/A")}
+    attributes = {key.strip().lower(): value.strip() for key, colon, value in pairs if colon}
+    return {key: value for key, value in attributes.items() if value not in ("", "N/A")}

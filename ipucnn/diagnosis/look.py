@@ -38,7 +38,7 @@ class Host:
     available_bytes: int
 
 
-def look_at_host() -> Host:
+def find_host() -> Host:
     """The processor and memory of this machine."""
     present = os.cpu_count() or 1
     usable = num_cores()
@@ -62,7 +62,7 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
     """
     columns = "index,uuid,name,memory.total,driver_version"
     listed = run_program(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"], timeout_s)
-    if not listed.found:
+    if not listed.is_on_path:
         return [], "nvidia-smi is not on PATH"
     if listed.problem is not None:
         return [], f"nvidia-smi {listed.problem}"
@@ -103,34 +103,34 @@ class Disk:
     writable: bool
 
 
-def look_at_disk(folder: Path) -> Disk:
+def find_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
-    there = folder
+    place = folder
     # Where the current folder was removed, the path is told as it was typed.
     with contextlib.suppress(DataError):
-        there = absolute(folder)
-    while not os.path.isdir(there) and there != there.parent:
-        there = there.parent
-    return Disk(str(there), free_bytes(there), os.access(there, os.W_OK | os.X_OK))
+        place = absolute(folder)
+    while not os.path.isdir(place) and place != place.parent:
+        place = place.parent
+    return Disk(str(place), free_bytes(place), os.access(place, os.W_OK | os.X_OK))
 
 
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
     """Where each data set lies; None for those that are not in ``path``; "embedded" for those that need no files."""
     from ipucnn.datasets.registry import DATASETS, find_location
 
-    found: Dict[str, Optional[str]] = {}
+    places: Dict[str, Optional[str]] = {}
     for name, record in DATASETS.items():
         if name == "imagefolder":
             continue
         if not record.files:
-            found[name] = "embedded" if name != "random" else "generated"
+            places[name] = "embedded" if name != "random" else "generated"
             continue
         try:
             location = find_location(name, path)
         except (OSError, RuntimeError, DataError):
             location = None
-        found[name] = None if location is None else str(location)
-    return found
+        places[name] = None if location is None else str(location)
+    return places
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ class Ran:
     """What became of a program.
 
     Attributes:
-        found: it is on PATH.
+        is_on_path: it was found there.
         output, errors: stdout and stderr; empty if it was not found or did not end.
         problem: None if it ended with 0, else what happened, in a few words.
         signal_name: e.g. "SIGILL" where a signal ended it.
         exit_code: that it ended with; 0 where a signal did, or it did not run.
     """
 
-    found: bool
+    is_on_path: bool
     output: str = ""
     errors: str = ""
     problem: Optional[str] = None

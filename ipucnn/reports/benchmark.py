@@ -120,8 +120,8 @@ def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
     titles += [f"measured\n{rival.rival}"] if rival else []
     titles += [f"predicted\n{p.system}, {p.precision}" for p in predicted]
 
-    def row(name: str, own: str, key: Callable[[Prediction], str], other: str = "") -> List[str]:
-        return [name, own, *([other] if rival else []), *map(key, predicted)]
+    def row(name: str, value: str, key: Callable[[Prediction], str], other: str = "") -> List[str]:
+        return [name, value, *([other] if rival else []), *map(key, predicted)]
 
     nothing = "void" if report.void else "nothing measured"
     rate = units.number(m.images_per_s.value) if m else nothing
@@ -196,22 +196,24 @@ def _work_rows(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
         yield "warm-up", f"{counted(warm.executions, 'execution')}, {units.duration(warm.seconds)}, {how}"
 
 
-def _comparison_rows(found: Comparison, measured: Optional[MeasuredFigures]) -> Iterator[Tuple[str, str]]:
-    yield "session / keras", f"{_interval(found.ratio)} times the images/s, in turns in one process"
-    by_cpu = found.ratio_by_processor_time
+def _comparison_rows(
+    comparison: Comparison, measured: Optional[MeasuredFigures]
+) -> Iterator[Tuple[str, str]]:
+    yield "session / keras", f"{_interval(comparison.ratio)} times the images/s, in turns in one process"
+    by_cpu = comparison.ratio_by_processor_time
     if by_cpu is not None and measured and (measured.others_share or 0.0) > QUIET_SHARE:
         why = "by processor time, which does not count waiting for others"
         yield "the same", f"{_interval(by_cpu)} {why}"
-    yield "keras is", found.description
+    yield "keras is", comparison.description
 
 
-def _baseline_rows(found: Regression) -> Iterator[Tuple[str, str]]:
-    why = f"; {found.why_inconclusive}" if found.why_inconclusive else ""
-    verdict = f"{_VERDICTS[found.verdict]} ({found.allowed:.1%} may be lost){why}"
-    yield "baseline", f"{_interval(found.ratio)} times its speed: {verdict}"
-    by_cpu = found.ratio_by_processor_time
+def _baseline_rows(regression: Regression) -> Iterator[Tuple[str, str]]:
+    why = f"; {regression.why_inconclusive}" if regression.why_inconclusive else ""
+    verdict = f"{_VERDICTS[regression.verdict]} ({regression.allowed:.1%} may be lost){why}"
+    yield "baseline", f"{_interval(regression.ratio)} times its speed: {verdict}"
+    by_cpu = regression.ratio_by_processor_time
     if by_cpu is not None:
-        both = f"time {_interval(found.ratio_by_time)}, processor time {_interval(by_cpu)}"
+        both = f"time {_interval(regression.ratio_by_time)}, processor time {_interval(by_cpu)}"
         yield "baseline by", f"{both}: the machine was busy, so both count"
 
 
@@ -259,16 +261,16 @@ def _spread_rows(measured: MeasuredFigures) -> Iterator[Tuple[str, str]]:
         yield "peak", f"{units.count(peak.flop_per_s)}FLOP/s: {peak.method}"
 
 
-def _end_to_end_rows(found: EndToEnd) -> Iterator[Tuple[str, str]]:
-    share = found.data_share
+def _end_to_end_rows(end_to_end: EndToEnd) -> Iterator[Tuple[str, str]]:
+    share = end_to_end.data_share
     interval = "" if share.lower is None else f" ({share.lower:.1%} to {share.upper:.1%})"
     why = "waiting for the input pipeline, and the cores that it takes"
     yield "data cost", f"{share.value:.1%}{interval} of the time: {why}"
-    yield "without", f"{_interval(found.constant_batch.images_per_s)} images/s on a constant batch"
-    yield "pipeline", f"{_interval(found.pipeline.images_per_s)} images/s alone"
+    yield "without", f"{_interval(end_to_end.constant_batch.images_per_s)} images/s on a constant batch"
+    yield "pipeline", f"{_interval(end_to_end.pipeline.images_per_s)} images/s alone"
 
 
-def part_rows(found: PipelineFigures) -> List[List[str]]:
+def part_rows(pipeline: PipelineFigures) -> List[List[str]]:
     """A row for each part of the pipeline: its name, images/s up to it, interval, own time per image, what it does."""
     return [
         [
@@ -278,7 +280,7 @@ def part_rows(found: PipelineFigures) -> List[List[str]]:
             _own_time(part.own_s_per_image),
             part.what,
         ]
-        for part in found.stages
+        for part in pipeline.stages
     ]
 
 
@@ -309,12 +311,12 @@ def _print_rows(out: Console, title: str, heads: Sequence[str], rows: Iterable[S
     print_table(out, table)
 
 
-def _print_pipeline(out: Console, report: BenchmarkReport, found: PipelineFigures) -> None:
+def _print_pipeline(out: Console, report: BenchmarkReport, pipeline: PipelineFigures) -> None:
     """The table of the pipeline's parts, and of the IPUs that the pipeline could feed."""
     title = f"{report.data.name}: input pipeline of {report.model}, {report.mode}"
     heads = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", _WHAT)
-    _print_rows(out, title, heads, part_rows(found))
-    if found.feeds:
+    _print_rows(out, title, heads, part_rows(pipeline))
+    if pipeline.feeds:
         feed_heads = ("predicted", "images/s of one IPU", "IPUs the pipeline could feed", "95 % interval")
         feeds = [
             (
@@ -323,7 +325,7 @@ def _print_pipeline(out: Console, report: BenchmarkReport, found: PipelineFigure
                 units.number(feed.num_ipus.value),
                 _bounds(feed.num_ipus),
             )
-            for feed in found.feeds
+            for feed in pipeline.feeds
         ]
         _print_rows(out, "", feed_heads, feeds)
 

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def _python(found: Diagnosis) -> Iterator[Tuple[str, str]]:
+def _python(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
     import platform
 
     from ipucnn import __version__
 
-    versions = found.machine.software.versions
+    versions = diagnosis.machine.software.versions
     tensorflow, keras, numpy = (
         versions.get(name) or "not installed" for name in ("tensorflow", "keras", "numpy")
     )
     yield "ipucnn", f"{__version__}, Python {platform.python_version()}"
     yield "TensorFlow", f"{tensorflow}, Keras {keras}, NumPy {numpy}"
-    if found.machine.probe is not None:
-        error = found.machine.probe.error
+    if diagnosis.machine.probe is not None:
+        error = diagnosis.machine.probe.error
         yield "", "import: works" if error is None else f"import: {error.message}"
 
 
-def _sdk(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    sdk = found.sdk
+def _sdk(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
+    sdk = diagnosis.sdk
     if not (sdk["tensorflow"] or sdk["enabled"] or sdk["version"]):
         yield "Poplar SDK", "not installed here"
         return
@@ -46,8 +46,8 @@ def _sdk(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     yield "custom operations", sdk["custom_ops"] or "not built (make -C custom_ops); the plain crop is used"
 
 
-def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    ipus = found.machine.ipus
+def _ipus(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
+    ipus = diagnosis.machine.ipus
     if not ipus.num_ipus:
         yield "IPUs", f"none: {ipus.problem}"
     else:
@@ -55,33 +55,37 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
         versions = (("driver", ipus.driver), ("firmware", ipus.firmware))
         yield "IPUs", ", ".join([" ".join(parts), *(f"{name} {value}" for name, value in versions if value)])
         yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
-    lines = {"partition": ipus.partition, "poprun": found.machine.poprun.line, "cluster": found.cluster.line}
+    lines = {
+        "partition": ipus.partition,
+        "poprun": diagnosis.machine.poprun.line,
+        "cluster": diagnosis.cluster.line,
+    }
     yield from ((name, line) for name, line in lines.items() if line)
-    yield from ((name, value) for name, value in found.variables.items() if name != "POPLAR_SDK_ENABLED")
+    yield from ((name, value) for name, value in diagnosis.variables.items() if name != "POPLAR_SDK_ENABLED")
 
 
-def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
-    machine = found.machine
+def _machine(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
+    machine = diagnosis.machine
     gpus = [f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in machine.gpus]
     yield "GPUs", "; ".join(gpus) or f"none: {machine.gpu_problem}"
-    host = found.host
+    host = diagnosis.host
     cores = counted(host.num_cores, "core")
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"
     if host.memory_bytes:
         yield "memory", f"{units.size(host.memory_bytes)}, {units.size(host.available_bytes)} free"
-    disk = found.disk
+    disk = diagnosis.disk
     free = f"{units.size(disk.free_bytes)} free in" if disk.writable else "runs cannot be written to"
     yield "disk for runs", f"{free} {disk.folder}"
-    places = found.datasets.items()
+    places = diagnosis.datasets.items()
     here = [
         name if place in ("embedded", "generated") else f"{name} ({place})" for name, place in places if place
     ]
     absent = [name for name, place in places if place is None]
     yield "data sets", ", ".join(here)
     if absent:
-        yield f"not in {found.dataset_path}", ", ".join(absent)
+        yield f"not in {diagnosis.dataset_path}", ", ".join(absent)
 
 
 _SECTIONS = (_python, _sdk, _ipus, _machine)
@@ -92,21 +96,21 @@ def _where(choice: Choice) -> str:
     return device if choice.usable else f"{device}, not usable"
 
 
-def print_diagnosis(found: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
     """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
     from rich.text import Text
 
     out = console(sys.stdout)
-    rows = [row for section in _SECTIONS for row in section(found)]
+    rows = [row for section in _SECTIONS for row in section(diagnosis)]
     out.print(fact_table((printable(name), printable(value)) for name, value in rows))
-    _print_commands(out, found)
+    _print_commands(out, diagnosis)
     advice = []
-    for finding in found.findings:
+    for finding in diagnosis.findings:
         advice.append((Text(finding.level, style=_COLOURS[finding.level]), finding.message))
         if finding.hint:
             advice.append((Text("  hint", style="cyan"), finding.hint))
-    said = {finding.hint for finding in found.findings}
-    steps = [step for step in found.next_steps if step not in said]
+    said = {finding.hint for finding in diagnosis.findings}
+    steps = [step for step in diagnosis.next_steps if step not in said]
     advice += [(Text("" if number else "next", style="bold"), step) for number, step in enumerate(steps)]
     table = plain_table(show_header=False)
     table.add_column(no_wrap=True)
@@ -116,7 +120,7 @@ def print_diagnosis(found: Diagnosis) -> None:
     out.print(table)
 
 
-def _print_commands(out: Console, found: Diagnosis) -> None:
+def _print_commands(out: Console, diagnosis: Diagnosis) -> None:
     """A row for each group of commands that runs on the same for the same reason."""
     from rich.text import Text
 
@@ -124,7 +128,9 @@ def _print_commands(out: Console, found: Diagnosis) -> None:
     table.add_column("command", overflow="fold")
     table.add_column("runs on", no_wrap=True)
     table.add_column("because", overflow="fold")
-    for (where, reason), choices in groupby(found.commands, lambda choice: (_where(choice), choice.reason)):
+    for (where, reason), choices in groupby(
+        diagnosis.commands, lambda choice: (_where(choice), choice.reason)
+    ):
         names = ", ".join(choice.command for choice in choices)
         style = "bold red" if "not usable" in where else "bold"
         table.add_row(Text(names), Text(where, style=style), Text(printable(reason)))

@@ -100,7 +100,7 @@ def columns(result: SuiteResult, compared: Speedups) -> Dict[str, List[str]]:
         ("predicted\nimages/s", True, lambda row: units.number(row.predicted_images_per_s)),
         ("speed-up", True, lambda row: units.number(times.get(row.id))),
     ]
-    made = {title: [text(row) for row in result.rows] for title, wanted, text in kinds if wanted}
+    made = {title: [text(row) for row in result.rows] for title, is_shown, text in kinds if is_shown}
     return {title: cells for title, cells in made.items() if any(cells)}
 
 
@@ -199,12 +199,12 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "ipucnn", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7.6 * len(panels), 7.2), dpi=110)
         axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
-        for axis, (name, own) in zip(axes, panels):
+        for axis, (name, shown) in zip(axes, panels):
             axis.set(xscale="log", yscale="log", title=name, ylabel="times as fast (speed-up)")
             axis.set_xlabel("arithmetic intensity: FLOP per parameter, forward pass of one micro-batch")
             axis.grid(which="major", alpha=0.3)
             axis.axhline(1.0, color="black", linewidth=1.2, linestyle="--", zorder=1)
-            for row, times, ipus in own:
+            for row, times, ipus in shown:
                 marker, colour = _MARKS[batches.index(row.micro_batch_size or 0) % len(_MARKS)]
                 face = "white" if (ipus or 1) > 1 else colour
                 x = row.flop_per_parameter
