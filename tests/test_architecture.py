@@ -155,11 +155,11 @@ def test_docstrings_name_modules_that_exist():
 # (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises its number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2840, 2150),
+    "benchmarking": (2830, 2145),
     "commands": (1830, 1075),
     "config": (2640, 1450),
     "datasets": (5730, 4415),
-    "diagnosis": (615, 470),
+    "diagnosis": (600, 460),
     "models": (2835, 2220),
     "planning": (5240, 4090),
     "reports": (3640, 2875),

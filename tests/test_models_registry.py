@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.models import families, registry
 from ipucnn.models.registry import (
     ModelRecord,
     collect,
@@ -57,22 +56,6 @@ def test_a_name_can_be_taken_only_once():
     assert list(collect([record, some_record()]).values()) == [record, some_record()]
     with pytest.raises(ValueError, match="'NEW_NET' is registered already, as 'new-net'"):
         collect([record, dataclasses.replace(record, name="NEW_NET")])
-
-
-def test_a_module_that_is_put_among_the_families_is_found(tmp_path, monkeypatch):
-    (tmp_path / "of_this_test.py").write_text(
-        "from ipucnn.models.registry import ModelRecord\n"
-        "def build(inputs, num_classes): pass\n"
-        "MODELS = (ModelRecord('of-this-test', 'tiny', 'none', build),)\n"
-    )
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    number = len(list_models())
-    registry._records.cache_clear()
-    try:
-        assert get_model("Of-This-Test").builder.__module__ == "ipucnn.models.families.of_this_test"
-        assert len(list_models()) == number + 1
-    finally:
-        registry._records.cache_clear()
 
 
 def no_builder(inputs, num_classes):

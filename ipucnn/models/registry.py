@@ -1,13 +1,12 @@
 """The registry of models: what each network is, before anything is built.  Never imports TensorFlow.
 
-The records stand beside their builders, in ``MODELS`` of each module of ``ipucnn.models.families``; a module that is
-put there is found.
+A network is one row of :data:`MODELS`, which names its builder in a module of ``ipucnn.models.families``; the module is
+imported when the network is built.
 """
 
 import fnmatch
 import functools
 import importlib
-import pkgutil
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
-from ipucnn.models.blueprint import Blueprint
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
+    from ipucnn.models.blueprint import Blueprint
     from ipucnn.models.own_networks import OwnNetwork
 
 TASKS = ("classification", "segmentation")
@@ -42,8 +41,8 @@ class ModelRecord:
         name: as typed on the command line; ``-`` and ``_`` are the same and case does not matter.
         family: networks that share a builder or a paper, for grouping in tables.
         paper: short citation.
-        builder: a function at the top level of its module, called with the images' Keras tensor, the number of classes
-            and ``builder_args``; it imports TensorFlow itself.
+        builder: a function that is called with the images' Keras tensor, the number of classes and ``builder_args``; it
+            imports TensorFlow itself.
         builder_args: keyword arguments of that function.
         task: "classification" (logits per image) or "segmentation" (logits per pixel).
         home_dataset: the data set the recorded input shape and classes belong to.
@@ -65,7 +64,7 @@ class ModelRecord:
     name: str
     family: str
     paper: str
-    builder: Callable[..., Blueprint]
+    builder: "Callable[..., Blueprint]"
     builder_args: Mapping[str, Any] = field(default_factory=dict)
     task: str = "classification"
     home_dataset: str = "imagenet"
@@ -110,15 +109,205 @@ def collect(records: Iterable[ModelRecord]) -> Dict[str, ModelRecord]:
     return by_key
 
 
+def _family(function: str) -> "Callable[..., Blueprint]":
+    """A builder, "MODULE.FUNCTION" of ``ipucnn.models.families``, whose module is imported when it is called."""
+    module, _, name = function.partition(".")
+
+    def build(*arguments: object, **named: object) -> "Blueprint":
+        family: Any = importlib.import_module(f"ipucnn.models.families.{module}")
+        blueprint: Blueprint = getattr(family, name)(*arguments, **named)
+        return blueprint
+
+    return build
+
+
+def _application(
+    name: str,
+    application_name: str,
+    family: str,
+    paper: str,
+    size: int = 224,
+    builder: str = "keras_applications.build_application",
+    **fields: PlainValue,
+) -> ModelRecord:
+    """The record of a network of Keras Applications, whose ImageNet weights fit it.
+
+    Args:
+        size: of the images that Keras' weights were trained on.
+        fields: of the record, where they are not those of a classifier for ImageNet.
+    """
+    return ModelRecord(
+        name,
+        family,
+        paper,
+        _family(builder),
+        {"application_name": application_name},
+        input_shape=(size, size, 3),
+        keras_application=application_name,
+        **fields,
+    )
+
+
+_VGG = "Simonyan and Zisserman 2015, Very deep convolutional networks, arXiv:1409.1556"
+_INCEPTION = "Szegedy et al. 2016, Rethinking Inception, arXiv:1512.00567"
+_XCEPTION = "Chollet 2017, Xception, arXiv:1610.02357"
+_DENSENET = "Huang et al. 2017, Densely connected networks, arXiv:1608.06993"
+_NASNET = "Zoph et al. 2018, Learning transferable architectures, arXiv:1707.07012"
+_RESNET = "He et al. 2016, Residual learning, arXiv:1512.03385"
+_IDENTITY = "He et al. 2016, Identity mappings, arXiv:1603.05027"
+_RESNEXT = "Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431"
+_MOBILENET = "Howard et al. 2017, MobileNets, arXiv:1704.04861"
+_MOBILENET_V2 = "Sandler et al. 2018, MobileNetV2, arXiv:1801.04381"
+_MOBILENET_V3 = "Howard et al. 2019, Searching for MobileNetV3, arXiv:1905.02244"
+_EFFICIENTNET = "Tan and Le 2019, EfficientNet, arXiv:1905.11946"
+_GROUPED = "Masters et al. 2021, Making EfficientNet more efficient, arXiv:2106.03640"
+_EFFICIENTNET_V2 = "Tan and Le 2021, EfficientNetV2, arXiv:2104.00298"
+
+_CIFAR: Dict[str, Any] = {"home_dataset": "cifar10", "input_shape": (32, 32, 3), "num_classes": 10}
+_MNIST: Dict[str, Any] = {"home_dataset": "mnist", "input_shape": (28, 28, 1), "num_classes": 10}
+_WITHOUT_NORM: Dict[str, Any] = {"default_norm": "none", "norms": ("none",)}
+_STANDARD: Dict[str, Any] = {"input_range": "standard"}
+_CAFFE: Dict[str, Any] = {"input_range": "caffe"}
+_TF: Dict[str, Any] = {"input_range": "tf"}
+_V3: Dict[str, Any] = {"builder": "mobilenet.build_mobilenet_v3", **_TF}
+
+MODELS: Tuple[ModelRecord, ...] = (
+    ModelRecord(
+        "toy_model",
+        "small",
+        "none: two convolutions and a dense layer",
+        _family("small.build_toy_model"),
+        min_size=10,
+        **_STANDARD,
+        **_CIFAR,
+        **_WITHOUT_NORM,
+    ),
+    ModelRecord(
+        "toy_model_bn",
+        "small",
+        "none: two convolutions with batch norm and a dense layer",
+        _family("small.build_toy_model_bn"),
+        min_size=27,
+        **_STANDARD,
+        **_CIFAR,
+    ),
+    ModelRecord(
+        "mnist_cnn",
+        "small",
+        "Keras documentation, Simple MNIST convnet, 2015",
+        _family("small.build_mnist_cnn"),
+        min_size=10,
+        input_range="unit",
+        **_MNIST,
+        **_WITHOUT_NORM,
+    ),
+    ModelRecord(
+        "lenet",
+        "small",
+        "LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791",
+        _family("small.build_lenet"),
+        min_size=12,
+        **_STANDARD,
+        **_MNIST,
+        **_WITHOUT_NORM,
+    ),
+    *(
+        ModelRecord(
+            f"cifar_resnet{num_layers}",
+            "cifar_resnet",
+            f"{_RESNET}, section 4.2",
+            _family("cifar_resnet.build_cifar_resnet"),
+            {"blocks": (num_layers - 2) // 6},
+            min_size=8,
+            **_STANDARD,
+            **_CIFAR,
+        )
+        for num_layers in (8, 20, 32, 44, 56)
+    ),
+    ModelRecord("resnet18", "resnet", _RESNET, _family("resnet.build_resnet"), {"blocks": (2, 2, 2, 2)}),
+    ModelRecord("resnet34", "resnet", _RESNET, _family("resnet.build_resnet"), {"blocks": (3, 4, 6, 3)}),
+    *(
+        ModelRecord(
+            f"resnet{num_layers}",
+            "resnet",
+            f"{_RESNET} (v1.5)",
+            _family("resnet.build_keras_resnet_v1_5"),
+            {"application_name": f"ResNet{num_layers}"},
+        )
+        for num_layers in (50, 101, 152)
+    ),
+    _application("resnet50-keras", "ResNet50", "resnet", f"{_RESNET} (v1)", **_CAFFE),
+    _application("resnet50v2", "ResNet50V2", "resnet", _IDENTITY, **_TF),
+    ModelRecord(
+        "resnext101_32x4d",
+        "resnet",
+        _RESNEXT,
+        _family("resnet.build_resnet"),
+        {"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
+    ),
+    *(
+        _application(f"efficientnet-b{number}", f"EfficientNetB{number}", "efficientnet", _EFFICIENTNET, size)
+        for number, size in enumerate((224, 240, 260, 300, 380, 456, 528, 600))
+    ),
+    *(
+        ModelRecord(
+            f"efficientnet-{variant}-g16",
+            "efficientnet",
+            _GROUPED,
+            _family("efficientnet.build_grouped_efficientnet"),
+            {"width": width, "depth": depth, "dropout": dropout, "group_size": 16, "expand_ratio": 4},
+            input_shape=(size, size, 3),
+        )
+        for variant, size, width, depth, dropout in (("b0", 224, 1.0, 1.0, 0.2), ("b4", 380, 1.4, 1.8, 0.4))
+    ),
+    *(
+        _application(
+            f"efficientnetv2-{variant}",
+            f"EfficientNetV2{variant.upper()}",
+            "efficientnetv2",
+            _EFFICIENTNET_V2,
+            size,
+            requires="Keras 2.8",
+            input_range="torch" if variant.startswith("b") else "tf",
+        )
+        for variant, size in zip(("b0", "b1", "b2", "b3", "s", "m", "l"), (224, 240, 260, 300, 384, 480, 480))
+    ),
+    _application(
+        "mobilenet", "MobileNet", "mobilenet", _MOBILENET, builder="mobilenet.build_mobilenet", **_TF
+    ),
+    _application("mobilenetv2", "MobileNetV2", "mobilenet", _MOBILENET_V2, **_TF),
+    _application("mobilenetv3-small", "MobileNetV3Small", "mobilenet", _MOBILENET_V3, **_V3),
+    _application("mobilenetv3-large", "MobileNetV3Large", "mobilenet", _MOBILENET_V3, **_V3),
+    _application("vgg16", "VGG16", "vgg", _VGG, **_CAFFE, **_WITHOUT_NORM),
+    _application("vgg19", "VGG19", "vgg", _VGG, **_CAFFE, **_WITHOUT_NORM),
+    _application("inceptionv3", "InceptionV3", "inception", _INCEPTION, 299, min_size=75, **_TF),
+    _application("xception", "Xception", "xception", _XCEPTION, 299, min_size=71, **_TF),
+    _application("densenet121", "DenseNet121", "densenet", _DENSENET),
+    _application("densenet169", "DenseNet169", "densenet", _DENSENET),
+    _application("densenet201", "DenseNet201", "densenet", _DENSENET),
+    _application("nasnetmobile", "NASNetMobile", "nasnet", _NASNET, **_TF),
+    ModelRecord(
+        "unet",
+        "unet",
+        "Ronneberger et al. 2015, U-Net, arXiv:1505.04597",
+        _family("unet.build_unet"),
+        {"base_filters": 64, "margin": 184},
+        task="segmentation",
+        home_dataset="isbi2012",
+        input_shape=(572, 572, 1),
+        min_size=188,
+        num_classes=2,
+        default_norm="none",
+        size_step=16,
+        size_offset=12,
+        **_STANDARD,
+    ),
+)
+
+
 @functools.lru_cache(maxsize=None)
 def _records() -> Dict[str, ModelRecord]:
-    """Every family's records."""
-    # The families need this module's ModelRecord, so they can't be imported at the top.
-    from ipucnn.models import families
-
-    names = sorted(module.name for module in pkgutil.iter_modules(families.__path__))
-    modules = [importlib.import_module(f"{families.__name__}.{name}") for name in names]
-    return collect(record for module in modules for record in module.MODELS)
+    return collect(MODELS)
 
 
 def natural_key(name: str) -> List[Tuple[int, int, str]]:
@@ -314,7 +503,7 @@ def _path_of(name: str) -> Optional[Path]:
         return None
 
 
-def _no_builder(*_: object, **__: object) -> Blueprint:
+def _no_builder(*_: object, **__: object) -> "Blueprint":
     raise ConfigurationError("layer graphs are planned, not built", "name a network of `ipucnn models`")
 
 

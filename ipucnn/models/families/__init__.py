@@ -1,1 +1,1 @@
-"""The registered networks: each module has the records of a family, as ``MODELS``, beside their builders."""
+"""The registered networks' builders, a module for each family, which the rows of ``models/registry.py`` name."""

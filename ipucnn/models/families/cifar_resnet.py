@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.registry import ModelRecord
 
 _EPSILON = 1.001e-5
 
@@ -54,20 +53,3 @@ def build_cifar_resnet(inputs: Tensor, num_classes: int, blocks: int) -> Bluepri
     x = keras.layers.GlobalAveragePooling2D(name="avg_pool")(x)
     x = keras.layers.Dense(num_classes, kernel_initializer="he_normal", name="fc_layer")(x)
     return read_blueprint(keras.Model(inputs, x))
-
-
-MODELS = tuple(
-    ModelRecord(
-        name=f"cifar_resnet{num_layers}",
-        family="cifar_resnet",
-        paper="He et al. 2016, Residual learning, arXiv:1512.03385, section 4.2",
-        builder=build_cifar_resnet,
-        builder_args={"blocks": (num_layers - 2) // 6},
-        home_dataset="cifar10",
-        input_shape=(32, 32, 3),
-        min_size=8,
-        num_classes=10,
-        input_range="standard",
-    )
-    for num_layers in (8, 20, 32, 44, 56)
-)

@@ -10,8 +10,6 @@ import inspect
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.families.keras_applications import application_record
-from ipucnn.models.registry import ModelRecord
 
 
 def build_grouped_efficientnet(
@@ -61,42 +59,3 @@ def build_grouped_efficientnet(
     strip_preprocessing(blueprint)
     group_depthwise(blueprint, group_size)
     return blueprint
-
-
-_SIZES = (224, 240, 260, 300, 380, 456, 528, 600)
-_GROUPED = (("b0", 224, 1.0, 1.0, 0.2), ("b4", 380, 1.4, 1.8, 0.4))
-_V2_SIZES = (("b0", 224), ("b1", 240), ("b2", 260), ("b3", 300), ("s", 384), ("m", 480), ("l", 480))
-
-_PAPER = "Tan and Le 2019, EfficientNet, arXiv:1905.11946"
-_GROUPED_PAPER = "Masters et al. 2021, Making EfficientNet more efficient, arXiv:2106.03640"
-_V2_PAPER = "Tan and Le 2021, EfficientNetV2, arXiv:2104.00298"
-
-MODELS = (
-    *(
-        application_record(f"efficientnet-b{number}", f"EfficientNetB{number}", "efficientnet", _PAPER, size)
-        for number, size in enumerate(_SIZES)
-    ),
-    *(
-        ModelRecord(
-            f"efficientnet-{variant}-g16",
-            "efficientnet",
-            _GROUPED_PAPER,
-            build_grouped_efficientnet,
-            {"width": width, "depth": depth, "dropout": dropout, "group_size": 16, "expand_ratio": 4},
-            input_shape=(size, size, 3),
-        )
-        for variant, size, width, depth, dropout in _GROUPED
-    ),
-    *(
-        application_record(
-            f"efficientnetv2-{variant}",
-            f"EfficientNetV2{variant.upper()}",
-            "efficientnetv2",
-            _V2_PAPER,
-            size,
-            input_range="torch" if variant.startswith("b") else "tf",
-            requires="Keras 2.8",
-        )
-        for variant, size in _V2_SIZES
-    ),
-)

@@ -5,11 +5,11 @@ Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
-from ipucnn.models.families.keras_applications import application, application_record
+from ipucnn.models.families.keras_applications import application
 
 
 def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
@@ -96,18 +96,3 @@ def build_mobilenet_v3(inputs: Tensor, num_classes: int, application_name: str) 
     _fold_operations(blueprint)
     _canonical(blueprint)
     return blueprint
-
-
-_PAPER = "Howard et al. 2017, MobileNets, arXiv:1704.04861"
-_V2_PAPER = "Sandler et al. 2018, MobileNetV2, arXiv:1801.04381"
-_V3_PAPER = "Howard et al. 2019, Searching for MobileNetV3, arXiv:1905.02244"
-_V3: Dict[str, Any] = {"builder": build_mobilenet_v3, "input_range": "tf"}
-
-MODELS = (
-    application_record(
-        "mobilenet", "MobileNet", "mobilenet", _PAPER, builder=build_mobilenet, input_range="tf"
-    ),
-    application_record("mobilenetv2", "MobileNetV2", "mobilenet", _V2_PAPER, input_range="tf"),
-    application_record("mobilenetv3-small", "MobileNetV3Small", "mobilenet", _V3_PAPER, **_V3),
-    application_record("mobilenetv3-large", "MobileNetV3Large", "mobilenet", _V3_PAPER, **_V3),
-)

@@ -12,9 +12,8 @@ from typing import Optional, Sequence
 
 from ipucnn.aliases import KerasInitializer, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.families.keras_applications import application, application_record
+from ipucnn.models.families.keras_applications import application
 from ipucnn.models.names import number_from_zero
-from ipucnn.models.registry import ModelRecord
 
 _EPSILON = 1.001e-5
 _STAGE_FILTERS = (64, 128, 256, 512)
@@ -122,32 +121,3 @@ def build_resnet(
     set_kernel_initializer(blueprint, he_fan_out())
     use_grouped_convolutions(blueprint)
     return blueprint
-
-
-_HE = "He et al. 2016, Residual learning, arXiv:1512.03385"
-_IDENTITY = "He et al. 2016, Identity mappings, arXiv:1603.05027"
-_RESNEXT = "Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431"
-
-MODELS = (
-    ModelRecord("resnet18", "resnet", _HE, build_resnet, {"blocks": (2, 2, 2, 2)}),
-    ModelRecord("resnet34", "resnet", _HE, build_resnet, {"blocks": (3, 4, 6, 3)}),
-    *(
-        ModelRecord(
-            f"resnet{num_layers}",
-            "resnet",
-            f"{_HE} (v1.5)",
-            build_keras_resnet_v1_5,
-            {"application_name": f"ResNet{num_layers}"},
-        )
-        for num_layers in (50, 101, 152)
-    ),
-    application_record("resnet50-keras", "ResNet50", "resnet", f"{_HE} (v1)", input_range="caffe"),
-    application_record("resnet50v2", "ResNet50V2", "resnet", _IDENTITY, input_range="tf"),
-    ModelRecord(
-        "resnext101_32x4d",
-        "resnet",
-        _RESNEXT,
-        build_resnet,
-        {"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
-    ),
-)

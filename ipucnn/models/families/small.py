@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.registry import ModelRecord
 
 
 def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:
@@ -66,50 +63,3 @@ def build_lenet(inputs: Tensor, num_classes: int) -> Blueprint:
     x = keras.layers.Dense(84, activation="tanh", name="dense6")(x)
     x = keras.layers.Dense(num_classes, name="dense7")(x)
     return read_blueprint(keras.Model(inputs, x))
-
-
-_CIFAR: Dict[str, Any] = {"home_dataset": "cifar10", "input_shape": (32, 32, 3), "num_classes": 10}
-_MNIST: Dict[str, Any] = {"home_dataset": "mnist", "input_shape": (28, 28, 1), "num_classes": 10}
-_WITHOUT_NORM: Dict[str, Any] = {"default_norm": "none", "norms": ("none",)}
-
-MODELS = (
-    ModelRecord(
-        "toy_model",
-        "small",
-        "none: two convolutions and a dense layer",
-        build_toy_model,
-        min_size=10,
-        input_range="standard",
-        **_CIFAR,
-        **_WITHOUT_NORM,
-    ),
-    ModelRecord(
-        "toy_model_bn",
-        "small",
-        "none: two convolutions with batch norm and a dense layer",
-        build_toy_model_bn,
-        min_size=27,
-        input_range="standard",
-        **_CIFAR,
-    ),
-    ModelRecord(
-        "mnist_cnn",
-        "small",
-        "Keras documentation, Simple MNIST convnet, 2015",
-        build_mnist_cnn,
-        min_size=10,
-        input_range="unit",
-        **_MNIST,
-        **_WITHOUT_NORM,
-    ),
-    ModelRecord(
-        "lenet",
-        "small",
-        "LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791",
-        build_lenet,
-        min_size=12,
-        input_range="standard",
-        **_MNIST,
-        **_WITHOUT_NORM,
-    ),
-)

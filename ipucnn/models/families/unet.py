@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.registry import ModelRecord
 
 _DEPTH = 5
 _DROPOUT = 0.5
@@ -60,23 +59,3 @@ def build_unet(inputs: Tensor, num_classes: int, base_filters: int, margin: int)
     if (inputs.shape[1] - x.shape[1], inputs.shape[2] - x.shape[2]) != (margin, margin):
         raise ValueError(f"U-Net's output {tuple(x.shape)} is not {margin} pixels smaller than its input")
     return read_blueprint(keras.Model(inputs, x))
-
-
-MODELS = (
-    ModelRecord(
-        name="unet",
-        family="unet",
-        paper="Ronneberger et al. 2015, U-Net, arXiv:1505.04597",
-        builder=build_unet,
-        builder_args={"base_filters": 64, "margin": 184},
-        task="segmentation",
-        home_dataset="isbi2012",
-        input_shape=(572, 572, 1),
-        min_size=188,
-        num_classes=2,
-        input_range="standard",
-        default_norm="none",
-        size_step=16,
-        size_offset=12,
-    ),
-)
