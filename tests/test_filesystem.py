@@ -524,7 +524,7 @@ SYSTEM = (
     "models/imagenet",
     "sessions/host/environment",
 )
-JUST_WRITTEN = ("reports/infer", "runs/images/outputs", "runs/runtimes")
+JUST_WRITTEN = ("commands/infer", "runs/images/outputs", "runs/runtimes")
 
 
 def test_files_of_users_are_opened_in_one_place():
