@@ -14,12 +14,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import cache_folder
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.graphs.extract import (
-    home_options,
-    layer_graph,
-    read_shipped,
-    shipped_path,
-)
+from ipucnn.planning.graphs.extract import home_options, layer_graph, read_shipped, shipped_path
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph, estimates, unknown_layers
 
 # Multiply-accumulates in 1e9 and all weights, moving statistics included, as Keras' documentation and the

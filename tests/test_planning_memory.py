@@ -4,7 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import numpy as np
 import pytest
@@ -333,13 +333,9 @@ def _rows(name: str) -> Dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
-def test_published_fits_are_judged_as_they_should_be() -> None:
-    """None that fits is called "does not fit", most are called "fits", and hard out-of-memory reports are not."""
-    rows = _rows("published_fits_and_splits.json")
-    benchmark = _benchmark("fit_cost_model")
-    verdicts: List[str] = []
-    hard: List[str] = []
+def _judged(name: str) -> Iterator[Tuple[Dict[str, Any], StageMemory]]:
+    """The published configurations that a benchmark can tell, each with its fullest IPU."""
+    rows, benchmark = _rows("published_fits_and_splits.json"), _benchmark(name)
     for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
         for row in rows[key]:
             try:
@@ -347,22 +343,46 @@ def test_published_fits_are_judged_as_they_should_be() -> None:
             except benchmark.Skipped:
                 continue
             ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
-            verdict = max(ipus, key=lambda memory: memory.fill).verdict
-            if row["outcome"].startswith("fits"):
-                verdicts.append(verdict)
-            elif row["strength"].startswith("hard"):
-                hard.append(verdict)
+            yield row, max(ipus, key=lambda memory: memory.fill)
+
+
+@pytest.mark.slow
+def test_published_fits_are_judged_as_they_should_be() -> None:
+    """None that fits is called "does not fit", most are called "fits", and hard out-of-memory reports are not."""
+    verdicts: List[str] = []
+    hard: List[str] = []
+    for row, fullest in _judged("fit_cost_model"):
+        if row["outcome"].startswith("fits"):
+            verdicts.append(fullest.verdict)
+        elif row["strength"].startswith("hard"):
+            hard.append(fullest.verdict)
     assert len(verdicts) >= 60
     assert "does not fit" not in verdicts
     assert verdicts.count("fits") >= 0.7 * len(verdicts)
     assert len(hard) == 2 and "fits" not in hard
 
 
-@pytest.mark.slow
-def test_constants_predict_the_calibration_rows() -> None:
+@pytest.fixture
+def calibration() -> Tuple[Any, List[Tuple[Any, float]]]:
+    """The benchmark that fits the constants, and the published programs with their images/s."""
     _rows("published_throughput.json")
     benchmark = _benchmark("fit_cost_model")
-    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
+    return benchmark, benchmark.calibration_programs(SHARED / "published_throughput.json")
+
+
+def _without(calibration: Tuple[Any, List[Tuple[Any, float]]]) -> Iterator[Tuple[str, List[float]]]:
+    """Each network with the errors of its rows, by constants that were fitted to those of all others."""
+    benchmark, pairs = calibration
+    for model in {program.graph.model for program, _ in pairs}:
+        kept = [(p, v) for p, v in pairs if p.graph.model != model]
+        fitted = benchmark.fit([p for p, _ in kept], [v for _, v in kept])
+        left = [(p, v) for p, v in pairs if p.graph.model == model]
+        yield model, [abs(float(np.log(p.images_per_s(fitted) / v))) for p, v in left]
+
+
+@pytest.mark.slow
+def test_constants_predict_the_calibration_rows(calibration) -> None:
+    _, pairs = calibration
     assert len(pairs) == 20
     errors = [abs(np.log(program.images_per_s(DEFAULT_CONSTANTS) / value)) for program, value in pairs]
     assert max(errors) < np.log(1.2)
@@ -370,19 +390,12 @@ def test_constants_predict_the_calibration_rows() -> None:
 
 
 @pytest.mark.slow
-def test_the_fit_gives_the_packages_constants_and_holds_without_a_network() -> None:
-    _rows("published_throughput.json")
-    benchmark = _benchmark("fit_cost_model")
-    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
+def test_the_fit_gives_the_packages_constants_and_holds_without_a_network(calibration) -> None:
+    benchmark, pairs = calibration
     fitted = benchmark.fit([p for p, _ in pairs], [v for _, v in pairs])
     for name, value in vars(DEFAULT_CONSTANTS).items():
         assert getattr(fitted, name) == pytest.approx(value, rel=0.03)
-    for model in {p.graph.model for p, _ in pairs}:
-        kept = [(p, v) for p, v in pairs if p.graph.model != model]
-        without = benchmark.fit([p for p, _ in kept], [v for _, v in kept])
-        for program, value in pairs:
-            if program.graph.model == model:
-                assert abs(np.log(program.images_per_s(without) / value)) < np.log(1.35)
+    assert all(max(errors) < np.log(1.35) for _, errors in _without(calibration))
 
 
 def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,18 +416,9 @@ def test_published_configurations_by_their_fill() -> None:
 
 
 @pytest.mark.slow
-def test_the_band_holds_what_it_says_of_networks_left_out() -> None:
+def test_the_band_holds_what_it_says_of_networks_left_out(calibration) -> None:
     """Band and coverage counted once more, plainly, over the errors without a network."""
-    _rows("published_throughput.json")
-    benchmark = _benchmark("fit_cost_model")
-    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
-    errors: Dict[str, List[float]] = {}
-    for model in {program.graph.model for program, _ in pairs}:
-        kept = [(p, v) for p, v in pairs if p.graph.model != model]
-        without = benchmark.fit([p for p, _ in kept], [v for _, v in kept])
-        errors[model] = [
-            abs(float(np.log(p.images_per_s(without) / v))) for p, v in pairs if p.graph.model == model
-        ]
+    errors = dict(_without(calibration))
     every = sorted(error for own in errors.values() for error in own)
     place = 0.8 * (len(every) - 1)
     low, high = every[int(place)], every[int(place) + 1]
@@ -428,18 +432,8 @@ def test_the_band_holds_what_it_says_of_networks_left_out() -> None:
 
 @pytest.mark.slow
 def test_the_published_fits_are_those_of_the_package() -> None:
-    _rows("published_fits_and_splits.json")
     found: Dict[int, List[bool]] = {}
-    rows, benchmark = _rows("published_fits_and_splits.json"), _benchmark("published_rows")
-    for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
-        for row in rows[key]:
-            try:
-                program = benchmark.memory_program(row)
-            except benchmark.Skipped:
-                continue
-            ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
-            fill = max(memory.fill for memory in ipus)
-            found.setdefault(min(int(fill * 10), 11), []).append(row["outcome"].split(" (")[0] == "fits")
-    assert {place: (sum(own), len(own)) for place, own in found.items()} == {
-        place: published_at(place / 10 + 0.05) for place in found
-    }
+    for row, fullest in _judged("published_rows"):
+        found.setdefault(min(int(fullest.fill * 10), 11), []).append(row["outcome"].split(" (")[0] == "fits")
+    counts = {place: (sum(fits), len(fits)) for place, fits in found.items()}
+    assert counts == {place: published_at(place / 10 + 0.05) for place in found}

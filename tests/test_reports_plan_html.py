@@ -47,21 +47,14 @@ def make_plan(
     schedule: str = "Grouped",
     num_micro_batches: int = 40,
     graph: LayerGraph = network(),
-    **settings,
+    **more,
 ) -> PipelinePlan:
     planner = Planner(graph, get_system("pod16"))
-    own = PlanSettings(
-        micro_batch_size=4,
-        gradient_accumulation_count=num_micro_batches,
-        num_stages=num_stages,
-        schedule=schedule,
-        **settings,
-    )
+    own = PlanSettings(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
     candidate = planner.best(own, 1.15)
     others = {"equal-layers": equal_layers(graph, num_stages)} if num_stages > 1 else {}
-    return assemble(
-        planner, candidate, planned=True, build={}, comparison=compare(planner, candidate, others)
-    )
+    rows = compare(planner, candidate, others)
+    return assemble(planner, candidate, planned=True, build={}, comparison=rows)
 
 
 def pareto_rows() -> tuple:
