@@ -308,6 +308,9 @@ class Survey(Problems):
         if masks is not None:
             subset.class_unit = "pixels"
             labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
+        else:
+            legal = [label for label in labels if 0 <= label < len(self.class_names)]
+            subset.class_counts += np.bincount(np.array(legal, int), minlength=len(self.class_names))
         subset.record(numbers, labels, decoded)
         for k, number in enumerate(numbers):
             if self._watcher.wants(position + k):
@@ -322,8 +325,8 @@ class Survey(Problems):
         for k, number in enumerate(numbers):
             if masks is not None:
                 self._check_mask(subset, number, masks[k])
-            else:
-                self._check_label(subset, number, labels[k])
+            elif not 0 <= labels[k] < len(self.class_names):
+                self._note_label(subset, number, labels[k])
             if decoded.measured.constant[k] and decoded.size[0] * decoded.size[1] > 1:
                 self._note(subset, "constant-image", [number])
 
@@ -364,10 +367,9 @@ class Survey(Problems):
                 tally.names.append(subset.lot.name(numbers[0]))
             tally.drawn += [number for number in numbers if (subset.name, number) in self._drawn]
 
-    def _check_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
-        if 0 <= label < len(self.class_names):
-            subset.class_counts[label] += 1
-        elif label < 0 and subset.lot.path(number) is not None:
+    def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
+        """A label that is no class."""
+        if label < 0 and subset.lot.path(number) is not None:
             self._mark("unknown-class", subset.name, [number])  # of a folder, which has its finding
         else:
             text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"

@@ -109,7 +109,13 @@ def verify(
         max_pixels,
     )
     survey.expect(_lots(survey, choice, location, image_size, validation_fraction))
-    for (subset, numbers, _), result in in_order(partial(_decode, survey), survey.groups()):
+    decode, groups = partial(_decode, survey), survey.groups()
+    # Digests of small images in memory would wait for Python's lock on other cores.
+    is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
+    results = (
+        ((group, partial(decode, group)) for group in groups) if is_in_memory else in_order(decode, groups)
+    )
+    for (subset, numbers, _), result in results:
         decoded = None
         try:
             decoded = result()
