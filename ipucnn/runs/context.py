@@ -1,4 +1,4 @@
-"""A training run as it is decided before TensorFlow is imported: one value, made once and passed on whole."""
+"""Holds all that is decided about a training run before TensorFlow is imported, as one immutable value."""
 
 import atexit
 import shutil
@@ -35,18 +35,18 @@ from ipucnn.training.schedules import Schedule
 class RunContext(Setup):
     """Configuration, data, Program and folder of a training run.
 
-    What the built network and the session add (the range of images, splits, fused micro-batches) makes a further
-    one, with ``replace``.  Its configuration has the run's seed filled in.
+    The built network and the session add facts (the range of images, splits, fused micro-batches); each makes a new
+    context with ``replace``.  The configuration has the run's seed filled in.
 
     Attributes:
-        start: where the run begins.
-        instances: the processes that train together; this one among them.
+        start: the point where the run begins.
+        instances: the processes that train together, including this one.
         folder: the run folder, as this process writes it.
-        program: what is executed.
-        optimizer: checked settings.
-        schedule: weight updates (int array) -> learning rates.
+        program: the Program to execute.
+        optimizer: the checked settings of the optimizer.
+        schedule: a function from weight updates (int array) to learning rates.
         data_sha256: ``fingerprint`` of the data set.
-        warnings: what the user should know before the run begins, one line each.
+        warnings: warnings for the user before the run begins, one line each.
     """
 
     start: Start
@@ -65,36 +65,36 @@ class RunContext(Setup):
 
     @property
     def workers(self) -> Optional[Workers]:
-        """The workers of the host that train together; None where this process is alone, or one of ``poprun``."""
+        """The host's workers that train together; None for a single process, and for an instance of ``poprun``."""
         return self.instances if isinstance(self.instances, Workers) else None
 
     @property
     def num_workers(self) -> int:
-        """How many workers of the host train together."""
+        """The number of the host's workers that train together."""
         return 1 if self.workers is None else self.workers.count
 
     @property
     def saved_program(self) -> Optional[Dict[str, Any]]:
-        """The Program of the checkpoint that the run goes on from; None where it begins."""
+        """The Program of the checkpoint that the run continues from; None for a new run."""
         checkpoint = self.start.checkpoint
         return None if checkpoint is None else dict(checkpoint.meta.get("program", {}))
 
     def saved_config(self, num_devices: int = 1) -> RunConfig:
-        """The configuration that repeats this run.
+        """Returns the configuration that repeats this run.
 
         Args:
-            num_devices: of this process, that share the training.
+            num_devices: the number of this process's devices that share the training.
         """
         config, sharing = self.config, self.config.max_workers
         if self.start.checkpoint is None:
-            # Where it is killed before its first checkpoint, it begins again with as many fused micro-batches.
+            # A run that is killed before its first checkpoint begins again with the same fused micro-batches.
             sharing = max(sharing, self.num_workers * num_devices)
         return replace(
             config,
             max_workers=sharing,
             run_dir=str(self.folder.path),
             checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
-            # A run that is continued later goes on from its own checkpoints.
+            # A later --resume continues from the run's own checkpoints.
             checkpoint_input_dir=None,
             overwrite=False,
             resume=False,
@@ -102,17 +102,17 @@ class RunContext(Setup):
 
 
 def make_context(resolved: Resolved) -> RunContext:
-    """Decides where and what a configuration trains, and refuses all that can be refused without TensorFlow.
+    """Makes the context of a run from its configuration, with every check that needs no TensorFlow.
 
     Raises:
-        UserError: whatever is wrong with the configuration, the data or the run folder.
+        UserError: the configuration, the data or the run folder is wrong.
     """
     from ipucnn.sessions.factory import check_device, runs_on_ipus
     from ipucnn.sessions.poplar.checks import check_program
 
     instances = find_group(resolved.config)
     if not instances.is_writer:
-        # The writer may have made the folder already; this process leaves it alone.
+        # The writer may have made the folder already; this process does not touch it.
         resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
     start = find_start(resolved)
     resolved = start.resolved
@@ -133,7 +133,7 @@ def make_context(resolved: Resolved) -> RunContext:
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
-    # What the network cannot have is refused here.
+    # Refuses options that the network does not support.
     network_options(record, config, setup.input_shape, num_classes)
     most = max(1, num_train // config.num_replicas)
     if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
@@ -155,10 +155,10 @@ def make_context(resolved: Resolved) -> RunContext:
         schedule=run_setup.learning_rates(config, program),
         data_sha256=fingerprint(setup.source),
     )
-    if config.fused_micro_batches:  # a number, and neither none nor measure
+    if config.fused_micro_batches:  # a number: not `none`, and not `measure`
         program = program.with_checked_fused(config.fused_micro_batches)
     elif context.saved_program is not None:
-        # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
+        # The number of fused micro-batches changes the rounding, so a continued run keeps it.
         program = program.with_fused(int(context.saved_program.get("fused_micro_batches", 0)))
     if max(instances.count, config.devices or 1, config.max_workers) > 1:
         rules.check_workers(instances, config, program)
@@ -169,7 +169,7 @@ def make_context(resolved: Resolved) -> RunContext:
 
 
 def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
-    """Refuses weights that are not there, and a picture that cannot be written."""
+    """Refuses weights that do not exist, and a picture that cannot be written."""
     if weights not in (None, "imagenet") and not exists(expand(str(weights))):
         raise DataError(f"--weights {weights} does not exist", "give a checkpoint, a run folder, or imagenet")
     if picture is not None:
@@ -177,12 +177,12 @@ def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
 
 
 def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
-    """The run folder of a process that does not write the run: one that goes away with it.
+    """Returns the run folder of a process that is not the writer: a temporary one, deleted when the process ends.
 
-    Of the host's workers the others have the same as the first, and it alone needs room for it: they write nothing.
+    The host's other workers get a SilentFolder and write nothing, because the first worker writes the same files.
 
-    With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
-    each may be on a host of its own, whose disk the first instance does not see.
+    With ``--ckpt-all-instances`` the checkpoints of the other instances are kept, in ``instance-1``, ... of
+    ``--checkpoint-dir``: each instance may be on another host, whose disk the first instance cannot see.
     """
     if isinstance(instances, Workers):
         return SilentFolder(folder.path, config.checkpoint_dir)
@@ -195,7 +195,7 @@ def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> Ru
 def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
     lines = [*info.warnings, *info.training_warnings]
-    if context.start.checkpoint is None:  # what a continued run takes is decided already
+    if context.start.checkpoint is None:  # the size is fixed for a continued run
         lines += size_warnings(context)
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]

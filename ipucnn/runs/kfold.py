@@ -1,8 +1,8 @@
-"""Cross-validation: one training run per fold, and the mean over them.
+"""Cross-validation: one training run per fold, and the mean over the folds.
 
-``ROOT/config.yml`` is the configuration of the whole, ``ROOT/fold-1`` ... the run folders of the folds, which are
-runs like any other, and ``ROOT/folds.json`` the results of those that are finished, written at the beginning and
-after each, with the fingerprint of the data that all folds are of.
+``ROOT/config.yml`` is the configuration of the cross-validation.  ``ROOT/fold-1``, ... are the run folders of the
+folds, which are runs like any other.  ``ROOT/folds.json`` has the results of the finished folds and the fingerprint of
+their common data; it is written at the beginning and after each fold.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class _Fold(msgspec.Struct):
 
 
 class _Folds(msgspec.Struct):
-    """What ``folds.json`` must have for its folds to count as finished."""
+    """The entries that ``folds.json`` must have for its folds to count as finished."""
 
     schema_version: Literal[1]
     kfold: Natural
@@ -76,7 +76,7 @@ class _Folds(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FoldStarted:
-    """A fold's run is prepared; its own events follow."""
+    """A fold's run is prepared; the events of the run follow."""
 
     fold: int
     num_folds: int
@@ -91,26 +91,27 @@ class FoldFinished:
 
 
 class CrossValidation:
-    """Runs the folds of a configuration one after the other, each among all workers, or all instances of ``poprun``;
-    the first one of them writes.
+    """Runs the folds of a configuration one after the other.
+
+    All workers, or all instances of ``poprun``, train each fold together; the first of them writes.
 
     Args:
-        resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
-        verbose: let TensorFlow speak.
+        resolved: the configuration, with ``kfold``; with ``fold`` only that fold is run.
+        verbose: show TensorFlow's own messages.
 
     Attributes:
-        root: the folder of the whole.
-        first: the run of the first fold there is to do, prepared.
-        folds: those to run.
+        root: the folder of the cross-validation.
+        first: the prepared run of the first fold to train.
+        folds: the numbers of the folds to train.
 
     Raises:
-        UserError: whatever is wrong with the configuration, the data or the folder.
+        UserError: the configuration, the data or the folder is wrong.
     """
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         config = resolved.config
         self._instances = find_group(config)
-        # The workers, once the first fold's have met.
+        # The connected workers; None until those of the first fold have connected.
         self._cluster: Optional[Cluster] = None
         if self._instances.count > 1 and config.run_dir is None:
             who = "instances of poprun" if self._instances.is_distributed else "workers"
@@ -131,31 +132,31 @@ class CrossValidation:
             self._prepare(resolved)
         except BaseException:
             if config.run_dir is None:
-                with contextlib.suppress(OSError):  # which it is if anything is in it
+                with contextlib.suppress(OSError):  # the folder is not empty
                     self.root.rmdir()
             raise
 
     def _prepare(self, resolved: Resolved) -> None:
         continued = self._continued(resolved)
         config = continued.config
-        # A seed that is drawn is another in each process.
+        # Before the seed is drawn: each process would draw another one.
         check_group(self._instances, config)
         seed = run_setup.draw_seed() if config.seed is None else config.seed
         self.resolved = replace(continued, config=replace(config, seed=seed))
         self.num_folds = int(config.kfold or 1)
         self.folds: Tuple[int, ...] = (config.fold,) if config.fold else tuple(range(1, self.num_folds + 1))
         if self._instances.is_writer:
-            # The writer may have made folders already where another instance looks later.
+            # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
         record: Any = read_record_if_whole(self.root / FOLDS) if config.resume else None
         is_former = not misfit(record, _Folds) and record["kfold"] == self.num_folds
         former: PlainDict = record if is_former else {}
         self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
-        # Folds that begin in another process, or elsewhere perhaps, have the threads of those before them.
+        # Folds that begin in another process, or on another machine, use the same number of threads as those before.
         self._threads: Optional[int] = former.get("threads")
         if self._threads is not None and config.threads is None:
             fix_threads(self._threads)
-        # The first run refuses what all would: nothing is written before it has been prepared.
+        # Preparing the first run makes the checks of all runs, before anything is written.
         self.first = self._make_run(self.folds[0])
         self.data_sha256 = self.first.context.source.pool_sha256
         if former.get("data_sha256") not in (None, self.data_sha256):
@@ -166,10 +167,10 @@ class CrossValidation:
             )
 
     def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
-        """FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
+        """Yields FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
 
         Raises:
-            Interrupted: by SIGINT or SIGTERM; the fold is saved.
+            Interrupted: SIGINT or SIGTERM arrived; the fold is saved.
         """
         try:
             yield from self._events()
@@ -184,7 +185,7 @@ class CrossValidation:
         for fold in self.folds:
             run = self.first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
-            # What workers share is written once they have met, of whom one may never come.
+            # With workers the root's files are written after the first event, because a worker may never connect.
             is_written = run.context.start.report is not None
             try:
                 if not is_written and not isinstance(self._instances, Workers):
@@ -208,9 +209,9 @@ class CrossValidation:
             _forget_graphs()
 
     def report(self) -> PlainDict:
-        """What ``folds.json`` holds: the finished folds, and mean and deviation of their last validations.
+        """Returns the content of ``folds.json``: finished folds, and mean and deviation of their last validations.
 
-        The deviation is the sample's (divided by n - 1); None for one fold.
+        The deviation is the sample standard deviation (divided by n - 1); None for one fold.
         """
         rows = [self._rows[fold] for fold in sorted(self._rows)]
         figures = [row["validation"] for row in rows if row["validation"] is not None]
@@ -246,12 +247,12 @@ class CrossValidation:
         return claim_default(config.model_name, name).path
 
     def _present(self) -> List[int]:
-        """The folds that have a folder."""
+        """Returns the numbers of the folds that have a folder."""
         names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-") and is_folder(p)]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _continued(self, resolved: Resolved) -> Resolved:
-        """The configuration of the cross-validation in the root, where there is one to go on with."""
+        """Returns the configuration of the cross-validation to continue; without one, the given configuration."""
         config = resolved.config
         if config.resume and config.overwrite:
             raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
@@ -262,14 +263,14 @@ class CrossValidation:
             raise ConfigurationError(
                 f"{self.root} is a run, not a cross-validation", "choose another --run-dir, or drop --kfold"
             )
-        asked = {name: value for name, value in resolved.typed.items() if name != "fold"}
-        merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
+        typed = {name: value for name, value in resolved.typed.items() if name != "fold"}
+        merged = resolve_resumed(replace(resolved, typed=typed), saved, str(self.root))
         if merged.record.own is not None:
             merged = self._with_own_network(merged, resolved)
         return replace(merged, config=replace(merged.config, resume=True, overwrite=False, fold=config.fold))
 
     def _with_own_network(self, merged: Resolved, asked: Resolved) -> Resolved:
-        """With a network of one's own as the command line names it, else as the first fold's checkpoint has it."""
+        """Adds the record of a user's own network: from the command line, else from the first readable checkpoint."""
         meta, what, name = None, "", merged.config.model_name
         for fold in self._present():
             with contextlib.suppress(UserError):
@@ -277,11 +278,11 @@ class CrossValidation:
                 meta, what = run.checkpoint.meta, f"checkpoint {run.path}"
                 break
         record = network_to_continue(asked, name, meta, what, self.root)
-        # Each fold takes it as if it had been typed.
+        # The network counts as typed in each fold.
         return replace(merged, record=record, typed={**merged.typed, "model_name": record.name})
 
     def _check_folders(self, config: RunConfig) -> None:
-        """Refuses a root that holds something else, and folds that are there without being continued."""
+        """Refuses a root with files of something else, and existing folds without ``--resume`` or ``--overwrite``."""
         check_makeable(self.root)
         names = {p.name for p in entries(self.root) if not p.name.startswith(".")}
         known = {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in range(1, self.num_folds + 1))}
@@ -293,10 +294,10 @@ class CrossValidation:
             )
         if config.resume:
             return
-        others = ", ".join(str(fold) for fold in self._present() if fold not in self.folds)
-        if others:
+        other_folds = ", ".join(str(fold) for fold in self._present() if fold not in self.folds)
+        if other_folds:
             raise ConfigurationError(
-                f"{self.root} is a cross-validation already, with fold {others}",
+                f"{self.root} is a cross-validation already, with fold {other_folds}",
                 "add --resume to go on with it, or use another --run-dir"
                 if not config.overwrite
                 else f"rm -r {fold_path(self.root, self.folds[0])}, and add --resume in place of --overwrite; or use "
@@ -317,17 +318,17 @@ class CrossValidation:
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
-        place, overwrite = str(path), config.overwrite and exists(path)
+        run_dir, overwrite = str(path), config.overwrite and exists(path)
         resolved = replace(
             self.resolved,
-            config=replace(config, fold=fold, run_dir=place, overwrite=overwrite),
-            typed={**self.resolved.typed, "fold": fold, "seed": config.seed, "run_dir": place},
+            config=replace(config, fold=fold, run_dir=run_dir, overwrite=overwrite),
+            typed={**self.resolved.typed, "fold": fold, "seed": config.seed, "run_dir": run_dir},
         )
         return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
 
     def _row(self, fold: int, run: TrainingRun) -> PlainDict:
         report, train_s = run.final_report, 0.0
-        with contextlib.suppress(UserError):  # of a worker that writes nothing there may be none
+        with contextlib.suppress(UserError):  # a worker that writes nothing may have no run folder
             train_s = read_run(run.context.folder.path).seconds("execution")
         return {
             "fold": fold,
@@ -342,18 +343,18 @@ class CrossValidation:
         }
 
     def _write(self, run: TrainingRun) -> bool:
-        """Writes the root's files; of several processes the first one does.
+        """Writes the files of the root, in the first process only.
 
         Args:
-            run: of the fold under way.
+            run: the run of the current fold.
 
         Returns:
-            That they are written.
+            True: the files are written.
         """
         self._threads = self._threads or run.threads
         if self._instances.is_writer:
             make_folder(self.root)
-            # Folds that begin later, among fewer workers perhaps, have as many fused micro-batches.
+            # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.
             sharing = run.context.saved_config().max_workers
             config = replace(
                 self.resolved.config,
@@ -369,12 +370,12 @@ class CrossValidation:
 
 
 def fold_path(root: Path, fold: int) -> Path:
-    """The run folder of a fold."""
+    """Returns the run folder of a fold."""
     return root / f"fold-{fold}"
 
 
 def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
-    """Mean and sample standard deviation (n - 1), which one value does not have."""
+    """Returns the mean and the sample standard deviation (n - 1), which is None for one value."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
@@ -382,9 +383,9 @@ def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
 
 
 def _forget_graphs() -> None:
-    """Frees what Keras keeps of the fold's network."""
+    """Clears Keras's global state, so that the fold's network is freed."""
     if "tensorflow" not in sys.modules:
-        return  # the fold was finished before; to import TensorFlow only for this would take seconds, and be loud
+        return  # an earlier process finished the fold; importing TensorFlow only for this takes seconds
     from tensorflow import keras
 
     keras.backend.clear_session()

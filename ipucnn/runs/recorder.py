@@ -1,7 +1,7 @@
-"""What a training run tells and keeps of its session's events: history, validation, checkpoints, curves, report.
+"""Handles the events of a training session: history, validation, checkpoints, curves, report.
 
-The recorder gets a run whose network is compiled, and whose folder is its own.
-Everything that is done here is done in such an order that every checkpoint is a place to go on from.
+The recorder begins when the network is compiled and the run folder is open for this process.  The order of its steps
+ensures that a run can continue from every checkpoint.
 """
 
 import json
@@ -51,9 +51,9 @@ from ipucnn.training.schedules import largest_rate
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Picture
 
-# Of the time of weight updates, what collectives of workers may take without a warning.
+# Share of the time of weight updates that collectives of workers may take without a warning.
 LARGEST_SHARE = 0.25
-# A validation loss that is warned of, in those of equal probabilities for all classes.
+# A validation loss above this multiple of the loss of equal probabilities for all classes gets a warning.
 EXPLODED = 10
 
 
@@ -86,7 +86,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a segmentation network predicts of some images; drawn before the run counts as finished."""
+    """Predictions of a segmentation network for some images; drawn before the run counts as finished."""
 
     pictures: "List[Picture]"
 
@@ -102,16 +102,16 @@ RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSave
 
 
 class Timer:
-    """Adds up what executions measured.
+    """Adds up the time and the samples of executions.
 
     Attributes:
-        started: when the work began, ``time.perf_counter()``.
+        started: ``time.perf_counter()`` at the beginning of the work.
     """
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self._logged_s = self._logged_samples = 0.0
-        # The last execution, if it was not logged: its figures are of all since the last one that was.
+        # The last execution, if it was not logged: its figures cover all executions since the last logged one.
         self._open: Optional[ExecutionFinished] = None
 
     def add(self, execution: ExecutionFinished) -> None:
@@ -123,7 +123,7 @@ class Timer:
 
     @property
     def busy_s(self) -> float:
-        """Time in weight updates, without compiling."""
+        """Seconds spent in weight updates, without compiling."""
         return self._logged_s + (self._open.wall_s if self._open is not None else 0.0)
 
     @property
@@ -133,25 +133,25 @@ class Timer:
 
     @property
     def images_per_s(self) -> float:
-        """Steady throughput, 0 where nothing was timed."""
+        """Steady throughput in images per second; 0 if nothing was timed."""
         return self._samples / self.busy_s if self.busy_s else 0.0
 
 
 class Recorder:
-    """Handles events in such an order that every checkpoint is a place to go on from.
+    """Handles events in an order in which a run can continue from every checkpoint.
 
-    What an event does to history and state is done before it is counted in ``state.events_done``, and a
-    checkpoint is written only after that.  A context manager: inside it
-    TensorBoard's curves, and what else is told of the run (``trackers.py``), are open.
+    An event changes history and state first, and is then counted in ``state.events_done``; a checkpoint is written
+    only after that.  The recorder is a context manager: inside it the trackers (``trackers.py``), such as
+    TensorBoard's curves, are open.
 
     Args:
-        context: the run, whose folder is this process's alone.
-        session: that trains it.
-        compilation: what the session compiled before the first weight update.
-        batches: training batches from a weight update on.
+        context: the run, whose folder only this process writes.
+        session: the session that trains it.
+        compilation: the report on what the session compiled before the first weight update.
+        batches: a function that returns training batches from a weight update on.
         state: history and validations so far; changed in place.
-        guard: knows whether a signal asked the run to end.
-        timer: of this process's part of the run.
+        guard: the guard that knows whether a signal asked the run to end.
+        timer: the timer of this process's part of the run.
 
     Attributes:
         report: the end report; empty before :meth:`save_last`.
@@ -183,7 +183,7 @@ class Recorder:
         self._statistics = "running"
         self._reason = reason_to_end(state.history, self._config)
         self._trackers: List[Tracker] = []
-        # When the first slice of weight updates was done, with which everything is compiled that training takes.
+        # The end of the first slice of weight updates, after which nothing of training is left to compile.
         self._compiled_at: Optional[float] = None
         self._time_to_train_s: Optional[float] = None
         self._environment: PlainDict = {}
@@ -205,7 +205,7 @@ class Recorder:
             tracker.close(failed=kind is not None)
 
     def _mlperf_log(self) -> MlperfLog:
-        """MLPerf's log, with what stands in it before the first weight update."""
+        """Opens MLPerf's log, and writes the lines that come before the first weight update."""
         context, updates = self._context, self._program.num_weight_updates
         log = MlperfLog(
             self._folder.path / MLPERF, self._folder.check_writer, self._program, self._config.target_accuracy
@@ -231,12 +231,12 @@ class Recorder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run ends here, before its last weight update, and everything due here is done."""
+        """Whether the run ends early at this weight update, and every event due at it is handled."""
         state = self._session.state
         if self._reason is None:
             return False
         done = state.weight_updates // self._program.weight_updates_per_execution
-        # An execution's own event, its validation, and its checkpoint if there is one.
+        # The execution's event, its validation, and its checkpoint if one is due.
         due = 2 + is_checkpoint_due(self._program, done)
         return not 0 < state.events_done < due
 
@@ -247,7 +247,7 @@ class Recorder:
             tracker.scalars(weight_updates, points)
 
     def note_process(self, is_continued: bool) -> List[str]:
-        """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
+        """Adds this process to ``environment.json``; returns warnings if a run is continued in another environment."""
         self._environment = environment()
         self._environment["device"] = self._session.device.kind
         if self._session.device.kind != "ipu":
@@ -267,10 +267,10 @@ class Recorder:
         ]
 
     def handle(self, event: Event) -> Iterator[RunEvent]:
-        """Does what an event of the session asks for.
+        """Records, validates or saves, as an event of the session requires.
 
         Raises:
-            Interrupted: a signal asked the run to end; it is saved.
+            Interrupted: a signal asked the run to end; the run is saved.
             UserError: the loss or the weights are no longer finite, or a file cannot be written.
         """
         if self._compiled_at is None and isinstance(event, (Progress, ExecutionFinished)):
@@ -320,12 +320,17 @@ class Recorder:
         yield event
 
     def _record(self, computed: PlainDict, measured: PlainDict) -> None:
-        """One row of history: what was computed, and beside it how long that took."""
+        """Appends a row to the history and a row to the timings.
+
+        Args:
+            computed: the row of ``metrics.jsonl``, the same in every run with the same seed.
+            measured: the times, which differ from run to run; they go to ``timings.jsonl``.
+        """
         line = json.dumps(computed) + "\n"
         self._state.history.append(line)
         self._folder.append(METRICS, line)
-        which = {key: computed[key] for key in ("event", "weight_updates")}
-        self._folder.append(TIMINGS, json.dumps({**which, **measured}) + "\n")
+        row_key = {key: computed[key] for key in ("event", "weight_updates")}
+        self._folder.append(TIMINGS, json.dumps({**row_key, **measured}) + "\n")
 
     def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
         state, program = self._state, self._program
@@ -339,7 +344,7 @@ class Recorder:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
-            # Not counted as done: a continued run validates here.
+            # Not counted in events_done, so that a continued run repeats this validation.
             self._interrupt()
         wall_s = time.perf_counter() - started
         if not np.isfinite(metrics.get("loss", 0.0)):
@@ -373,7 +378,7 @@ class Recorder:
             yield CheckpointSaved(self._save(BEST, is_whole=False))
 
     def _warn_of_loss(self, loss: float) -> Iterator[Notes]:
-        """Says once that a validation loss is far above that of a network that knows nothing."""
+        """Warns, once in a run, that a validation loss is far above the loss of equal probabilities."""
         of_guessing = float(np.log(max(self._context.info.num_classes, 2)))
         if self._has_warned or loss <= EXPLODED * of_guessing:
             return
@@ -396,9 +401,9 @@ class Recorder:
             yield from self.handle(ValidationDue(updates, 0))
 
     def _measure_statistics(self) -> None:
-        """What is evaluated: averaged weights, and statistics measured where the run or its pipeline wants it.
+        """Prepares the weights to evaluate: averages them, and measures batch norm's statistics where that is needed.
 
-        Once per position.  Statistics are those of the weights that are evaluated, the averaged ones if there are any.
+        It does so once per weight update.  Statistics belong to the evaluated weights: the averaged ones, if any.
         """
         session = self._session
         position = session.state.weight_updates
@@ -427,9 +432,9 @@ class Recorder:
         self._measured_at = position
 
     def _delete_older(self) -> None:
-        """Deletes the numbered checkpoints of this run that are older than those to keep.
+        """Deletes the numbered checkpoints of this run that are older than those that ``--keep-checkpoints`` keeps.
 
-        Where a process was killed before it deleted them, the next one does.
+        If a process was killed before it deleted them, the process that continues the run does.
         """
         keep = self._config.keep_checkpoints
         if keep is not None:
@@ -446,7 +451,7 @@ class Recorder:
         return int(np.argmax(figures)) == len(figures) - 1
 
     def _save(self, name: str, is_whole: bool = True) -> Path:
-        """Writes a checkpoint; one that is not whole has weights alone, and nothing to go on from."""
+        """Writes a checkpoint; without ``is_whole`` it has only weights, and a run cannot continue from it."""
         context, state, info = self._context, self._session.state, self._context.info
         meta = {
             "model": self._config.model_name,
@@ -483,13 +488,13 @@ class Recorder:
         return self._folder.write_checkpoint(name, weights, slots, meta)
 
     def _interrupt(self) -> None:
-        """Saves and ends; of several instances all end where one of them got a signal."""
+        """Saves the run and raises Interrupted; all instances do so if one of them received a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
-        of = self._program.num_weight_updates
-        updates = f"{self._session.state.weight_updates:,} of {counted(of, 'weight update')}"
+        total = self._program.num_weight_updates
+        updates = f"{self._session.state.weight_updates:,} of {counted(total, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
-        # Workers measure statistics together: those that write nothing, too.
+        # All workers measure statistics together, also those that write nothing.
         self._measure_statistics()
         if isinstance(self._folder, SilentFolder):
             raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
@@ -501,13 +506,13 @@ class Recorder:
         )
 
     def save_last(self) -> Iterator[RunEvent]:
-        """The last checkpoint; makes the report, which :meth:`finish` writes."""
+        """Writes the last checkpoint, and makes the report that :meth:`finish` writes."""
         config = self._config
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             updates = self._session.state.weight_updates
             numbered = checkpoints.checkpoint_name(updates)
             if updates == self._first_weight_update and numbered in self._checkpoint_names(updates):
-                # A process that was killed before the report had written it: what is there stays as it is.
+                # A process that was killed before it wrote the report left this checkpoint, which stays as it is.
                 last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
             else:
                 self._measure_statistics()
@@ -516,19 +521,19 @@ class Recorder:
         if config.training and config.checkpoints:
             self._delete_older()
             if self._is_best:
-                # One file under both names, which takes no more room than one.
+                # One file under both names takes the space of one.
                 self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
         self.report = self._make_report()
 
     def finish(self) -> Iterator[RunEvent]:
-        """Writes the report, with which the run is finished: whatever it must have is there before."""
+        """Writes the report last, because a run with a report counts as finished."""
         config = self._config
         yield from self._warn_of_collectives()
         self._folder.write_report(self.report)
         if config.clean_dir:
             self._folder.clean(self.report["checkpoints"])
         if self._session.any_instance(self._guard.is_set):
-            # It came too late to save anything, but what follows, the next fold above all, is not wanted.
+            # The signal came too late to interrupt this run, but the next fold must not begin.
             raise Interrupted(
                 self._guard.exit_code or EXIT_SIGTERM,
                 f"interrupted when everything was done and saved in {self._folder.path}",
@@ -536,7 +541,7 @@ class Recorder:
             )
 
     def _warn_of_collectives(self) -> Iterator[Notes]:
-        """Says so where much of the time went into adding gradients up over workers."""
+        """Warns if adding up gradients over workers took more than LARGEST_SHARE of the time."""
         sharing, train_s = self._session.sharing, self._timer.busy_s
         if sharing is None or sharing.collective_s <= LARGEST_SHARE * train_s:
             return
@@ -551,9 +556,9 @@ class Recorder:
         )
 
     def _make_report(self) -> PlainDict:
-        """``report.json``: what the run came to, and what its figures are of.
+        """Returns the content of ``report.json``: results, data set, Program and environment.
 
-        Throughput and times are of this process: of a run that was continued, of its last part.
+        Throughput and times are those of this process: in a continued run, those of its last part.
         """
         context, session, timer, info = self._context, self._session, self._timer, self._context.info
         program, compilation, first = self._program, self._compilation, self._first_weight_update
@@ -579,7 +584,7 @@ class Recorder:
             },
             "measured": {
                 "images_per_s": images_per_s,
-                # A training step is counted as three forward passes: forward, and the two backward products.
+                # A weight update counts as three forward passes: forward, and the two products of the backward pass.
                 "flop_per_s": images_per_s * forward_flops * 3,
                 "train_s": timer.busy_s,
                 "wall_s": time.perf_counter() - timer.started,
@@ -610,10 +615,10 @@ class Recorder:
         return self._session.state.weight_updates < self._program.num_weight_updates
 
     def _target(self) -> Optional[PlainDict]:
-        """Whether the accuracy that was asked for was reached, and how long that took; None if none was.
+        """Returns whether ``--target-accuracy`` was reached, and the time that took; None without the option.
 
-        Time to train counts from the end of what compiles, the first weight update (on IPUs: execution) of the process,
-        to the end of the validation, with everything between.  Of a run that was continued it is not known.
+        Time to train begins when compiling ends, after the first weight update (on IPUs: execution) of the process. It
+        ends with the validation that reaches the target.  It is not known for a continued run.
         """
         target = self._config.target_accuracy
         if target is None:
@@ -627,26 +632,28 @@ class Recorder:
         }
 
     def _checkpoint_names(self, weight_updates: int) -> List[str]:
-        """The checkpoints of this run that are there after that many weight updates."""
+        """Returns the names of this run's checkpoints that exist after ``weight_updates``."""
         first = 0 if self._context.start.in_place else self._first_weight_update
         names = checkpoints.written_names(self._program, first, weight_updates)
         return sorted({path.name for path in entries(self._folder.checkpoints)}.intersection(names))
 
 
 def _figure(metrics: Mapping[str, float]) -> str:
-    """The figure of a validation by which the best one is chosen."""
+    """Returns the name of the figure by which the best validation is chosen."""
     return "dice" if "dice" in metrics else "accuracy"
 
 
 def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
-    """Why a run ends before its last weight update, from its history alone, so that a continued run ends there, too.
+    """Decides whether a run ends before its last weight update.
+
+    The history alone decides, so that a continued run ends at the same weight update.
 
     Args:
         history: lines of ``metrics.jsonl``.
-        config: the run's.
+        config: the configuration of the run.
 
     Returns:
-        What to tell the user; None where it goes on.
+        The reason, for the user; None if the run goes on.
     """
     target, patience = config.target_accuracy, config.early_stopping
     if target is None and patience is None:
@@ -667,16 +674,21 @@ def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
 
 
 def _portable(config: RunConfig) -> RunConfig:
-    """A configuration without what does not decide the result, so that the same run anywhere gives the same file.
+    """Removes the options that do not change the result, so that the same run gives the same file on any machine.
 
-    The data set's path stays: a checkpoint alone can be evaluated where it was trained.
+    The data set's path stays, so that a checkpoint without its run folder can be evaluated where it was trained.
     """
     keep = ("dataset_path", "num_epochs")
     return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
 
 
 def _num_images(weight: float, info: DatasetInfo) -> int:
-    """Images that a validation saw, from the sum of its weights: pixels of tiled sets, else samples."""
+    """Returns the number of images in a validation.
+
+    Args:
+        weight: the sum of the validation's weights: pixels if the data set is tiled, else samples.
+        info: the facts of the data set.
+    """
     height, width = info.image_shape[:2]
     pixels = (height or 1) * (width or 1)
     count, rest = divmod(weight, pixels) if info.tiled else (weight, 0)
@@ -688,11 +700,12 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
 
 
 def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
-    """``inner`` of ``of`` (height, width): where an unpadded network sees each image once, and predicts its centre.
+    """Returns the predicted region ``inner`` of the input ``of`` (height, width).
 
-    None where all pixels are judged, or there are none.
+    It is smaller than the input if an unpadded network sees each image once, and predicts its centre. The result is
+    None if all pixels are validated, or if the network does not predict pixels.
     """
     if setup.output_shape is None or setup.source.info.tiled:
         return None
-    inner, of = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
-    return None if inner == of else {"inner": inner, "of": of}
+    inner, whole = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
+    return None if inner == whole else {"inner": inner, "of": whole}

@@ -1,7 +1,7 @@
-"""Options that have no effect in a run, or do not go together: one table, checked before data is read.
+"""Rules for options that have no effect in a run, or exclude each other: one table, checked before data is read.
 
-An option without effect is refused where it is typed, so that nobody waits for its effect.  Presets, plans and saved
-configurations carry options for other runs, too; theirs pass.
+An option without effect is refused if it is typed, so that nobody waits for its effect.  Presets, plans and saved
+configurations also carry options for other runs, so their options are accepted.
 """
 
 import os
@@ -20,14 +20,14 @@ from ipucnn.training.program import Program, auto_loss_scaling_conflicts
 
 
 class Facts(NamedTuple):
-    """What the rules look at.
+    """The facts that the rules depend on.
 
     Attributes:
-        config: the run's.
-        origins: where each of its values is from.
+        config: the configuration of the run.
+        origins: the origin of each value in it.
         layout: batch, replicas and stages, from ``make_layout``.
-        task: of the network.
-        has_imagenet: there are ImageNet weights for the network.
+        task: the task of the network.
+        has_imagenet: whether there are ImageNet weights for the network.
     """
 
     config: RunConfig
@@ -38,22 +38,22 @@ class Facts(NamedTuple):
 
     @property
     def on_ipus(self) -> bool:
-        """Whether the run is on IPUs here."""
+        """Whether the run is on this machine's IPUs."""
         return runs_on_ipus(self.config.device)
 
 
 Test = Callable[[RunConfig, Facts], bool]
-"""Whether something keeps an option from its effect."""
+"""Decides from configuration and facts whether an obstacle applies."""
 
 
 class Obstacle(NamedTuple):
-    """What keeps options from their effect.
+    """A reason why options have no effect.
 
     Attributes:
-        applies: whether it does.
-        what: follows the option in the error; ``{c}`` is the configuration.
-        hint: how the run gets rid of it; empty where it cannot.
-        is_lack: the error says "has no effect", and the hint begins with "drop it".
+        applies: the test for the reason.
+        what: the text that follows the option in the error; ``{c}`` is the configuration.
+        hint: the change that gives the option its effect; empty if there is none.
+        is_lack: whether the error says "has no effect", and the hint begins with "drop it".
     """
 
     applies: Test
@@ -62,25 +62,30 @@ class Obstacle(NamedTuple):
     is_lack: bool = True
 
     def error(self, option: str, config: RunConfig) -> ConfigurationError:
-        """The error for an option, as it was typed."""
-        what = self.what.format(c=config) if isinstance(self.what, str) else self.what(config)
+        """Returns the error for an option.
+
+        Args:
+            option: the option as it was typed.
+            config: the configuration, which error and hint may name values of.
+        """
+        reason = self.what.format(c=config) if isinstance(self.what, str) else self.what(config)
         hint = self.hint if isinstance(self.hint, str) else self.hint(config)
         if not self.is_lack:
-            return ConfigurationError(option + what, hint)
+            return ConfigurationError(option + reason, hint)
         return ConfigurationError(
-            f"{option} has no effect {what}", f"drop it, or {hint}" if hint else "drop it"
+            f"{option} has no effect {reason}", f"drop it, or {hint}" if hint else "drop it"
         )
 
 
 class Rule(NamedTuple):
-    """Options, and what keeps them from their effect.
+    """Options, and the reasons why they may have no effect.
 
     Attributes:
         names: the options.
-        obstacles: the first that applies is reported.
-        ipu_only: the rule is about IPUs.  Elsewhere the options are recorded for them, which the run says.
-        has_off: their default, or False, asks for nothing, and may be typed anywhere.
-        typed_only: what a preset, a plan or a run says passes.
+        obstacles: the reasons; the first that applies is reported.
+        ipu_only: whether the rule holds only on IPUs.  On a CPU or GPU the options are recorded, and the run says so.
+        has_off: whether the default, or False, switches the option off, so that it may be typed in every run.
+        typed_only: whether values from a preset, a plan or a run are accepted.
     """
 
     names: Tuple[str, ...]
@@ -111,7 +116,7 @@ _PIPELINE = Obstacle(
     "make one: --ipus-per-replica 2 --pipeline-splits auto",
 )
 _IN_PIPELINE = Obstacle(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
-# The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
+# The SDK keeps the optimizer's state in remote memory only with gradient accumulation.
 _ACCUMULATION = Obstacle(
     lambda c, f: f.layout.num_stages == f.layout.gradient_accumulation_count == 1,
     "without a pipeline or gradient accumulation",
@@ -152,7 +157,7 @@ _SAVED_STATISTICS = Obstacle(
 _UNSEEN_STATISTICS = Obstacle(
     lambda c, f: not (c.validation or c.checkpoints), "without validation and checkpoints"
 )
-# Nothing is rounded in 32 bits, and the SDK finds a loss scale from gradients of 16 bits alone.
+# In 32 bits nothing is rounded, and the SDK computes a loss scale only from 16-bit gradients.
 _HALF = Obstacle(lambda c, f: c.precision == "32.32", "in 32 bits", "use --precision 16.16 or 16.32")
 _HOST_SESSION = Obstacle(lambda c, f: True, "on IPUs: it is a choice of the host session")
 _NO_IPU = Obstacle(
@@ -211,7 +216,7 @@ RULES: Tuple[Rule, ...] = (
     Rule(("ipus",), (_OTHER_REPLICAS,)),
     Rule(("plot_schedule",), (_DRY_RUN, _NO_PICTURE)),
     Rule(("compile_only",), (_NO_IPU, _SHOWN), typed_only=False),
-    # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
+    # The driver aborts the process if there is no device of that number (poplar_executor.cc).
     Rule(("select_ipu",), (_COMPILES,), typed_only=False),
     Rule(("clean_dir",), (_CHECKPOINTS,)),
     Rule(("bn_momentum",), (_BATCH_NORM,), has_off=False),
@@ -241,16 +246,16 @@ RULES: Tuple[Rule, ...] = (
 
 
 def check_rules(facts: Facts) -> None:
-    """Refuses the first option that has no effect, or that another one excludes.
+    """Refuses the first option that has no effect, or that another option excludes.
 
     Raises:
-        ConfigurationError: naming the option and what keeps it from its effect.
+        ConfigurationError: such an option is set; the error names it and the reason.
     """
     config = facts.config
     for rule in RULES:
         for name in rule.names:
             spec, value = BY_NAME[name], getattr(config, name)
-            # Of an option that is on by default, True is asked for, too.
+            # True counts as a request even if it is the default.
             is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
             passes = rule.typed_only and facts.origins[name] != FLAG
             if is_off or passes or (rule.ipu_only and not facts.on_ipus):
@@ -261,13 +266,15 @@ def check_rules(facts: Facts) -> None:
 
 
 def check_group(instances: Instances, config: RunConfig, draws: bool = True) -> None:
-    """Refuses processes that would not work together: away from each other, or with seeds of their own.
+    """Refuses processes that cannot work together: on the wrong device, or without a common seed.
 
     Args:
-        draws: random numbers are drawn that must be the same in all of them, for weights or the data's order.
+        instances: the group of processes.
+        config: the configuration of the run.
+        draws: whether weights or the order of data are drawn at random, which must be the same in all processes.
 
     Raises:
-        ConfigurationError: naming what they lack.
+        ConfigurationError: the processes cannot work together.
     """
     if instances.count == 1:
         return
@@ -290,7 +297,7 @@ def check_group(instances: Instances, config: RunConfig, draws: bool = True) -> 
 
 
 def refuse_instances(command: str) -> None:
-    """Refuses ``poprun`` for a command that works in one process.
+    """Refuses ``poprun`` for a command that runs in one process.
 
     Raises:
         ConfigurationError: ``poprun`` started this process.
@@ -307,13 +314,13 @@ def check_workers(instances: Instances, config: RunConfig, program: Program) -> 
 
     Args:
         instances: the group of processes.
-        config: of the run.
-        program: with the number of fused micro-batches, if it is known.
+        config: the configuration of the run.
+        program: the Program, with the number of fused micro-batches if that is known.
 
     Raises:
-        ConfigurationError: with the numbers of workers that can.
+        ConfigurationError: they cannot share it; the error lists the numbers of workers that can.
     """
     count = instances.count if isinstance(instances, Workers) else 1
-    # How many all of them are is known when TensorFlow has looked.
+    # `--devices all` counts as 1: only TensorFlow can count the devices.
     devices = max(config.devices or 1, 1)
     check_sharing(program, config, count, devices)

@@ -1,7 +1,7 @@
-"""From a resolved configuration to what a session runs on: the data set, the shapes, and how the network is built.
+"""Prepares what a session runs on, from a resolved configuration: the data set, the shapes, and the network.
 
-Everything up to :func:`build` and :func:`evaluation_batches` is done without TensorFlow, so that a wrong option or a
-damaged data set is reported at once.
+Everything before :func:`build` and the batches works without TensorFlow, so that a wrong option or a damaged data set
+is reported at once.
 """
 
 import random
@@ -36,9 +36,9 @@ class Setup:
         source: the opened data set.
         input_shape: (height, width, channels) the network is built for.
         output_shape: (height, width) of a segmentation network's logits, None for classification.
-        seed: of the run.
-        input_range: the range of the images that the input pipeline delivers: the network's, or "raw" where the
-            session brings them to it.
+        seed: the seed of the run.
+        input_range: the range of the images that the input pipeline delivers: the network's range, or "raw" if the
+            session converts them to it.
     """
 
     resolved: Resolved
@@ -61,20 +61,24 @@ class Setup:
 
     @property
     def own_files(self) -> List[str]:
-        """The options that name the user's own Python files: none is run again that a command line does not name."""
-        dataset, own = self.config.dataset, self.record.own
+        """The words that name the user's own Python files; a later command must repeat them to run those files."""
+        dataset, network_file = self.config.dataset, self.record.own
         words = ["--dataset", dataset] if dataset is not None and is_python_name(dataset) else []
-        return [*words, "--model-name", own.name] if own is not None and own.has_own_code else words
+        return (
+            [*words, "--model-name", network_file.name]
+            if network_file is not None and network_file.has_own_code
+            else words
+        )
 
 
 SomeSetup = TypeVar("SomeSetup", bound=Setup)
 
 
 def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
-    """The setup with the last step of preprocessing left to the session, if the configuration says so and it can.
+    """Leaves the last step of preprocessing to the session, if the configuration asks for it and the session can do it.
 
     Raises:
-        ConfigurationError: the network's range cannot be made in the one operation that was asked for.
+        ConfigurationError: the network's range cannot be made in one operation, as the configuration requires.
     """
     from ipucnn.datasets.preprocessing import channel_affine
 
@@ -83,15 +87,16 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
 
 
 def draw_seed() -> int:
-    """A seed that nobody can know."""
+    """Draws a seed from the system's entropy."""
     return random.SystemRandom().randrange(2**31)
 
 
 def input_range(normalise: str, record: ModelRecord) -> str:
-    """The range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
+    """Returns the range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
 
     Raises:
-        ConfigurationError: images of a segmentation network by themselves: it sees tiles of them.
+        ConfigurationError: each image of a segmentation network is to be normalised by itself, but the network sees
+            patches of images.
     """
     if normalise == "network":
         return record.input_range
@@ -103,7 +108,7 @@ def input_range(normalise: str, record: ModelRecord) -> str:
 
 
 def _largest_tile(record: ModelRecord, side: int) -> int:
-    """The largest legal input whose output lies within ``side`` pixels; the smallest legal one if none does."""
+    """Returns the largest legal input size whose output is at most ``side`` pixels; else the smallest legal one."""
     margin = int(record.builder_args.get("margin", 0))
     largest = record.min_size
     for size in range(record.min_size, side + margin + 1):
@@ -113,8 +118,10 @@ def _largest_tile(record: ModelRecord, side: int) -> int:
 
 
 def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
-    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images, and
-    the images' channels."""
+    """Returns the input shape of a network that sees patches of images, without ``--image-size``.
+
+    The size is the network's default, or less for small images; the channels are those of the images.
+    """
     sides = [
         min(usual, _largest_tile(record, int(side or 0)))
         for usual, side in zip(record.input_shape, image_shape[:2])
@@ -123,10 +130,10 @@ def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) ->
 
 
 def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]) -> None:
-    """Refuses images smaller than what the network predicts of a tile.
+    """Refuses images smaller than the output that the network predicts for a patch.
 
     Raises:
-        DataError: they are.
+        DataError: the images are smaller.
     """
     for axis, image, inner, full in zip(("high", "wide"), info.image_shape, outputs, shape):
         if image is not None and image < inner:
@@ -141,7 +148,7 @@ def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], ou
 
 
 def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
-    """A fold of a data set; limits keep some of the fold's own examples."""
+    """Selects a fold of a data set, then applies the limits to the examples of the fold."""
     from ipucnn.datasets.base import limit_source, select_fold
 
     assert config.kfold is not None and config.fold is not None
@@ -159,29 +166,31 @@ def prepare(
 
     Args:
         resolved: the configuration.
-        seed: of generated sets and of which samples a limit keeps.
-        trained_shape: the input shape of a trained network, which then holds whatever the options say.
-        source: an opened data set to take in place of the chosen one.
+        seed: the seed that generates synthetic sets, and chooses the samples that a limit keeps.
+        trained_shape: the input shape of a trained network; it overrides the options.
+        source: an opened data set to use in place of the chosen one.
 
     Raises:
-        ConfigurationError: an image size the network cannot take.
-        DataError: files absent or damaged.
+        ConfigurationError: the network cannot take the image size.
+        DataError: files are absent or damaged.
     """
     from ipucnn.datasets.registry import DATASETS, check_divides, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
-    asked = trained_shape
-    if asked is None and config.image_size is not None:
-        asked = (*config.image_size, record.input_shape[2])
-        if record.own is None:  # of which the data say the channels
-            validate_input_shape(record, asked)
+    requested_shape = trained_shape
+    if requested_shape is None and config.image_size is not None:
+        requested_shape = (*config.image_size, record.input_shape[2])
+        if (
+            record.own is None
+        ):  # the data decide the channels of a user's own network, so its shape is checked below
+            validate_input_shape(record, requested_shape)
     if source is None:
         if resolved.origins["validation_fraction"] == FLAG:
             check_divides(resolved.choice, config.validation_fraction)
         folded = config.kfold is not None and config.fold is not None
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
-            # The folds are those of the data set that the network was trained on: of another one all is taken.
+            # The folds belong to the data set that the network was trained on; another data set is used whole.
             folded = False
         known = DATASETS.get(known_as(resolved.choice.like or "") or "")
         source = open_dataset(
@@ -190,13 +199,13 @@ def prepare(
             limit_train=None if folded else config.limit_train,
             limit_eval=None if folded else config.limit_eval,
             seed=seed,
-            image_shape=asked or (known and known.image_shape) or record.input_shape,
+            image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
             num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
             validation_fraction=config.validation_fraction,
             allow_partial=config.allow_partial,
             skip_damaged=config.skip_damaged,
-            # A weight update's at least: whatever the batch is, there is noise for it.
+            # Noise for at least one weight update, however large the batch is.
             least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
         )
         if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
@@ -209,10 +218,10 @@ def prepare(
             refuse_damaged(source)
         if folded:
             source = _fold(source, config, seed)
-    if asked is not None:
-        shape = asked
+    if requested_shape is not None:
+        shape = requested_shape
         if record.own is not None and trained_shape is None:
-            shape = (*asked[:2], input_shape_for(record, source.info.image_shape)[2])
+            shape = (*requested_shape[:2], input_shape_for(record, source.info.image_shape)[2])
     elif source.info.tiled and resolved.choice.name != record.home_dataset:
         shape = tile_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
@@ -236,20 +245,20 @@ def prepare(
 
 
 def build_options(setup: Setup) -> "BuildOptions":
-    """The ``BuildOptions`` of a run, checked as far as that is possible without TensorFlow.
+    """Returns the ``BuildOptions`` of a run, checked as far as that is possible without TensorFlow.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: the network does not support an option.
     """
     classes = setup.source.info.num_classes
     return network_options(setup.record, setup.config, setup.input_shape, classes, setup.seed)
 
 
 def learning_rates(config: RunConfig, program: Program) -> Callable[[np.ndarray], np.ndarray]:
-    """Weight updates (int array) -> learning rates of a training run.
+    """Returns the schedule of a training run: a function from weight updates (int array) to learning rates.
 
     Raises:
-        ConfigurationError: parameters that the schedule does not have.
+        ConfigurationError: the schedule does not have a parameter.
     """
     return make_schedule(
         config.lr_schedule,
@@ -271,10 +280,10 @@ def build(setup: Setup) -> "KerasModel":
 
 
 def loss_name(config: RunConfig, task: str) -> str:
-    """The loss ``auto`` stands for, checked against the task.
+    """Returns the loss of a run: ``auto`` is replaced by the loss of the task, and other losses are checked.
 
     Raises:
-        ConfigurationError: a Dice loss for classification.
+        ConfigurationError: a Dice loss is chosen for classification.
     """
     if config.loss == "auto":
         return "bce_dice" if task == "segmentation" else "cross_entropy"
@@ -286,12 +295,13 @@ def loss_name(config: RunConfig, task: str) -> str:
 def training_batches(
     setup: Setup, program: Program, first_update: int, samples_per_element: int, shard: Tuple[int, int]
 ) -> "TfDataset":
-    """Training batches without end from a weight update on, as sessions ask for them.
+    """Returns endless training batches from a weight update on.
 
     Args:
-        program: says how many samples an epoch has.
+        setup: the run's data and shapes.
+        program: the Program, which defines the samples of an epoch.
         first_update: the weight update to begin with.
-        samples_per_element: of each batch.
+        samples_per_element: the number of samples in each batch.
         shard: (count, index) of the instances that train together.
     """
     from ipucnn.datasets.mixing import Mixing
@@ -314,7 +324,7 @@ def training_batches(
         setup.source,
         Stream(
             batch_size=samples_per_element,
-            # Padding is taken from a further permutation of the epoch.
+            # The padding comes from another permutation of the same epoch.
             samples_per_epoch=program.samples_per_epoch + program.samples_padded_per_epoch,
             weigh_padding=program.samples_padded_per_epoch > 0,
             input_shape=setup.input_shape,
@@ -333,18 +343,18 @@ def training_batches(
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
 
-# Training images that --precise-batch-norm measures over, where one batch is not more.
+# Training images that --precise-batch-norm measures statistics over; a larger batch raises the number.
 STATISTICS_SAMPLES = 1024
 
 
 def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
-    """The training images that batch norm's statistics are measured over: the same ones each time, drawn with the seed.
+    """Returns the training images for measuring batch norm's statistics: drawn with the seed, the same ones each time.
 
     Returns:
-        The batches, how many there are, and of how many images each.
+        The batches, their number, and the number of images in each.
 
     Raises:
-        InfeasibleError: one batch alone is too much for the host's memory.
+        InfeasibleError: one batch does not fit into the host's memory.
     """
     from ipucnn.datasets.pipeline import Stream, train_batches
 
@@ -369,13 +379,15 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
 
 
 def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":
-    """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
+    """Returns the evaluation set in batches of one fixed shape: a multiple of ``batch_size``, for the host's speed.
 
     Args:
-        session: that evaluates: of its share alone images are read; None: of all of them.
+        setup: the run's data and shapes.
+        batch_size: the smallest number of samples in a batch.
+        session: the session that evaluates; only its share of the images is read.  None: all images are read.
 
     Raises:
-        InfeasibleError: one batch alone is too much for the host's memory.
+        InfeasibleError: one batch does not fit into the host's memory.
     """
     from ipucnn.datasets.pipeline import eval_batches, num_evaluation_samples
 
@@ -400,11 +412,11 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
 
 
 def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
-    """Refuses batches that surely do not fit, rather than making them smaller: an IPU is to run what was asked for."""
+    """Refuses batches that cannot fit, instead of making them smaller: an IPU must run the batch that was chosen."""
     from ipucnn.machine import host_memory_bytes
 
     memory_bytes = host_memory_bytes()
-    # One batch that is computed and two that wait for it, float32.
+    # One batch in computation and two prefetched ones, in float32.
     sample_bytes = 3 * 4 * input_shape[0] * input_shape[1] * input_shape[2]
     needed_bytes = batch_size * sample_bytes
     if memory_bytes and needed_bytes > memory_bytes:

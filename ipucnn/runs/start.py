@@ -1,6 +1,6 @@
-"""Where a run begins: anew or where a run left off, as one run or as one for each fold, and in which folder.
+"""Decides where a run begins: anew or at a checkpoint, as a single run or as one fold, and in which folder.
 
-Everything is asked and refused here before anything is computed or written; the folder itself is ``folder.py``.
+All checks are made here before anything is computed or written; ``folder.py`` writes the folder.
 """
 
 import itertools
@@ -55,13 +55,13 @@ from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
 RUNS = Path("runs")
-"""Where runs are whose folder nobody names."""
+"""The folder of all runs without ``--run-dir``."""
 ELSEWHERE = "choose another --run-dir"
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD, WANDB)
 
 
 def is_cross_validation(resolved: Resolved) -> bool:
-    """Whether a configuration asks for folds, or with ``--resume`` for a cross-validation to go on."""
+    """Whether a configuration asks for folds, or with ``--resume`` continues a cross-validation."""
     config = resolved.config
     if config.kfold is not None:
         return True
@@ -69,7 +69,7 @@ def is_cross_validation(resolved: Resolved) -> bool:
 
 
 def _numbered(model: str, dataset: str) -> Iterator[Path]:
-    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended to the following ones."""
+    """Yields the default names: ``runs/<model>-<dataset>``, then the same with ``-2``, ``-3``, ... appended."""
     base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
     yield RUNS / base
     yield from (RUNS / f"{base}-{number}" for number in itertools.count(2))
@@ -80,23 +80,23 @@ def _is_taken(path: Path) -> bool:
 
 
 def default_run_dir(model: str, dataset: str) -> Path:
-    """The first folder of the default names that is free."""
+    """Returns the first default name that is free."""
     return next(path for path in _numbered(model, dataset) if not _is_taken(path))
 
 
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
-    """The folder of the latest run that has begun under a default name, None if there is none."""
+    """Returns the folder of the latest run with a default name; None if there is none."""
     taken = list(itertools.takewhile(_is_taken, _numbered(model, dataset)))
     return next((path for path in reversed(taken) if is_folder(path) and not is_unfinished(path)), None)
 
 
 def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunFolder:
-    """Makes the first folder of the default names that is free.
+    """Makes the folder of the first default name that is free.
 
-    Of several processes that ask at once, each has a folder of its own.
+    Several processes that call this at the same time get different folders.
 
     Raises:
-        DataError: it cannot be made.
+        DataError: the folder cannot be made.
     """
     make_folder(RUNS)
     for path in _numbered(model, dataset):
@@ -114,7 +114,7 @@ def check_new(path: Path, overwrite: bool) -> None:
     """Refuses a run folder that is taken, before anything is computed.
 
     Raises:
-        ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
+        ConfigurationError: the folder exists and ``overwrite`` is not set, or it holds files that no run wrote.
         DataError: its parent is a file.
     """
     check_makeable(path)
@@ -126,7 +126,7 @@ def check_new(path: Path, overwrite: bool) -> None:
             f"run folder {path} already exists",
             f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
         )
-    # Temporaries of killed runs are ours, too.
+    # Temporary files of killed runs count as files of runs.
     foreign = [p.name for p in present if p.name not in _OURS and temporary_of(p.name) not in RUN_FILES]
     if foreign or not is_file(path / CONFIG):
         raise ConfigurationError(
@@ -136,10 +136,10 @@ def check_new(path: Path, overwrite: bool) -> None:
 
 
 def _check_checkpoint_dir(path: Path, folder: Path, overwrite: bool) -> None:
-    """Refuses a ``--checkpoint-dir`` where the run keeps other things, or with another run's checkpoints.
+    """Refuses a ``--checkpoint-dir`` inside the run folder, or with another run's checkpoints.
 
     Raises:
-        ConfigurationError: it is one.
+        ConfigurationError: the folder is one of these.
         DataError: it is a file.
     """
     run, checkpoints = absolute(path), absolute(folder)
@@ -157,13 +157,13 @@ def _check_checkpoint_dir(path: Path, folder: Path, overwrite: bool) -> None:
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Whether there is a checkpoint, good or bad, in a folder."""
+    """Whether a folder has a checkpoint, readable or not."""
     return any(is_checkpoint_name(path.name) for path in entries(folder))
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a folder is what a process left that was killed while it made its run folder."""
-    # A link is nobody's leftover: a run that took it would be written somewhere else.
+    """Whether a folder was left by a process that was killed while it made its run folder."""
+    # A link is never such a folder: a run that used it would write somewhere else.
     if is_link(path) or not is_folder(path):
         return False
     if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
@@ -171,7 +171,8 @@ def is_unfinished(path: Path) -> bool:
     return not entries(path / CHECKPOINTS)
 
 
-# How many replicas validate changes nothing that is trained.  The options that decide the others are compared.
+# The number of replicas that validate does not change training.  The other fields follow from options, which are
+# compared themselves.
 _MAY_DIFFER = (
     *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
     *("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing"),
@@ -181,9 +182,9 @@ _MAY_DIFFER = (
 def differences(
     meta: Mapping[str, PlainValue], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> List[str]:
-    """In what a checkpoint's run differs from the one that is to continue it, one text each.
+    """Lists how a checkpoint's run differs from the run that is to continue it, one text for each difference.
 
-    What may differ between the parts of one run is left out.
+    Facts that may differ between the parts of one run are left out.
     """
 
     def options(of: RunConfig) -> PlainDict:
@@ -197,7 +198,7 @@ def differences(
         ]
 
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
-    # A program of an earlier version lacks what it did not know yet.
+    # The Program of an earlier version lacks fields that were added later.
     since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
     before = {**since, **meta.get("program", {})}
     now = {name: value for name, value in json.loads(program.to_json()).items() if name not in _MAY_DIFFER}
@@ -219,7 +220,7 @@ def _spaced(values: Mapping[str, PlainValue]) -> PlainDict:
 
 
 def _rank(path: Path) -> Tuple[bool, float, bool, str]:
-    """Orders checkpoints: the newest first, damaged ones before all, and those with weights alone after all."""
+    """Returns a sort key for checkpoints: damaged ones first, then the newest first, those with only weights last."""
     try:
         meta = read_meta(path)
         whole, updates = is_whole(meta), float(meta["weight_updates"])
@@ -229,7 +230,7 @@ def _rank(path: Path) -> Tuple[bool, float, bool, str]:
 
 
 def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
-    """The newest good checkpoint of a folder, if any, and why newer ones were skipped."""
+    """Returns the newest readable checkpoint of a folder, if any, and why newer ones were skipped."""
     bad: List[str] = []
     for path in sorted((p for p in entries(folder) if is_checkpoint_name(p.name)), key=_rank):
         try:
@@ -241,17 +242,17 @@ def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The point where a run begins.
 
     Attributes:
-        resolved: the configuration; that of the run folder if it is continued.
-        folder: the run folder, which need not exist yet.
-        in_place: the folder is already that of the run, which goes on in it.
-        checkpoint: what to continue from; None to begin.
-        checkpoint_path: its file.
-        notes: what to tell the user, one line each.
-        report: that of the run if it is finished already.
-        takes_default: the folder is the next free one of its name, whoever else asks for one meanwhile.
+        resolved: the configuration; of a continued run, that of its folder.
+        folder: the run folder, which may not exist yet.
+        in_place: whether the run continues in its own folder.
+        checkpoint: the checkpoint to continue from; None for a new run.
+        checkpoint_path: the file of the checkpoint.
+        notes: lines for the user.
+        report: the report of the run if it is finished already.
+        takes_default: whether the run takes the next free default name, because no folder was given.
     """
 
     resolved: Resolved
@@ -264,7 +265,7 @@ class Start:
     takes_default: bool = False
 
     def claim(self) -> RunFolder:
-        """The run folder for this process alone: under a default name the next one that is free by now."""
+        """Returns the run folder that only this process writes; without ``--run-dir``, makes the next free one."""
         if not self.takes_default:
             return self.folder
         config = self.resolved.config
@@ -273,11 +274,11 @@ class Start:
 
 
 def find_start(resolved: Resolved) -> Start:
-    """Where the run of a configuration begins: anew, or with ``--resume`` where its folder left off.
+    """Finds the point where a run begins: anew, or with ``--resume`` at the newest checkpoint of its folder.
 
     Raises:
-        ConfigurationError: a folder that is taken, or options that contradict the run's own.
-        DataError: nothing readable to continue from.
+        ConfigurationError: the folder is taken, or options contradict those of the run.
+        DataError: there is nothing readable to continue from.
     """
     config = resolved.config
     if config.resume and config.overwrite:
@@ -301,13 +302,13 @@ def find_start(resolved: Resolved) -> Start:
 
 
 def continued(resolved: Resolved) -> Resolved:
-    """What a configuration comes to: with ``--resume`` that of the run that goes on.
+    """Returns the configuration to run: with ``--resume``, that of the run that is continued.
 
     Raises:
         UserError: see :func:`find_start`.
     """
     if is_cross_validation(resolved) or not resolved.config.resume:
-        return resolved  # each fold has a run of its own
+        return resolved  # each fold is a run and finds its own start
     return find_start(resolved).resolved
 
 
@@ -318,7 +319,7 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
 
 
 def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
-    """The start of a run in a new folder, from a checkpoint of ``--checkpoint-input-dir`` if that is given."""
+    """Returns the start of a run in a new folder, from a checkpoint of ``--checkpoint-input-dir`` if that is given."""
     config = resolved.config
     checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
     if checkpoint_dir is not None:
@@ -331,17 +332,17 @@ def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
         return start
     newest, skipped = _read(folder)
     if not config.training:
-        return start  # each of them is validated
+        return start  # every checkpoint of the folder is validated
     start = _going_on(start, newest, skipped)
     if config.seed is None and start.checkpoint is not None:
-        # The seed of the run that is continued, or the data order and dropout would be another's.
+        # Without the seed of the continued run, data order and dropout would be different.
         seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
         start = replace(start, resolved=replace(resolved, config=seeded))
     return start
 
 
 def _continue(resolved: Resolved, path: Path) -> Start:
-    """The start of a run that goes on in its own folder; with its report, if it is finished."""
+    """Returns the start of a run that continues in its own folder; with its report, if it is finished."""
     saved = RunFolder(path).read_config()
     merged = resolve_resumed(resolved, saved, str(path))
     config = replace(merged.config, overwrite=False)
@@ -350,7 +351,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     report = folder.read_report()
     changed = {name for name in ENDS_RUN if getattr(config, name) != getattr(saved, name)}
     if report is not None and report.get("ended_early"):
-        # What ended it still does, however many epochs there are.
+        # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}
     if report is not None and not changed:
         return replace(start, report=report)
@@ -376,11 +377,11 @@ def _continue(resolved: Resolved, path: Path) -> Start:
 
 
 def _with_own_network(start: Start, asked: Resolved) -> Start:
-    """A start that goes on with a network of one's own: as the command line names it, else as the checkpoint has it.
+    """Adds the record of a user's own network to a start: from the command line, else from the checkpoint.
 
     Raises:
-        ConfigurationError: neither does.
-        DataError: the checkpoint's is damaged.
+        ConfigurationError: neither names the network.
+        DataError: the checkpoint's record is damaged.
     """
     resolved = start.resolved
     if resolved.record.own is None:
@@ -394,18 +395,18 @@ def _with_own_network(start: Start, asked: Resolved) -> Start:
 def network_to_continue(
     asked: Resolved, name: str, meta: Optional[Mapping[str, PlainValue]], what: str, folder: Path
 ) -> ModelRecord:
-    """A network of one's own to continue with: as the command line names it, else as a checkpoint has it.
+    """Returns the record of a user's own network to continue with: from the command line, else from a checkpoint.
 
     Args:
-        asked: what the command line stands for.
-        name: of the network in the run.
-        meta: of the checkpoint; None if there is none.
+        asked: the configuration of the command line.
+        name: the network's name in the run.
+        meta: the checkpoint's facts; None if there is no checkpoint.
         what: the checkpoint, for messages.
-        folder: of the run.
+        folder: the run folder.
 
     Raises:
-        ConfigurationError: neither does.
-        DataError: the checkpoint's is damaged.
+        ConfigurationError: neither names the network.
+        DataError: the checkpoint's record is damaged.
     """
     if "model_name" in asked.typed:
         return asked.record
@@ -420,7 +421,7 @@ def network_to_continue(
 
 
 def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
-    """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
+    """Refuses to begin a run again if its checkpoints are in another folder than ``--checkpoint-dir``."""
     if has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
         return
     former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
@@ -437,7 +438,7 @@ def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunF
 
 
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
-    """The newest good checkpoint of ``--checkpoint-input-dir``, and why newer ones were passed over."""
+    """Returns the newest readable checkpoint of ``--checkpoint-input-dir``, and why newer ones were skipped."""
     if not is_folder(folder):
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
@@ -459,7 +460,7 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
 
 
 def _going_on(start: Start, newest: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
-    """A start from a checkpoint, with notes that say where that is and which newer ones could not be read."""
+    """Returns a start from a checkpoint, with notes on its position and on newer checkpoints that were skipped."""
     path, checkpoint = newest
     done = int(checkpoint.meta["weight_updates"])
     per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
@@ -472,16 +473,16 @@ def _going_on(start: Start, newest: Tuple[Path, Checkpoint], skipped: Sequence[s
 def check_same_run(
     start: Start, config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> None:
-    """Refuses a checkpoint of another run than the one that is to be continued.
+    """Refuses a checkpoint that belongs to another run than the one to continue.
 
     Raises:
-        ConfigurationError: naming the first difference.
-        DataError: there is nothing left to train.
+        ConfigurationError: it belongs to another run (the error names the first difference), or it has more weight
+            updates than the run.
     """
     assert start.checkpoint is not None
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.checkpoint_path))
     if program.num_stages > 1 and not program.pipeline_splits:
-        # Splits that nobody names are those of the checkpoint.
+        # Splits that were not given are those of the checkpoint.
         saved = start.checkpoint.meta.get("program", {})
         program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
     differing = differences(start.checkpoint.meta, config, program, info, data_sha256)

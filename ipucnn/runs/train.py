@@ -1,6 +1,6 @@
 """One training run: from a resolved configuration to events, files in the run folder, and a report.
 
-:class:`TrainingRun` builds, compiles and trains; what happens at each event of the session is the :class:`Recorder`'s.
+:class:`TrainingRun` builds, compiles and trains; the :class:`Recorder` handles each event of the session.
 """
 
 from dataclasses import replace
@@ -40,23 +40,23 @@ from ipucnn.training.schedules import largest_rate
 
 
 class TrainingRun:
-    """Validates everything that can be without TensorFlow on construction; :meth:`events` does the work.
+    """Trains one network.  The constructor checks everything that needs no TensorFlow; :meth:`events` does the work.
 
     Args:
         resolved: the configuration.
-        verbose: let TensorFlow speak.
-        cluster: the workers who met for an earlier run of several; None: they are still to meet.
-        parts: whether the workers part when the run is over, for no other one follows.
+        verbose: show TensorFlow's own messages.
+        cluster: the workers, already connected by an earlier run of this process; None: not yet connected.
+        parts: whether the workers disconnect at the end of the run, because no other run follows.
 
     Attributes:
-        context: what is trained, on what, and where it goes.
+        context: network, data, Program and run folder.
         state: history and validations so far.
-        fresh_weights: how many weights keep their initial values beside those of ``--weights``, in a new head.
-        final_report: what ``report.json`` holds; empty before the run is over.
-        cluster: the workers, once they met; None for one alone.
+        fresh_weights: the number of weights that keep their initial values, in a new head, beside ``--weights``.
+        final_report: the content of ``report.json``; empty before the run is over.
+        cluster: the connected workers; None before they connect, and for a single worker.
 
     Raises:
-        UserError: whatever is wrong with the configuration, the data or the run folder.
+        UserError: the configuration, the data or the run folder is wrong.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class TrainingRun:
 
     @property
     def is_silent(self) -> bool:
-        """Whether another process of the run says and writes what there is, and this one computes along."""
+        """Whether this process only computes, because another process of the run prints and writes the results."""
         return not self.context.instances.is_writer
 
     @property
     def neighbours_accuracy(self) -> Optional[float]:
-        """3-nearest-neighbours on the same split of the embedded digits, where that takes no time; else None."""
+        """Accuracy of 3-nearest-neighbours on the same split; only for the embedded digits, where it is cheap."""
         if self.context.info.name != "digits" or self.final_report.get("validation") is None:
             return None
         from ipucnn.datasets.base import knn_accuracy
@@ -84,11 +84,11 @@ class TrainingRun:
         return float(knn_accuracy(self.context.source))
 
     def plan_of_run(self) -> Dict[str, Any]:
-        """What the run would do, as plain values: network, data, device, folder, program, and learning rates.
+        """Describes what the run would do, as plain values: network, data, device, folder, program, learning rates.
 
         Raises:
-            ConfigurationError: the network cannot be built or cut so.
-            MissingError: the device is not here, or Keras lacks the network.
+            ConfigurationError: the network cannot be built, or cannot be split as the options say.
+            MissingError: the device is absent, or Keras lacks the network.
         """
         is_finished = self.context.start.report is not None
         if not is_finished:
@@ -132,7 +132,7 @@ class TrainingRun:
         }
 
     def _session(self) -> Optional[Session]:
-        """The session of a run on the host, for which TensorFlow is imported as the run does it; None on IPUs."""
+        """Creates the session of a run on the host, which imports TensorFlow; returns None on IPUs."""
         from ipucnn.sessions.factory import create_session, runs_on_ipus
 
         config = self.context.config
@@ -141,9 +141,9 @@ class TrainingRun:
         return create_session(config.device, verbose=self._verbose, config=config, trains=True)
 
     def _check_network(self) -> None:
-        """Refuses what the network's layers refuse, and has the planner choose the splits that nobody named.
+        """Checks the options that depend on the network's layers, and plans the splits if none were given.
 
-        The network is built where that is needed: its layers are not those of the shipped graph, or it is to be split.
+        Builds the network only if its layers are not those of the shipped graph, or if splits have to be planned.
         """
         from ipucnn.models.build import check_requirements
         from ipucnn.planning.graphs.extract import known_graph
@@ -151,7 +151,7 @@ class TrainingRun:
         context = self.context
         record, program = context.record, context.program
         check_requirements(record)
-        # Neither the input's size nor the number of classes changes which layers there are.
+        # Neither the input size nor the number of classes changes the list of layers.
         options = network_options(record, context.config, record.input_shape, record.num_classes)
         is_planned = program.num_stages > 1 and not program.pipeline_splits
         if known_graph(record, options) is None or is_planned:
@@ -159,7 +159,7 @@ class TrainingRun:
             self._name_layers(run_setup.build(context))
 
     def _name_layers(self, model: KerasModel) -> None:
-        """Fills frozen layers and splits in, which the built network says."""
+        """Fills in the frozen layers and the splits, which depend on the built network."""
         context = self.context
         program = context.program
         if context.config.freeze is not None:
@@ -169,36 +169,36 @@ class TrainingRun:
 
     @property
     def threads(self) -> int:
-        """How many threads share an operation."""
+        """The number of threads that share an operation."""
         return self._threads()[0]
 
     def _threads(self) -> Tuple[int, bool]:
-        """How many threads share an operation, and whether no other number will do."""
+        """Returns the number of threads that share an operation, and whether that number is required."""
         from ipucnn.sessions.factory import runs_on_ipus
 
         context = self.context
         config, checkpoint = context.config, context.start.checkpoint
-        told = config.threads
-        if told is None and checkpoint is not None:
-            # They decide the order of sums, wherever the run goes on.
-            told = checkpoint.meta.get("threads")
-        # TensorFlow keeps those of its first run in this process, a fold that was continued.
-        told = told or fixed_threads()
-        if told is not None:
-            return told, True
+        threads = config.threads
+        if threads is None and checkpoint is not None:
+            # The number of threads decides the order of sums, so a continued run keeps it on any machine.
+            threads = checkpoint.meta.get("threads")
+        # TensorFlow keeps the number of its first run in this process, for example of a continued fold.
+        threads = threads or fixed_threads()
+        if threads is not None:
+            return threads, True
         if runs_on_ipus(config.device):
             return num_cores(), False
         return threads_of_training(config, context.program, context.num_workers), False
 
     def _join(self) -> Optional[Cluster]:
-        """The other workers, who wait for this one; None if it is alone.
+        """Connects to the other workers of the run; returns None for a single worker.
 
         Raises:
-            UserError: they did not come, or would not train the same network.
+            UserError: a worker did not connect, or would not train the same network.
         """
         context = self.context
         checkpoint = context.start.checkpoint
-        threads, is_told = self._threads()
+        threads, is_fixed = self._threads()
         if context.workers is not None:
             compared = compared_options(context.config)
             compared["data"] = context.data_sha256
@@ -210,16 +210,16 @@ class TrainingRun:
             )
             compared["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             self.cluster, threads = join(context.workers, context.config, compared, threads, self.cluster)
-            is_told = True
-        fix_threads(threads, is_told)
+            is_fixed = True
+        fix_threads(threads, is_fixed)
         return self.cluster
 
     def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
-        """Training batches from a weight update on, for the session: of several instances this one's part."""
+        """Returns this instance's part of the training batches, from a weight update on; sessions call it."""
         context = self.context
         shard = (context.instances.count, context.instances.index)
         if context.workers is not None and context.config.synthetic_data == "ipu":
-            shard = (1, 0)  # one batch, over and over, whoever computes it
+            shard = (1, 0)  # every worker repeats the same batch
         return run_setup.training_batches(
             context, context.program, first_update, samples_per_element, shard=shard
         )
@@ -228,7 +228,7 @@ class TrainingRun:
         """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
 
         Raises:
-            Interrupted: by SIGINT, SIGTERM or SIGHUP, after a checkpoint if there was a weight update.
+            Interrupted: SIGINT, SIGTERM or SIGHUP arrived; a checkpoint is saved if there was a weight update.
             NotFiniteError: the loss became NaN or infinite.
         """
         context = self.context
@@ -239,7 +239,7 @@ class TrainingRun:
             return
         hint = None
         if context.start.checkpoint is not None and context.start.in_place:
-            # What to type where this process is ended before it did anything.
+            # The command to show if a signal ends this process before it did anything.
             hint = f"continue it with: {resume_command(context.folder.path, context.own_files)}"
         try:
             with InterruptGuard(hint=hint) as guard:
@@ -254,8 +254,8 @@ class TrainingRun:
                     cluster.close()
         except BaseException:
             if len(self.state.history) == self._former_rows:
-                # Out of memory, no free IPUs, a signal before the first weight update: there is nothing to keep,
-                # and the same folder is wanted again.  Where there is a checkpoint this leaves everything.
+                # Out of memory, no free IPUs, or a signal before the first weight update: there is nothing to keep,
+                # and the user will want the same folder name again.  A folder with a checkpoint is left as it is.
                 self.context.folder.discard()
             raise
         finally:
@@ -296,11 +296,11 @@ class TrainingRun:
         validated: List[Path] = []
         skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
-            # Before the run folder is made: a checkpoint of another model leaves nothing behind.
+            # Before the run folder is made, so that a checkpoint of another model leaves no folder behind.
             folder = expand(config.checkpoint_input_dir)
             validated, skipped = checkpoints.list_checkpoints(folder, session.state, model)
         check()
-        # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
+        # From here on there is something to save, or a half-made folder: signals wait for the end of a slice or batch.
         guard.defer()
         self._open_folder(session)
         context = self.context
@@ -327,7 +327,7 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.save_last()
             self.final_report = recorder.report
-            # Instances of poprun predict together; a worker of the host would do the same once more.
+            # Instances of poprun predict together; other workers of the host would only repeat the writer's work.
             is_drawn = context.record.task == "segmentation" and config.training
             if is_drawn and (context.instances.is_writer or context.instances.is_distributed):
                 images = context.source.eval
@@ -340,7 +340,7 @@ class TrainingRun:
             yield from recorder.finish()
 
     def _open_folder(self, session: Session) -> None:
-        """Makes or reopens the run folder, and puts the session where the checkpoint was written."""
+        """Creates or reopens the run folder, and restores the session from the checkpoint."""
         context = self.context
         start, checkpoint, num_devices = context.start, context.start.checkpoint, session.num_devices[0]
         if checkpoint is not None:
@@ -357,7 +357,7 @@ class TrainingRun:
             context.folder.append(METRICS, line)
 
     def _load_weights(self, model: KerasModel) -> None:
-        """Fills the network with the weights that it starts from, unless it goes on from a checkpoint."""
+        """Loads the weights of ``--weights`` into the network, unless the run continues from a checkpoint."""
         weights = self.context.config.weights
         if weights is None or self.context.start.checkpoint is not None:
             return
@@ -370,9 +370,9 @@ class TrainingRun:
 
 
 def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> Dict[str, Any]:
-    """``--compile-only``: compiles training, statistics and validation into the executable cache.
+    """Compiles training, statistics and validation into the executable cache, for ``--compile-only``.
 
-    No IPU need be there, nothing is trained, and no run folder is made.
+    It needs no IPU, trains nothing, and makes no run folder.
 
     Returns:
         The report: model, program, compilation and the cache's folder.
@@ -395,7 +395,7 @@ def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> D
 def _notes_of_sharing(
     context: RunContext, cluster: Optional[Cluster], num_devices: Tuple[int, int]
 ) -> List[str]:
-    """Who trains, and how a weight update is shared; nothing for one device of one worker."""
+    """Describes the workers and how they share a weight update; empty for one device of one worker."""
     if context.workers is None and num_devices == (1, 1):
         return []
     begins = context.start.checkpoint is None
@@ -408,23 +408,23 @@ def _notes_of_sharing(
 
 
 def _notes_of_room(context: RunContext, state: TrainState) -> List[str]:
-    """A warning if the checkpoints will take more than a tenth of what is free on their disk."""
+    """Returns a warning if the checkpoints will take more than a tenth of the free space on their disk."""
     config, program = context.config, context.program
     if not (config.training and config.checkpoints and context.instances.is_writer):
         return []
 
     def size(variables: Iterable[TfVariable]) -> int:
-        # From their shapes: what instances train together is read by all of them or none.
+        # Computed from shapes: reading a variable that instances share needs all of them.
         kinds = ((v, getattr(v.dtype, "as_numpy_dtype", v.dtype)) for v in variables)
         return sum(int(np.prod(v.shape)) * np.dtype(kind).itemsize for v, kind in kinds)
 
     weights = size(state.weights.values())
     due = len(checkpoints.written_names(program, state.weight_updates + 1, program.num_weight_updates)) - 2
-    # One more while it is written, before an older one is deleted.
+    # A new checkpoint is written before an older one is deleted.
     whole = max(1, due if config.keep_checkpoints is None else min(due, config.keep_checkpoints + 1))
     needed = whole * (weights + size(state.slots.values())) + weights
     free = free_bytes(context.folder.checkpoints)
-    if not free or needed * 10 <= free:  # 0: nobody knows
+    if not free or needed * 10 <= free:  # 0: the free space is unknown
         return []
     fewer = "; --keep-checkpoints 2 keeps fewer" if config.keep_checkpoints is None and due > 2 else ""
     return [
