@@ -1,7 +1,8 @@
-"""Evaluation: takes every sample of a data set exactly once; for segmentation, every pixel of whole images.
+"""Evaluation: predicts every sample of a data set exactly once; for segmentation, every pixel of whole images.
 
-Classes are predicted on batches of one fixed shape.  Masks are judged image by image: their pixels, the scores of
-the ISBI 2012 challenge where the truth is membranes, and a baseline that knows nothing but the commonest class.
+Classes are predicted in batches of one fixed shape.  Masks are evaluated image by image: pixel figures, the scores of
+the ISBI 2012 challenge if the classes are membranes and cells, and a baseline that always predicts the most frequent
+class.
 """
 
 import time
@@ -25,22 +26,22 @@ from ipucnn.training.evaluation import EvaluationTotals, soft_dice
 from ipucnn.training.metrics import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
-"""Thresholds of which the best one is recommended, where the truth is no membranes."""
+"""Thresholds to choose the recommended one from, if the classes are not membranes and cells."""
 PLOTS = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """What the command line asks for.
+    """The options of an ``ipucnn evaluate`` command.
 
     Attributes:
-        named: the network and its weights; its flags hold over the run's own options.
-        plot: a figure that the caller writes.
-        predictions: CSV file that gets a row per sample.
-        contact_sheet: a picture of segmented images that the caller writes.
-        tile_size: height and width of the tiles that a segmentation network sees; None chooses.
-        views: versions of each image whose probabilities are averaged, of a segmentation network.
-        verbose: let TensorFlow speak.
+        named: the network and its weights; its flags override the run's own options.
+        plot: figure that the caller writes.
+        predictions: CSV file with a row per sample.
+        contact_sheet: picture of segmented images that the caller writes.
+        tile_size: height and width of the input patches of a segmentation network; None chooses.
+        views: number of test-time augmentations of each image whose probabilities are averaged (segmentation only).
+        verbose: whether to show TensorFlow's messages.
     """
 
     named: Named
@@ -53,15 +54,15 @@ class EvaluateRequest:
 
 
 def evaluate_run(request: EvaluateRequest, told: Progress = SILENT) -> PlainDict:
-    """Evaluates a run's weights, or others, on an evaluation set.
+    """Evaluates the weights of a run, or other weights, on an evaluation set.
 
     Returns:
         ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
-        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what; of a
-        segmentation network ``segmentation``, too: see ``MaskEvaluation.report``.
+        ``confusion_matrix`` (rows: true classes), ``calibration``, the weights, the data set and the device; for a
+        segmentation network also ``segmentation``, see ``MaskEvaluation.report``.
 
     Raises:
-        ConfigurationError: an option that does not fit the network; an output that would replace what is read.
+        ConfigurationError: an option that does not fit the network; an output that would replace an input file.
         InfeasibleError: a batch does not fit into memory.
     """
     outputs = (
@@ -89,7 +90,7 @@ def evaluate_run(request: EvaluateRequest, told: Progress = SILENT) -> PlainDict
 
 
 def _check_options(request: EvaluateRequest, trained: TrainedSetup) -> None:
-    """Refuses the options that are for the other kind of network."""
+    """Refuses options that apply only to the other kind of network."""
     name = trained.record.name
     if trained.record.task == "segmentation":
         if request.predictions is not None:
@@ -109,15 +110,15 @@ def measure(
     totals: EvaluationTotals,
     on_samples: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = lambda *samples: None,
 ) -> int:
-    """Adds all samples of weight 1 to the totals; padding is left out before anything is computed from it.
+    """Adds all samples of weight 1 to the totals; padding is removed before anything is computed.
 
     Args:
         batches: ((images, labels, weights), logits), weights 1 for samples and 0 for padding.
-        totals: where the sums go.
-        on_samples: called with labels, predicted classes and their probabilities.
+        totals: the sums to add to.
+        on_samples: callback that receives labels, predicted classes and their probabilities.
 
     Returns:
-        The number of samples seen.
+        The number of samples added.
     """
     for (_, labels, weights), logits in batches:
         is_sample = np.asarray(weights) > 0
@@ -129,7 +130,7 @@ def measure(
 def _evaluate_classes(
     trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, told: Progress
 ) -> Tuple[str, float]:
-    """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
+    """Adds all samples to the totals and writes a row for each; returns the kind of device and the seconds taken."""
     config, size = trained.config, len(trained.source.eval)
     session = trained.session(request.verbose, trained.join())
     trained = run_setup.move_preprocessing(trained, session)
@@ -173,7 +174,7 @@ def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple
 
 
 def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
-    """The names the network was trained with where they are known, else the data set's; printable."""
+    """Returns the printable class names the network was trained with; the data set's if their number differs."""
     names, info = trained.names(), trained.source.info
     return tuple(map(printable, names if len(names) == info.num_classes else info.class_names))
 
@@ -204,8 +205,11 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
 def _evaluate_masks(
     trained: TrainedSetup, totals: EvaluationTotals, network: TiledNetwork, told: Progress
 ) -> Tuple[PlainDict, float]:
-    """Adds all pixels to the totals, and keeps the recommended threshold in the run; returns ``segmentation`` of the
-    report, and the seconds that it took."""
+    """Adds all pixels to the totals and stores the recommended threshold in the run folder.
+
+    Returns:
+        ``segmentation`` of the report, and the seconds taken.
+    """
     examples = trained.source.eval
     told.expect(len(examples))
     if isinstance(examples, ArrayExamples):
@@ -226,13 +230,14 @@ def _evaluate_masks(
 
 
 class MaskEvaluation:
-    """Evaluates images one by one; of several workers each computes its share, and the first one alone judges them by
-    the challenge's scores, which take long.
+    """Evaluates images one by one.
+
+    Several workers share the images.  Only the first worker computes the challenge's scores, which take long.
 
     Args:
-        trained: the network and the set.
-        network: for images of any size.
-        totals: where losses and pixels go.
+        trained: the network and the evaluation set.
+        network: the network for images of any size.
+        totals: the sums that losses and pixels are added to.
     """
 
     def __init__(self, trained: TrainedSetup, network: TiledNetwork, totals: EvaluationTotals) -> None:
@@ -242,17 +247,17 @@ class MaskEvaluation:
         self._examples, self._network, self._totals = examples, network, totals
         self._classes = Classes(info.class_names, class_colours(info.num_classes, info.class_colours))
         self._names = examples.names or [f"{info.name}/eval/{number}" for number in range(len(examples))]
-        # Where the truth is membranes between cells, which the challenge's scores are for.
+        # The challenge's scores are defined for membranes between cells.
         is_judge = network.is_writer and tuple(info.class_names) == ("membrane", "cell")
         self._scores = SegmentScores() if is_judge else None
         self._baseline = SegmentScores((0.5,)) if is_judge else None
-        # Pixels that are class 1 and predicted so, and that are predicted so, for each threshold.
+        # For each threshold: correctly predicted pixels of class 1, and all pixels predicted as class 1.
         self._above: np.ndarray = np.zeros((len(CANDIDATES), 2), np.int64)
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
     def run(self, told: Progress) -> None:
-        """All images of the evaluation set."""
+        """Evaluates all images of the evaluation set."""
         images, masks = self._examples.images, self._examples.labels
         for i, image, logits in self._network.each((i, images[i]) for i in range(len(images))):
             told.image(self._one(i, image, np.asarray(masks[i]), logits))
@@ -283,10 +288,14 @@ class MaskEvaluation:
         )
 
     def report(self) -> PlainDict:
-        """``dice`` and ``iou`` of each class, ``soft_dice`` (the mean over images), ``scores`` of the challenge (None
-        without membranes), the recommended ``threshold`` (None of more than two classes), ``baseline``: what calling
-        every pixel the most frequent class scores, a row for each image, and how long the network (once it was built)
-        and the challenge's scores took.
+        """Returns ``segmentation`` of the report.
+
+        Returns:
+            ``dice`` and ``iou`` of each class; ``soft_dice``, the mean over images; ``scores`` of the challenge (None
+            without membranes); the recommended ``threshold`` (None for more than two classes); ``baseline``, the
+            figures of predicting the most frequent class everywhere; ``images``, a row for each image; ``network_s``
+            and ``scores_s``, the seconds taken by the network, once it was built, and by the challenge's scores;
+            ``tile_sizes`` and ``views``.
         """
         confusion = self._totals.confusion
         commonest = int(confusion.sum(axis=1).argmax())
@@ -313,8 +322,12 @@ class MaskEvaluation:
         }
 
     def _threshold(self, scores: Optional[PlainDict]) -> Optional[PlainDict]:
-        """The threshold with the best V^Rand where the truth is membranes, else with the best Dice of class 1: its
-        ``value``, what it is the best ``of``, that ``score``, and the score ``at_half``."""
+        """Returns the threshold with the best V^Rand for membranes, else with the best Dice of class 1.
+
+        Returns:
+            Its ``value``; ``of``, the name of the score; that ``score``; and the score ``at_half``.  None for more than
+            two classes.
+        """
         if not self._classes.is_binary:
             return None
         if scores is not None:
@@ -324,16 +337,16 @@ class MaskEvaluation:
             true = int(self._totals.confusion[1].sum())
             dice = 2.0 * self._above[:, 0] / np.maximum(self._above[:, 1] + true, 1)
             half = CANDIDATES.index(0.5)
-            at = max(range(len(dice)), key=lambda k: (dice[k], -abs(k - half)))
+            best_index = max(range(len(dice)), key=lambda k: (dice[k], -abs(k - half)))
             of = f"Dice, {printable(self._classes.names[1])}"
-            value, score, at_half = CANDIDATES[at], float(dice[at]), float(dice[half])
+            value, score, at_half = CANDIDATES[best_index], float(dice[best_index]), float(dice[half])
         return {"value": value, "of": of, "score": score, "at_half": at_half}
 
 
 def class_figures(confusion: np.ndarray) -> PlainDict:
-    """``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
+    """Returns ``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
 
-    Of a class that is neither there nor predicted both are None.
+    Both are None for a class that occurs neither in the truth nor in the prediction.
     """
     right = np.diag(confusion).astype(float)
     both = (confusion.sum(axis=0) + confusion.sum(axis=1)).astype(float)
@@ -349,6 +362,6 @@ def class_figures(confusion: np.ndarray) -> PlainDict:
 
 
 def mean_dice(dice: Sequence[Optional[float]]) -> float:
-    """What images are ranked by, from worst to best: the mean Dice of both classes, or of several without class 0."""
+    """Returns the score that ranks images: the mean Dice of two classes, or of all but class 0 if there are more."""
     known = [value for value in (dice if len(dice) == 2 else dice[1:]) if value is not None]
     return float(np.mean(known)) if known else 1.0

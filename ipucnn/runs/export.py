@@ -1,8 +1,8 @@
-"""``ipucnn export``: a trained network as a file of another format, kept only after it was verified.
+"""``ipucnn export``: writes a trained network in another format and keeps the file only after verification.
 
-The network is written as layers of Keras alone (``editing.stock_model``) with the weights that are evaluated, and the
-file is then run in its own runtime on samples of the data set (``verification.py``).  Beside it stand the labels, a
-description of the input (``network_input.py``), a page, and ``export.json`` with everything.
+The network is written with Keras's layers only (``editing.stock_model``) and with the weights that evaluation uses. The
+file then runs in its own runtime on samples of the data set (``verification.py``).  The labels, a description of the
+input (``network_input.py``), a page and ``export.json``, which has all facts, are written beside it.
 """
 
 import contextlib
@@ -50,28 +50,28 @@ from ipucnn.training.checkpoints import read_meta
 
 CARD = "README.md"
 IPU = "ipu"
-"""The format that the Poplar SDK writes: a SavedModel with a compiled program.  Nothing but the SDK runs it."""
+"""The format that the Poplar SDK writes: a SavedModel with a compiled program, which only the SDK can run."""
 FORMATS = (*runtimes.FORMATS, IPU)
 INPUT_NAME = "images"
-# Smaller tensors of an ONNX file stay as they are with --half: shapes, axes, and the like.
+# Elements.  --half leaves smaller tensors of an ONNX file in 32 bits: shapes, axes and the like.
 _LEAST_HALVED = 64
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the command line asks for.
+    """The options of an ``ipucnn export`` command.
 
     Attributes:
         named: the network and its weights.
         form: one of ``FORMATS``.
         batch: images of each call; None for any number.
-        opset: of ONNX; None for the default.
-        half: weights are stored in 16 bits.
-        raw_uint8: the network takes pixels of 0..255.
-        probabilities: it gives probabilities, not logits.
+        opset: ONNX opset; None for the default.
+        half: whether weights are stored in 16 bits.
+        raw_uint8: whether the network takes pixels of 0..255.
+        probabilities: whether the network returns probabilities instead of logits.
         output: folder; None for ``exports/NAME-FORMAT``.
-        overwrite: an earlier export may be replaced.
-        verbose: let TensorFlow and the converters speak.
+        overwrite: whether an earlier export may be replaced.
+        verbose: whether to show messages of TensorFlow and the converters.
     """
 
     named: Named
@@ -87,30 +87,30 @@ class ExportRequest:
 
     @property
     def input_name(self) -> str:
-        """Of what the network takes."""
+        """Name of the network's input."""
         return NETWORK_INPUT if self.form == IPU else INPUT_NAME
 
     @property
     def input_type(self) -> str:
-        """Of what the network takes; of a program for an IPU, see :func:`_describe`."""
+        """Type of the network's input; see :func:`_describe` for a program for an IPU."""
         return "uint8" if self.raw_uint8 else "float32"
 
     @property
     def output_name(self) -> str:
-        """Of what the network gives."""
+        """Name of the network's output."""
         return "probabilities" if self.probabilities else "logits"
 
 
 def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
-    """Exports a network, and verifies what was written.
+    """Exports a network and verifies the exported file.
 
     Returns:
-        What stands in ``export.json``, and ``folder``.
+        The contents of ``export.json``, and ``folder``.
 
     Raises:
-        ConfigurationError: options that do not go together; a folder that holds something.
-        MissingError: the format needs packages, or IPUs, that are not here.
-        ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
+        ConfigurationError: options that exclude each other; an output folder that holds other files.
+        MissingError: packages or IPUs that the format needs are missing.
+        ThresholdError: the file does not compute what the run computes.  It is removed.
     """
     refuse_instances("export")
     _check_request(request)
@@ -158,7 +158,7 @@ def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
 
 
 def _check_request(request: ExportRequest) -> None:
-    """Refuses options that do not go together, and formats whose packages are not installed."""
+    """Refuses options that exclude each other, and formats whose packages are not installed."""
     form, is_ipu = request.form, request.form == IPU
     if form not in FORMATS:
         raise ConfigurationError(
@@ -207,15 +207,15 @@ def _check_request(request: ExportRequest) -> None:
 
 
 def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
-    """The folder to write, which is absent, empty, or an earlier export that may be replaced."""
+    """Returns the folder to write: absent, empty, or an earlier export that may be replaced."""
     output = request.output
     if output is None:
         folder = _run_folder(trained)
         name = trained.record.name if folder is None else absolute(folder.path).name
         output = Path("exports") / f"{name}-{request.form}"
     check_makeable(output)
-    place, here = (Path(os.path.realpath(str(absolute(path)))) for path in (output, Path()))
-    if place in (here, *here.parents):
+    target, working_folder = (Path(os.path.realpath(str(absolute(path)))) for path in (output, Path()))
+    if target in (working_folder, *working_folder.parents):
         raise ConfigurationError(
             f"--output {output}: an export is a folder of its own, and this one holds the folder that you are in",
             "name a new folder: --output exports/mine",
@@ -247,7 +247,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    """A file, or all below a folder that is no folder; links are not followed."""
+    """Yields a file, or all files below a folder; links are yielded and not followed."""
     if is_folder(path) and not is_link(path):
         for entry in entries(path):
             yield from _files_below(entry)
@@ -256,10 +256,10 @@ def _files_below(path: Path) -> Iterator[Path]:
 
 
 def _for_comparison(trained: TrainedSetup, request: ExportRequest, told: Progress) -> TrainedSetup:
-    """The setup in the arithmetic that exported networks have, on the device that they are compared on."""
+    """Returns the setup with the arithmetic of exported networks, on the device that computes the reference outputs."""
     config = trained.config
     if request.form == IPU:
-        # An IPU's program computes in what the run was trained in, and the host does the same.
+        # A program for an IPU keeps the run's precision, and so does the host.
         config = replace(config, device="cpu")
     else:
         if config.precision != "32.32":
@@ -278,7 +278,7 @@ def _write_network(
     """Writes the network below ``folder``.
 
     Returns:
-        The path of the file, or of the SavedModel's folder, and of a program for an IPU what runs it.
+        The path of the file, or of the SavedModel's folder; and for an IPU the function that runs the program.
     """
     from tensorflow import keras
 
@@ -305,7 +305,7 @@ def _write_network(
 
 
 def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:
-    """The network as a function of one named input, with one named output."""
+    """Returns the network as a function with one named input and one named output."""
     import tensorflow as tf
 
     shape = (request.batch, *(int(n) for n in stock.inputs[0].shape[1:]))
@@ -318,7 +318,7 @@ def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:
 
 
 def _write_saved_model(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
-    """In the folder ``1``: a version, as TensorFlow Serving looks for it."""
+    """Writes version ``1``, a subfolder, as TensorFlow Serving expects."""
     import tensorflow as tf
 
     from ipucnn.compat import tf_variable
@@ -358,7 +358,7 @@ def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path
 
 
 def _rename(graph: OnnxGraph, old: str, new: str) -> None:
-    """Gives a tensor of an ONNX graph another name."""
+    """Renames a tensor of an ONNX graph."""
     for port in (*graph.input, *graph.output):
         port.name = new if port.name == old else port.name
     for node in graph.node:
@@ -367,7 +367,7 @@ def _rename(graph: OnnxGraph, old: str, new: str) -> None:
 
 
 def _halve(graph: OnnxGraph) -> None:
-    """Stores the large weights of an ONNX graph in 16 bits; an operation brings each back to 32 where it is used."""
+    """Stores the large weights of an ONNX graph in 16 bits; a Cast node converts each back to 32 bits."""
     from onnx import TensorProto, helper, numpy_helper
 
     casts = []
@@ -410,10 +410,10 @@ WRITERS: Dict[str, Callable[[ExportRequest, KerasModel, Path], Path]] = {
 
 @contextlib.contextmanager
 def _converting(request: ExportRequest) -> Iterator[None]:
-    """Without the lines of converters, which print from C++ and by loggers of their own.
+    """Hides the output of converters, which print from C++ and through their own loggers.
 
     Raises:
-        ThresholdError: a converter could not write the network, for whatever reason.
+        ThresholdError: a converter failed for any reason.
     """
     from ipucnn.sessions.host.environment import stderr_aside
 
@@ -439,7 +439,7 @@ def _write_json(path: Path, value: PlainValue) -> None:
 
 
 def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file: Path) -> PlainDict:
-    """What ``export.json`` says but for the verification."""
+    """Returns ``export.json`` without the results of the verification."""
     from ipucnn.runs.provenance import environment
 
     config, labels = trained.config, list(map(printable, trained.names()))
@@ -471,20 +471,20 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
 
 
 def _run_folder(trained: TrainedSetup) -> Optional[RunFolder]:
-    """The folder of the run that the weights are of; None of other weights, and where only the checkpoint is left."""
+    """Returns the folder of the run; None for other weights, or if only the checkpoint is left."""
     folder = trained.folder
     return folder if folder is not None and is_file(folder.path / CONFIG) else None
 
 
 def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
-    """The data set that the weights were trained on; None where their file does not say it."""
+    """Returns the name of the data set that the weights were trained on; None if their file does not say it."""
     if trained.summary["weight_updates"] is not None:
         return printable(read_meta(Path(trained.summary["checkpoint"]))["dataset"])
     return "ImageNet" if (named.weights or "").lower() == IMAGENET else None
 
 
 def figures(trained: TrainedSetup) -> Optional[PlainDict]:
-    """What the run measured of these weights when it validated them; None where it did not, or that is not known."""
+    """Returns the run's own validation figures of these weights; None if it did not validate them or has no folder."""
     folder = _run_folder(trained)
     if folder is None:
         return None

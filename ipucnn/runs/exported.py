@@ -1,9 +1,9 @@
-"""Exported ONNX and TFLite files in place of a run: what an export's folder says, and a session that runs its file.
+"""Exported ONNX and TFLite files in place of a run: reads an export's folder, and runs its file in a session.
 
-Only files are taken that :mod:`ipucnn.runs.export` wrote and verified, and that are still what they were then: what
-stands beside a file says how images are brought to it, and what its outputs are.  A file runs in a process of its own
-(:class:`RuntimeProcess`), whose memory is bounded and which ends with this one: whoever can write the file can write
-its ``export.json`` too, and what it computes may take any time and memory.
+Only unchanged files that :mod:`ipucnn.runs.export` wrote and verified are accepted, because ``export.json`` beside them
+describes their input and outputs.  A file runs in its own process (:class:`RuntimeProcess`), which has limited memory
+and ends with this one: whoever can write the file can write its ``export.json`` too, and its computation may take any
+time and memory.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from ipucnn.training.losses import LossFunction
 RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
 _LEAST_BYTES, _BYTES_PER_FILE, _BYTES_PER_INPUT = 2 * 2**30, 8, 128
-"""Memory of the runtime's process: at least, and for each byte of the file and of a batch's float32 images.
+"""Memory limit of the runtime's process: at least; per byte of the file; per byte of a batch's float32 images.
 
 The largest activations of the registry's networks are some 30 times as large as their images.
 """
@@ -46,7 +46,7 @@ _BATCH = 32
 
 
 class _Setup(Setup, kw_only=True):
-    """What of a checkpoint's facts an exported network needs."""
+    """The facts of a checkpoint that an exported network needs."""
 
     config_text: str = msgspec.field(name="config")
     dataset: str
@@ -62,7 +62,7 @@ class _Setup(Setup, kw_only=True):
 
 
 class _Input(msgspec.Struct):
-    """``shape`` is that of a batch of images."""
+    """The exported network's input; ``shape`` includes the batch."""
 
     shape: Tuple[Optional[Positive], Positive, Positive, Literal[1, 3]]
     dtype: Literal["uint8", "float32"]
@@ -82,7 +82,7 @@ class _Weights(msgspec.Struct):
 
 
 class ExportRecord(msgspec.Struct):
-    """What of ``export.json`` is needed to run the file that lies beside it."""
+    """The part of ``export.json`` that is needed to run the file beside it."""
 
     format: str
     model: str
@@ -95,14 +95,14 @@ class ExportRecord(msgspec.Struct):
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a path is that of an exported network, which can be run in place of a run: a file, or a folder of one."""
+    """Whether a path is a file, or the folder, of an exported network that can replace a run."""
     return path.suffix.lower() in runtimes.ENDINGS or is_file(path / RECORD)
 
 
 def describe_setup(
     config: RunConfig, seed: int, info: DatasetInfo, class_names: Iterable[str]
 ) -> Dict[str, Any]:
-    """What ``export.json`` has to say for :class:`ExportedNetwork` to open the export again."""
+    """Returns ``setup`` of ``export.json``, from which :class:`ExportedNetwork` restores the run's configuration."""
     return {
         "config": config.to_yaml(),
         "seed": seed,
@@ -117,12 +117,12 @@ def describe_setup(
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """An exported file with what stands beside it; what a ``checkpoints.TrainedRun`` is of a run.
+    """An exported file and the record beside it; the counterpart of ``checkpoints.TrainedRun`` for a run.
 
     Attributes:
-        path: of the file.
+        path: the file.
         record: ``export.json``.
-        config: of the run that was exported.
+        config: the configuration of the exported run.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class ExportedNetwork:
 
     @property
     def seed(self) -> int:
-        """Of that run."""
+        """Seed of the exported run."""
         return self.record.setup.seed
 
     @property
@@ -141,32 +141,32 @@ class ExportedNetwork:
 
     @property
     def num_classes(self) -> int:
-        """Outputs of an image or pixel."""
+        """Outputs per image or pixel."""
         return len(self.record.setup.class_names)
 
     @property
     def facts(self) -> DatasetInfo:
-        """The facts of the data that it was trained on, as far as they are known."""
+        """The known facts of the training data."""
         return trained_facts(
             msgspec.structs.asdict(self.record.setup), self.record.model, self.num_classes, self.path
         )
 
     @property
     def summary(self) -> Dict[str, Any]:
-        """What identifies the weights that are used, for reports."""
+        """Identity of the weights, for reports."""
         updates = self.record.weights.weight_updates
         return {"checkpoint": str(self.path), "model": self.record.model, "weight_updates": updates}
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether it takes pixels of 0..255 and brings them to its range itself."""
+        """Whether it takes pixels of 0..255 and normalises them itself."""
         return self.record.input.dtype == "uint8"
 
     def fill(self, model: KerasModel) -> None:
-        """The weights are in the file."""
+        """Does nothing: the weights are in the file."""
 
     def session(self) -> "RuntimeSession":
-        """Runs the file."""
+        """Returns a session that runs the file."""
         return RuntimeSession(self)
 
 
@@ -174,11 +174,11 @@ def read_exported(path: Path) -> ExportedNetwork:
     """Opens an exported network.
 
     Args:
-        path: an ONNX or TFLite file, or the folder that an export was written to.
+        path: an ONNX or TFLite file, or the folder of an export.
 
     Raises:
-        ConfigurationError: it is a SavedModel, which would execute whatever is in it.
-        DataError: it is absent, nothing beside it says what it is, or it is not what was verified.
+        ConfigurationError: it is a SavedModel, which would execute any code in it.
+        DataError: it does not exist, has no ``export.json`` beside it, or has changed since its verification.
         MissingError: its runtime is not installed.
     """
     is_whole_folder = is_file(path / RECORD)
@@ -220,10 +220,10 @@ def read_exported(path: Path) -> ExportedNetwork:
 
 
 def _read_record(path: Path) -> Tuple[ExportRecord, RunConfig]:
-    """What an ``export.json`` says, and the configuration in it.
+    """Reads an ``export.json`` and the configuration in it.
 
     Raises:
-        DataError: naming what is wrong with it.
+        DataError: the file is damaged or describes no run; the message names the problem.
     """
     data = read_record(path, _HINT)
     problem = misfit(data, ExportRecord)
@@ -238,7 +238,7 @@ def _read_record(path: Path) -> Tuple[ExportRecord, RunConfig]:
 
 
 def file_digest(path: Path) -> Tuple[str, int]:
-    """SHA-256 of a file, and its bytes."""
+    """Returns the SHA-256 of a file and its size in bytes."""
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         for part in iter(lambda: file.read(2**20), b""):
@@ -248,21 +248,21 @@ def file_digest(path: Path) -> Tuple[str, int]:
 
 
 class RuntimeFailed(Exception):
-    """The runtime cannot load or run a file; the message says why, on one line."""
+    """The runtime cannot load or run a file; the message is one line with the reason."""
 
 
 class RuntimeProcess:
-    """An exported network in its own runtime, in a process that cannot import ipucnn; it ends with this object.
+    """Runs an exported network in its own runtime, in a process that cannot import ipucnn and ends with this object.
 
     Args:
         form: one of ``runtimes.FORMATS``.
-        path: of the file or SavedModel.
-        threads: of the runtime; 0 for its own choice.
-        memory_bytes: what the process may take beside its runtime; 0 for no limit.
+        path: the file or SavedModel.
+        threads: threads of the runtime; 0 for its own choice.
+        memory_bytes: memory limit of the process in addition to its runtime; 0 for no limit.
 
     Attributes:
         runtime: its name and version.
-        inputs, outputs: what the file says it takes and gives.
+        inputs, outputs: the file's own description of its inputs and outputs.
 
     Raises:
         RuntimeFailed: the file cannot be loaded.
@@ -283,7 +283,7 @@ class RuntimeProcess:
         self.runtime, self.inputs, self.outputs = answer["runtime"], answer["inputs"], answer["outputs"]
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The outputs of a batch.
+        """Returns the outputs of a batch.
 
         Raises:
             RuntimeFailed: the file cannot be run.
@@ -292,14 +292,14 @@ class RuntimeProcess:
         return outputs
 
     def _answer(self, images: Optional[np.ndarray] = None) -> Any:
-        """Hands images over, if there are any; returns what the process answers."""
+        """Sends images, if any, and returns the process's answer."""
         try:
             if images is not None:
                 with contextlib.suppress(BrokenPipeError):  # the answer says why
                     runtimes.send(self._process.stdin, images)
             answer = runtimes.receive(self._process.stdout)
         except BaseException:
-            self._process.kill()  # a signal came, and what the file computes may never end
+            self._process.kill()  # after a signal: the file's computation may never end
             raise
         if answer is None:
             code = self._process.wait()
@@ -318,10 +318,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 class RuntimeSession(Session):
-    """Predicts with an exported file in its own runtime, on the CPU, in a process of its own; it trains nothing.
+    """Predicts with an exported file in its own runtime, on the CPU, in a separate process; it cannot train.
 
     Args:
-        network: as it was read.
+        network: the exported network.
     """
 
     def __init__(self, network: ExportedNetwork) -> None:
@@ -330,11 +330,11 @@ class RuntimeSession(Session):
         self._process: Optional[RuntimeProcess] = None
 
     def take_preprocessing(self, affine: object) -> bool:
-        """Images come as the description of the input has them."""
+        """Returns False: images arrive as ``export.json`` describes the input."""
         return False
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Starts the process, which loads the file; ``model`` is not looked at."""
+        """Starts the process, which loads the file; ``model`` is not used."""
         path, shape = self._network.path, self._network.record.input.shape
         size = 4 * int(np.prod(shape[1:])) * max(_BATCH, shape[0] or 0)
         most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
@@ -350,7 +350,7 @@ class RuntimeSession(Session):
             raise DataError(f"{self._network.path} cannot be {done}: {error}", _HINT) from None
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """float32 logits of each element; of probabilities their logarithms."""
+        """Returns float32 logits of each element; if the file returns probabilities, their logarithms."""
         return [self._logits(np.asarray(images)) for images in dataset]
 
     def _logits(self, images: np.ndarray) -> np.ndarray:

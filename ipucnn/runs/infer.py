@@ -1,6 +1,6 @@
-"""Inference: of images the most probable classes, on batches of one fixed shape, or masks of images of any size.
+"""Inference: the most probable classes of images, in batches of one fixed shape, or masks of images of any size.
 
-Both begin alike (:func:`_open`): what the command line names is found and checked before TensorFlow is imported.
+Both begin with :func:`_open`: all inputs on the command line are checked before TensorFlow is imported.
 """
 
 import hashlib
@@ -54,25 +54,25 @@ from ipucnn.training.evaluation import log_softmax
 CONTACT_SHEET = "contact-sheet.png"
 OUTPUTS = (".csv", ".json", ".jsonl")
 LARGEST_BATCH = 64
-# Pixels of a batch: 8 images of 256x256.
+# Pixels of a batch, as 8 images of 256x256 have.
 BATCH_PIXELS = 8 * 256 * 256
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What the command line asks for.
+    """The options of an ``ipucnn infer`` command.
 
     Attributes:
         named: the network and its weights.
         images: files, folders and patterns; empty with ``subset``.
-        subset: eval or train: the images of the data set instead, for masks as one volume.
-        output: the file that the caller writes; for masks the folder, which is made if it is not there.
-        contact_sheet: the file that the caller writes; for masks None stands for one in ``output``.
-        verbose: let TensorFlow speak.
+        subset: eval or train: uses the images of the data set instead; for masks they are one volume.
+        output: the file that the caller writes; for masks the folder, which is created if necessary.
+        contact_sheet: the file that the caller writes; for masks None stands for a file in ``output``.
+        verbose: whether to show TensorFlow's messages.
         top: classes per image, at most the network's.
-        tile_size: height and width of tiles; None chooses.
-        views: versions of each image whose probabilities are averaged.
-        threshold: of two classes the probability of class 1 above which a pixel is class 1; None: the one that
+        tile_size: height and width of the input patches; None chooses.
+        views: number of test-time augmentations of each image whose probabilities are averaged.
+        threshold: for two classes the probability of class 1 above which a pixel is class 1; None: the one that
             ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
         with_overlay: whether to write overlays.
     """
@@ -90,16 +90,16 @@ class InferRequest:
     with_overlay: bool = False
 
 
-# --- what both begin with
+# --- shared by classes and masks
 
 
 def _open(
     request: InferRequest, verb: str, outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
 ) -> Tuple[TrainedSetup, List[str], List[str]]:
-    """The network, the image files, and a line for each input that names none.
+    """Returns the network, the image files, and a line for each input that names no image.
 
     Args:
-        outputs: (flag, file, extensions) that the caller will write, none of which may replace what is read.
+        outputs: (flag, file, extensions) that the caller will write; none may replace an input.
     """
     images, subset = request.images, request.subset
     if subset is not None and subset not in SUBSETS:
@@ -128,7 +128,11 @@ def _begin(
     problems: List[str],
     told: Progress,
 ) -> None:
-    """Tells of the inputs that name no image, where no image is left as an error, and of warnings."""
+    """Prints inputs that name no image, and warnings.
+
+    Raises:
+        DataError: no image is left.
+    """
     for problem in problems:
         told.line(problem)
     if request.subset is None and not paths:
@@ -138,7 +142,7 @@ def _begin(
 
 
 def _names_of(paths: Sequence[str]) -> str:
-    """A digest of what the images are called and how large their files are, which workers compare."""
+    """Returns a digest of the images' names and sizes, which workers compare."""
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -165,11 +169,11 @@ def _examples(trained: TrainedSetup, subset: str) -> Examples:
 
 @dataclass
 class Predictions:
-    """What an inference gave.
+    """The results of an inference.
 
     Attributes:
-        results: per image ``image``, ``predictions`` (``label``, ``class`` and ``probability``, falling), and
-            ``truth`` and ``correct`` where the class is known.
+        results: per image ``image``, ``predictions`` (``label``, ``class`` and ``probability``, most probable first),
+            and ``truth`` and ``correct`` if the class is known.
         num_failed: inputs that were no readable image.
         top: predictions per image.
         with_truth: whether the true classes are known.
@@ -182,7 +186,7 @@ class Predictions:
 
 
 def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions:
-    """The ``top`` most probable classes of each image.
+    """Predicts the ``top`` most probable classes of each image.
 
     Raises:
         ConfigurationError: neither images nor a subset, or both.
@@ -223,12 +227,12 @@ def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions
 
 
 class _Batches:
-    """Images in batches of one shape for the network, and beside each batch what its results belong to.
+    """Reads images in batches of one shape, and keeps what the results of each batch belong to.
 
     Attributes:
-        waiting: of the batches whose logits are still to come: position, input and uint8 pixels of each image, and how
-            many inputs were read until then.
-        num_failed: inputs that cannot be read, which are told.
+        waiting: for each batch without logits yet: position, input and uint8 pixels of each image, and the number of
+            inputs read by then.
+        num_failed: inputs that cannot be read; each is reported.
     """
 
     def __init__(
@@ -239,7 +243,7 @@ class _Batches:
         self.num_failed = 0
 
     def read(self) -> Iterator[Tuple[Tensor]]:
-        """The batches, the last filled up with zeros."""
+        """Yields the batches; the last one is padded with zeros."""
         threads = min(self._trained.config.pipeline_num_parallel, 2 * num_cores())
         size = batch_size(self._trained.input_shape, self._total)
         finish = finisher(self._trained)
@@ -259,12 +263,12 @@ class _Batches:
 
 
 def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
-    """Images per batch: enough to keep the cores busy, few enough for any memory."""
+    """Returns the images per batch: enough to keep the cores busy, few enough for any memory."""
     return max(1, min(LARGEST_BATCH, BATCH_PIXELS // (input_shape[0] * input_shape[1]), total))
 
 
 def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
-    """From uint8 batches to the network's input, as evaluation prepares it."""
+    """Returns a function from uint8 batches to the network's input, prepared as in evaluation."""
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
     shape, info, input_range = trained.input_shape, trained.source.info, trained.input_range
@@ -289,16 +293,16 @@ def _result(image: ImageInput, logits: np.ndarray, names: Sequence[str], top: in
 
 @dataclass
 class Masks:
-    """What was segmented.
+    """The results of a segmentation.
 
     Attributes:
-        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
-            the pixels that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
-        shown_name: of two classes the one that reports count and colour; of more "foreground", all but class 0.
+        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of the pixels
+            that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
+        shown_name: for two classes, the class that reports count and colour; for more, "foreground": all but class 0.
         num_failed: inputs that could not be read.
-        num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
-        tile_sizes: input sizes used.
-        threshold: of two classes the probability of class 1 above which a pixel is class 1; None of more.
+        num_pages, wall_s: segmented pages, and the seconds taken without building the network and writing files.
+        tile_sizes: patch sizes used.
+        threshold: for two classes the probability of class 1 above which a pixel is class 1; None for more.
     """
 
     shown_name: str
@@ -361,24 +365,28 @@ def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
     masks = Masks(shown_name, threshold, failed)
     above = HALF if threshold is None else threshold
     inputs = [_Segmented(source, files[number], classes, above) for number, source in opened]
-    pages = (((place, page), image) for place in inputs for page, image in enumerate(place.source.pages()))
+    pages = (
+        ((segmented, page), image)
+        for segmented in inputs
+        for page, image in enumerate(segmented.source.pages())
+    )
     with network.together(split=request.subset, images=_names_of(paths), threshold=above):
-        for (place, page), image, logits in network.each(pages):
+        for (segmented, page), image, logits in network.each(pages):
             started = time.perf_counter()
             probabilities = class_probabilities(logits)
             masks.wall_s += time.perf_counter() - started
-            told.image(place.add(page, image, probabilities, network.is_writer))
+            told.image(segmented.add(page, image, probabilities, network.is_writer))
             masks.num_pages += 1
             told.update(masks.num_pages, len(sizes))
-            if page + 1 == len(place.source.sizes):
-                masks.results.append(place.finish(network.is_writer))
+            if page + 1 == len(segmented.source.sizes):
+                masks.results.append(segmented.finish(network.is_writer))
     masks.wall_s += network.busy_s
     masks.tile_sizes, masks.device = network.tile_sizes, network.device
     return masks
 
 
 class _Segmented:
-    """The pages of one input whose masks are known, until its files are written."""
+    """Collects the predicted pages of one input until its files are written."""
 
     def __init__(self, source: PageSource, files: MaskFiles, classes: Classes, threshold: float) -> None:
         self.source, self._files, self._classes, self._threshold = source, files, classes, threshold
@@ -388,7 +396,9 @@ class _Segmented:
     def add(
         self, number: int, image: np.ndarray, probabilities: List[np.ndarray], is_writer: bool
     ) -> SegmentedImage:
-        """Takes the next page; of several workers the first one writes, and keeps what it needs for that."""
+        """Adds the next page; with several workers, only the first keeps the probabilities, because it writes the
+        files.
+        """
         if not number:
             self._spools = [PageSpool() for _ in probabilities]
         for spool, probability in zip(self._spools, probabilities) if is_writer else ():
@@ -401,7 +411,7 @@ class _Segmented:
         return SegmentedImage(name, image, predicted, self._classes, probability=highest)
 
     def finish(self, is_writer: bool) -> PlainDict:
-        """Writes the files; returns the row of ``Masks.results``."""
+        """Writes the files and returns the row of ``Masks.results``."""
         if is_writer:
             self._files.write(self._spools, self.source.pages, self._classes, self._threshold)
         self._spools = []
@@ -420,10 +430,10 @@ class _Segmented:
 
 
 def _check_no_training_folder(config: RunConfig, output: Path) -> None:
-    """Refuses masks where training on the run's pairs of images and masks would read them.
+    """Refuses an output folder in which training on the run's pairs of images and masks would read the results.
 
     Raises:
-        ConfigurationError: the results would go there.
+        ConfigurationError: the output is such a folder.
     """
     target = real(output)
     for name in filter(None, (config.dataset, config.dataset_path)):
@@ -436,7 +446,7 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
 
 
 def _recommended(trained: TrainedSetup, name: str, told: Progress) -> float:
-    """The threshold that the run keeps for this checkpoint, which is said; 0.5 without."""
+    """Returns the threshold that the run stores for this checkpoint and reports it; 0.5 if there is none."""
     kept = {} if trained.folder is None else trained.folder.thresholds()
     threshold = kept.get(str(trained.summary["weight_updates"]), HALF)
     if threshold != HALF:
@@ -450,10 +460,13 @@ def _recommended(trained: TrainedSetup, name: str, told: Progress) -> float:
 def _open_all(
     trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], told: Progress
 ) -> Tuple[List[Tuple[int, PageSource]], int]:
-    """(number, input) of all that can be read, each decoded once before any is segmented, and how many cannot be."""
+    """Returns (number, input) of all readable inputs, and the number of unreadable ones.
+
+    Every input is decoded once before any is segmented.
+    """
     if subset is not None:
         examples = _examples(trained, subset)
-        assert isinstance(examples, ArrayExamples)  # as those of all sets with masks
+        assert isinstance(examples, ArrayExamples)  # as in all data sets with masks
         return [(0, array_pages(f"{trained.source.info.name}/{subset}", examples.images))], 0
     readable: List[Tuple[int, PageSource]] = []
     for number, path in enumerate(paths):

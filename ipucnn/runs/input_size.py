@@ -1,4 +1,4 @@
-"""What is said of a network's input size that nobody chose, where the pictures or the first weights suggest another."""
+"""Warnings about an input size that nobody chose, if the pictures or the starting weights suggest another one."""
 
 import contextlib
 from pathlib import Path
@@ -18,16 +18,16 @@ from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import read_meta
 
 _LOOKED_AT = 16
-"""Pictures whose headers are read, evenly spread over those for training: enough to tell 32 pixels from 224."""
+"""Pictures whose headers are read, evenly spread over the training set: enough to distinguish 32 pixels from 224."""
 _MUCH = 2
-"""How many times larger than the pictures an input is that is warned of."""
+"""Factor by which an input must be larger than the pictures to cause a warning."""
 
 
 def size_warnings(setup: Setup) -> List[str]:
-    """At most one warning, which names ``--image-size N``; none where the command line gives a size.
+    """Returns at most one warning, which names ``--image-size N``; none if the command line gives a size.
 
-    The weights of ``--weights RUN`` were trained on images of one size, and are as good only on such images.  A network
-    of one's own that takes any size gets 224x224 of class folders, whose pictures may be much smaller.
+    There are two cases.  The weights of ``--weights RUN`` were trained on images of one size and lose accuracy on
+    others. A user's own network that takes any size gets 224x224 for class folders, whose pictures may be much smaller.
     """
     if setup.resolved.origins["image_size"] == FLAG or setup.source.info.tiled:
         return []
@@ -51,27 +51,31 @@ def size_warnings(setup: Setup) -> List[str]:
 
 
 def _largest_picture(examples: Examples, max_pixels: int) -> Optional[Tuple[int, int]]:
-    """(height, width) of the largest of a few pictures, of files; None where none can be read."""
+    """Returns (height, width) of the largest of a sample of picture files; None if none can be read."""
     if not isinstance(examples, (FileExamples, EncodedExamples)) or not len(examples):
         return None
     sizes = []
     for index in np.unique(np.linspace(0, len(examples) - 1, _LOOKED_AT).astype(int)):
-        at = int(index)
-        # What cannot be read is told when it is its turn.
+        position = int(index)
+        # An unreadable picture is reported when training reads it.
         with contextlib.suppress(DataError), opened(
-            examples.encoded(at), examples.describe(at), max_pixels
+            examples.encoded(position), examples.describe(position), max_pixels
         ) as image:
             sizes.append((int(image.height), int(image.width)))
     return max(sizes, key=max, default=None)
 
 
 def _size_of_run(path: Path) -> Optional[Tuple[int, int]]:
-    """(height, width) that a run or checkpoint was trained on; None where it cannot be read, which loading it tells."""
+    """Returns (height, width) that a run or checkpoint was trained on.
+
+    None if it cannot be read; loading it reports the error.
+    """
     with contextlib.suppress(UserError):
         if is_folder(path):
             folder = RunFolder(path, RunFolder(path).read_config().checkpoint_dir)
             path = next(
-                (at for at in (folder.checkpoints / LAST, folder.checkpoints / BEST) if is_file(at)), path
+                (file for file in (folder.checkpoints / LAST, folder.checkpoints / BEST) if is_file(file)),
+                path,
             )
         height, width, _ = read_meta(path)["input_shape"]
         return int(height), int(width)

@@ -1,7 +1,7 @@
-"""What an exported network takes, for those who run it elsewhere: as numbers, in words and as lines of Python.
+"""Describes the input of an exported network for its users: as numbers, in words and as lines of Python.
 
-The lines need Pillow and NumPy alone.  The verification of an export runs them on image files, so that they are known
-to give what the run's own session was given.  The page of an export has them, too.
+The lines need only Pillow and NumPy.  The page of an export shows them.  The verification of an export runs them on
+image files, so that they are known to produce the inputs of the run's own session.
 """
 
 from typing import Iterator, List, Optional, Sequence, Tuple
@@ -17,13 +17,13 @@ INPUT = "input.json"
 def describe_input(
     setup: Setup, name: str, dtype: str, batch: Optional[int], takes_pixels: bool
 ) -> PlainDict:
-    """``input.json``: how an image file becomes what the network takes.
+    """Returns ``input.json``: how to prepare an image file for the network.
 
     Args:
-        setup: of the network.
-        name, dtype: of the exported network's input.
+        setup: the network's setup.
+        name, dtype: name and type of the exported network's input.
         batch: images of a call; None for any number.
-        takes_pixels: the network brings pixels of 0..255 to its range itself.
+        takes_pixels: whether the network takes pixels of 0..255 and normalises them itself.
     """
     from ipucnn.datasets.preprocessing import LUMA, channel_affine
 
@@ -101,12 +101,12 @@ _STRETCHED = [
 
 
 def sentences(described: PlainDict) -> List[str]:
-    """The steps of a description in words."""
+    """Returns the steps of a description in words."""
     return [words for words, _ in _steps(described)]
 
 
 def python_lines(described: PlainDict) -> str:
-    """A Python function that makes an image file what the network takes."""
+    """Returns the source of a Python function that prepares an image file for the network."""
     height, width, channels = described["shape"][1:]
     if described["patch"] is not None:
         head = [
@@ -128,7 +128,7 @@ def python_lines(described: PlainDict) -> str:
 
 
 def _steps(described: PlainDict) -> Iterator[Step]:
-    """From an image file to the network's input."""
+    """Yields the steps from an image file to the network's input."""
     channels = described["shape"][3]
     yield from _patch_steps(described) if described["patch"] is not None else _crop_steps(described)
     if described["resize"] is not None:
@@ -199,7 +199,7 @@ def _resize_step(described: PlainDict) -> Step:
             f"    pixels = np.stack([plane.resize(({width}, {height}), Image.BILINEAR) for plane in planes], -1)",
         ]
     return f"resized to {height}x{width}: bilinear, not rounded", [
-        # positions in 32 bits, as TensorFlow's ResizeBilinear has them (half_pixel_centers)
+        # positions in 32 bits, as in TensorFlow's ResizeBilinear (half_pixel_centers)
         f"    for axis, size in ((0, {height}), (1, {width})):",
         "        old, half = pixels.shape[axis], np.float32(0.5)",
         "        place = (np.arange(size, dtype=np.float32) + half) * np.float32(old / size) - half",
@@ -229,22 +229,22 @@ def _range_step(described: PlainDict) -> Step:
 
 
 def compared_with(proof: PlainDict) -> str:
-    """What the outputs of an export were compared with, in words."""
+    """Returns in words the reference that the outputs of an export were compared with."""
     if proof["session_relative"] is None:
         return "the run's own session"
     return f"a 64-bit computation (the run's own session: {proof['session_relative']:.2g})"
 
 
 def shape_text(shape: Sequence[Optional[int]]) -> str:
-    """A shape whose None stands for any size: ``any x 28 x 28 x 1``."""
+    """Returns a shape as text, with "any" for None: ``any x 28 x 28 x 1``."""
     return " x ".join("any" if size is None else str(size) for size in shape)
 
 
 def page(record: PlainDict) -> str:
-    """The page of an export, in Markdown.
+    """Returns the page of an export, in Markdown.
 
     Args:
-        record: all of ``export.json``.
+        record: the complete ``export.json``.
     """
     proof, environment, described = record["proof"], record["environment"], record["input"]
     shape = shape_text(described["shape"])

@@ -1,4 +1,4 @@
-"""What ``evaluate``, ``infer`` and ``export`` share: whom they tell of their work, and errors of what is predicted."""
+"""Shared by ``evaluate``, ``infer`` and ``export``: reports of progress, and errors of predictions."""
 
 import contextlib
 from typing import Iterator
@@ -9,22 +9,22 @@ from ipucnn.errors import DataError, InfeasibleError
 
 
 class Progress:
-    """What is told of the work while it goes on; this one keeps it to itself."""
+    """Receives reports of progress; this class ignores them."""
 
     def line(self, text: str) -> None:
-        """Something worth knowing: a warning, or an input that cannot be read."""
+        """Reports a message: a warning, or an input that cannot be read."""
 
     def now(self, what: str) -> None:
-        """Something begins that takes its time."""
+        """Reports that a longer piece of work begins."""
 
     def expect(self, total: int) -> None:
-        """The number of images, before the first."""
+        """Reports the number of images, before the first one."""
 
     def update(self, done: int, total: int) -> None:
-        """Samples, images or pages done, of all."""
+        """Reports the samples, images or pages done, and their total."""
 
     def image(self, *details: object) -> None:
-        """An image that was classified (position, result, uint8 pixels) or segmented (a ``SegmentedImage``)."""
+        """Reports an image that was classified (position, result, uint8 pixels) or segmented (a ``SegmentedImage``)."""
 
 
 SILENT = Progress()
@@ -32,7 +32,7 @@ SILENT = Progress()
 
 @contextlib.contextmanager
 def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Says what does not fit into memory, and which option is at fault.
+    """Turns out-of-memory errors into messages that say what does not fit, and which option to change.
 
     Raises:
         InfeasibleError: memory ran out within the block.
@@ -46,7 +46,7 @@ def memory_errors(what: str, hint: str) -> Iterator[None]:
 
 
 def check_finite(logits: np.ndarray) -> np.ndarray:
-    """The logits [..., classes].
+    """Returns the logits [..., classes] unchanged.
 
     Raises:
         DataError: some are NaN or infinite.

@@ -1,8 +1,8 @@
-"""Exported networks in the runtimes they are meant for: onnxruntime, TensorFlow Lite, stock TensorFlow and Keras.
+"""Runs exported networks in their target runtimes: onnxruntime, TensorFlow Lite, stock TensorFlow and Keras.
 
-This file is also a script: a process that cannot import ipucnn, whose memory is bounded, and which ends with the one
-that started it.  It loads one file, writes what the file takes and gives as a line of JSON, and then answers each batch
-of images on stdin with the outputs (:func:`send`, :func:`receive`).  It imports nothing of this package.
+This file is also a script, run as a process that cannot import ipucnn, has limited memory and ends with the process
+that started it.  The script loads one file, writes its inputs and outputs as a line of JSON, and then answers each
+batch of images on stdin with the outputs (:func:`send`, :func:`receive`).  It imports nothing from this package.
 
     python runtimes.py FORMAT PATH THREADS BYTES
 """
@@ -22,18 +22,21 @@ SAVED_MODEL, KERAS, ONNX, TFLITE = "saved-model", "keras", "onnx", "tflite"
 FORMATS = (SAVED_MODEL, KERAS, ONNX, TFLITE)
 SIGNATURE = "serving_default"
 ENDINGS = {".onnx": ONNX, ".tflite": TFLITE}
-"""Of files that are numbers and operations alone, and execute nothing else."""
+"""Endings of files that contain only numbers and operations, and cannot execute other code."""
 Port = List[Any]
-"""Name, NumPy type and shape (the batch first, None where any size goes) of an input or output, as JSON has them."""
+"""Name, NumPy type and shape of an input or output, as JSON stores them.
+
+The shape begins with the batch; None stands for any size.
+"""
 
 
 class Loaded(NamedTuple):
     """A network in its runtime.
 
     Attributes:
-        runtime: its name and version.
-        inputs, outputs: what the file says of them.
-        run: images of a batch -> the first output.
+        runtime: name and version of the runtime.
+        inputs, outputs: the file's own description of its inputs and outputs.
+        run: function from the images of a batch to the first output.
     """
 
     runtime: str
@@ -43,7 +46,7 @@ class Loaded(NamedTuple):
 
 
 def missing_packages(form: str) -> List[str]:
-    """The packages that a format needs beyond TensorFlow and that are not installed."""
+    """Returns the packages besides TensorFlow that a format needs and that are not installed."""
     needed: Sequence[str] = ()
     if form == ONNX:
         needed = ("onnx", "tf2onnx", "onnxruntime")
@@ -53,7 +56,7 @@ def missing_packages(form: str) -> List[str]:
 
 
 def _tensorflow_has_lite() -> bool:
-    """Whether TensorFlow still has the interpreter, judged without importing it."""
+    """Whether the installed TensorFlow includes the interpreter, found without importing it."""
     package = find_spec("tensorflow")
     places = (package.submodule_search_locations or ()) if package is not None else ()
     return any((Path(place) / "lite" / "python" / "interpreter.py").exists() for place in places)
@@ -64,9 +67,9 @@ def load(form: str, path: Path, threads: int = 0, memory_bytes: int = 0) -> Load
 
     Args:
         form: one of FORMATS.
-        path: the file, of a SavedModel the folder.
-        threads: of the runtime; 0 for its own choice.
-        memory_bytes: what this process may take once its runtime is imported; 0 for no limit.
+        path: the file, or a SavedModel's folder.
+        threads: threads of the runtime; 0 for its own choice.
+        memory_bytes: memory that this process may take after importing its runtime; 0 for no limit.
     """
     package, loader = {
         SAVED_MODEL: (_import_tensorflow, _saved_model),
@@ -114,7 +117,7 @@ def _onnx(path: Path, threads: int) -> Loaded:
 
 
 def _tflite_interpreter() -> Tuple[Any, str]:
-    """The interpreter's class, and the name and version of what it is of."""
+    """Returns the interpreter's class, and the name and version of its package."""
     if find_spec("ai_edge_litert") is not None:
         from importlib.metadata import version
 
@@ -163,7 +166,7 @@ def _saved_model(path: Path, threads: int) -> Loaded:
     outputs = list(map(port, function.structured_outputs.items()))
 
     def run(images: np.ndarray) -> np.ndarray:
-        # The network must live as long as its function.
+        # Keeps the network alive as long as its function.
         assert network is not None
         return function(**{inputs[0][0]: tf.constant(images)})[outputs[0][0]].numpy()
 
@@ -193,9 +196,9 @@ def _keras(path: Path, threads: int) -> Loaded:
 
 
 def batches(images: np.ndarray, batch: Optional[int]) -> List[np.ndarray]:
-    """The images in batches of a fixed size, the last filled up with zeros; or of several sizes where any goes."""
+    """Returns the images in batches of a fixed size, the last padded with zeros; for None, of several sizes."""
     if batch is None:
-        # One alone, then as many as are left, 32 at a time: a size that was fixed by mistake would not take them.
+        # One image alone, then the others, 32 at a time: a file whose batch size is fixed by mistake fails.
         return [images[:1]] + [images[i : i + 32] for i in range(1, len(images), 32)]
     missing = -len(images) % batch
     filled = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
@@ -203,7 +206,7 @@ def batches(images: np.ndarray, batch: Optional[int]) -> List[np.ndarray]:
 
 
 class _Without:
-    """Keeps a package from being imported, wherever it is installed."""
+    """Import hook that prevents a package from being imported, wherever it is installed."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -214,7 +217,7 @@ class _Without:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """What this process may take beyond what it has; nothing where the system has no such limit."""
+    """Limits the memory that this process may take in addition to its present memory, if the system supports it."""
     try:
         import resource
 
@@ -226,9 +229,10 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process soon after the one that asks: what its file computes may never end.
+    """Ends this process soon after its parent, because the file's computation may never end.
 
-    A thread looks for it, as Linux's PR_SET_PDEATHSIG already comes where the thread that started this process ends.
+    A thread checks for the parent.  Linux's PR_SET_PDEATHSIG is not used: it already fires when the thread that started
+    this process ends.
     """
     parent = os.getppid()
 
@@ -241,14 +245,14 @@ def _end_with_parent() -> None:
 
 
 def send(stream: Any, values: np.ndarray) -> None:
-    """Writes an array to a pipe, in a form that :func:`receive` reads."""
+    """Writes an array to a pipe, in the format that :func:`receive` reads."""
     head = json.dumps({"dtype": values.dtype.name, "shape": list(values.shape)})
     stream.write(head.encode() + b"\n" + np.ascontiguousarray(values).tobytes())
     stream.flush()
 
 
 def receive(stream: Any) -> Any:
-    """Reads an array from a pipe, or the mapping that came in its place; None at the end of the pipe."""
+    """Reads an array from a pipe, or the mapping sent instead of one; returns None at the end of the pipe."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         return None
@@ -262,10 +266,10 @@ def receive(stream: Any) -> Any:
 
 
 def main(form: str, path: str, threads: str, memory_bytes: str) -> int:
-    """Runs the batches that stdin brings through a file, and writes their outputs to stdout, until stdin ends."""
+    """Runs the batches from stdin through a file and writes their outputs to stdout, until stdin ends."""
     _end_with_parent()
     sys.meta_path.insert(0, _Without("ipucnn"))  # type: ignore[arg-type]
-    # What a library prints goes to stderr.
+    # Libraries print to stdout, which is redirected to stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
@@ -287,6 +291,6 @@ def main(form: str, path: str, threads: str, memory_bytes: str) -> int:
 
 
 if __name__ == "__main__":
-    # The folder of this file would come first, and its modules have names of others.
+    # The first entry is this file's folder, whose modules have the names of other packages.
     sys.path.pop(0)
     sys.exit(main(*sys.argv[1:]))

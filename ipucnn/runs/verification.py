@@ -1,9 +1,9 @@
-"""Whether an exported network computes what its run does: samples of the data set through both, and the bound.
+"""Verifies that an exported network computes what its run computes, within a bound, on samples of the data set.
 
-How far rounding takes 32 bits from the exact logits depends on the network: the outputs of the file and those of the
-session that ``ipucnn evaluate`` uses are both compared with a computation of the same weights in 64 bits, and the file
-may be a few times as far from it as the session is.  The Python lines of the export's page are run on image files, too:
-they have to make the inputs that the session was given.
+Rounding to 32 bits moves outputs away from the exact logits by an amount that depends on the network.  So the outputs
+of the file, and those of the session that ``ipucnn evaluate`` uses, are both compared with a 64-bit computation of the
+same weights. The file's difference may be a few times the session's.  The Python lines of the export's page are run on
+image files, too, and must produce the session's inputs.
 """
 
 import io
@@ -32,36 +32,36 @@ from ipucnn.text import shown_value, told_apart
 
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
-# Largest difference relative to the deviation of the outputs, and share of samples with the same largest output: of
-# a network that cannot be computed in 64 bits, and of weights in 16.
+# Largest difference relative to the deviation of the outputs, and least share of samples with the same largest output:
+# False for networks that cannot be computed in 64 bits, True for weights in 16 bits.
 LIMITS = {False: (1e-4, 0.999), True: (1e-2, 0.995)}
 FACTOR = 10
-"""How many times as far from the 64-bit outputs as the session's a file's outputs may be: runtimes add in other orders.
+"""Allowed ratio of the file's to the session's distance from the 64-bit outputs: runtimes add in different orders.
 
-In 28 short trainings of five networks it was 2.4 times at most (ONNX, TFLite and SavedModels).
+In 28 short trainings of five networks the ratio was 2.4 at most (ONNX, TFLite and SavedModels).
 """
 LEAST_LIMIT, LARGEST_LIMIT = 2e-6, 0.1
-"""What a file may always differ by, a few last digits of 32 bits, and what no rounding excuses."""
+"""Bounds of the allowed relative difference: the last few digits of 32 bits, and the most that rounding can explain."""
 LARGEST_INPUT_DIFFERENCE = 1e-3
-"""Of the range of the session's inputs: what the page's lines may differ by."""
+"""Largest difference of the page's inputs from the session's, relative to the range of the session's inputs."""
 _MOST_ROUNDED = 0.05
-"""Pixels of whole grey levels that may be rounded to the other side: where resizing leaves halves."""
+"""Largest share of pixels that may differ by one grey level, because resizing leaves halves."""
 _BATCH = 8
 
 RunBatch = Callable[[np.ndarray], np.ndarray]
-"""Images of one batch -> float32 outputs, by the file."""
+"""Function from the images of one batch to the file's float32 outputs."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What is run through a file.
+    """The samples that a file is verified with.
 
     Attributes:
-        images: as the exported network takes them, [n, height, width, channels].
-        expected: float32 [n, ..., classes]: what the session gives for them.
-        exact: float64: the same computed in 64 bits; None of a network that cannot be.
-        origin: of which samples, in words.
-        files: the image files that they were made of; of patches none.
+        images: the exported network's inputs, [n, height, width, channels].
+        expected: float32 [n, ..., classes]: the session's outputs.
+        exact: float64: the outputs computed in 64 bits; None if the network cannot be computed so.
+        origin: description of the samples, in words.
+        files: the image files of the samples; none for patches.
     """
 
     images: np.ndarray
@@ -72,13 +72,13 @@ class Samples:
 
 
 def exact_network(model: KerasModel, told: Progress) -> Optional[KerasModel]:
-    """The network in 64 bits; None of one with layers that compute in another type alone, which is said."""
+    """Returns the network in 64 bits; None, and reports a note, if some layers compute only in another type."""
     from ipucnn.models.editing import in_64_bits
 
     try:
         double = in_64_bits(model)
         double(np.zeros((1, *model.inputs[0].shape[1:])), training=False)
-    except Exception as error:  # whatever the layers of a network of one's own raise
+    except Exception as error:  # layers of a user's own network may raise anything
         reason = shown_value(" ".join(str(error).split()))
         told.line(
             f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[False][0]:g}"
@@ -94,13 +94,13 @@ def take_samples(
     as_pixels: bool,
     probabilities: bool,
 ) -> Samples:
-    """At least ``LEAST_SAMPLES`` samples, if the data set has as many: of evaluation first, then of training.
+    """Returns ``LEAST_SAMPLES`` samples, or all if there are fewer: evaluation samples first, then training samples.
 
     Args:
-        session: ready to predict.
+        session: a session that is ready to predict.
         double: the network in 64 bits.
-        as_pixels: the exported network takes uint8 pixels.
-        probabilities: it gives probabilities, not logits.
+        as_pixels: whether the exported network takes uint8 pixels.
+        probabilities: whether it returns probabilities instead of logits.
 
     Raises:
         DataError: the session's outputs are not finite.
@@ -133,7 +133,7 @@ def take_samples(
 def _batches(
     trained: Setup, examples: Examples, session: Session, as_pixels: bool
 ) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Images as the exported network takes them, as the session does, and its logits; without padding."""
+    """Yields images for the exported network, the session's inputs and its logits, without padding."""
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.datasets.preprocessing import normalise
 
@@ -144,7 +144,7 @@ def _batches(
         for batch, _, weights in run_setup.evaluation_batches(setup, _BATCH):
             images, inputs = np.asarray(batch), batch
             if as_pixels:
-                # Whole numbers, whatever resizing and the weights of red, green and blue made of them.
+                # Resizing and the weights of red, green and blue leave fractions.
                 images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
                 inputs = normalise(np.float32(images), network_range, info)
             is_sample = np.asarray(weights) > 0
@@ -153,7 +153,7 @@ def _batches(
 
 
 def _image_file(examples: Examples, number: int) -> bytes:
-    """The image file of a sample; of a sample that is an array in memory, a PNG of it."""
+    """Returns the image file of a sample; for an array in memory, a PNG of it."""
     if not isinstance(examples, ArrayExamples):
         return examples.encoded(number)
     from PIL import Image
@@ -164,19 +164,19 @@ def _image_file(examples: Examples, number: int) -> bytes:
 
 
 def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBatch] = None) -> PlainDict:
-    """Runs the samples through a file in its own runtime, and compares.
+    """Runs the samples through a file in its own runtime and compares the outputs.
 
     Args:
         record: ``export.json`` so far.
-        path: of the file, or the SavedModel's folder.
-        run: what runs a program for an IPU, in this process: its SavedModel needs the SDK's operations, and the IPU
-            that this process has taken.  None: a :class:`RuntimeProcess` does.
+        path: the file, or the SavedModel's folder.
+        run: function that runs a program for an IPU, in this process: its SavedModel needs the SDK's operations and the
+            IPU that this process has acquired.  None uses a :class:`RuntimeProcess`.
 
     Returns:
         ``proof`` of ``export.json``.
 
     Raises:
-        ThresholdError: it is not as declared, or computes something else.
+        ThresholdError: the file differs from its description, or its outputs differ too much.
     """
     batch, is_half = record["input"]["shape"][0], record["half"] or record["input"]["dtype"] == "float16"
     findings: PlainDict = {}
@@ -215,7 +215,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
 
 
 def open_runtime(form: str, path: Path) -> Any:
-    """The file in its runtime's process."""
+    """Opens the file in a runtime process."""
     return RuntimeProcess(form, path)
 
 
@@ -237,30 +237,30 @@ def check_lines(lines: str, samples: Samples) -> None:
     """Runs the Python lines of an export's page on the image files of samples.
 
     Raises:
-        RuntimeFailed: they make other inputs than the session was given.
+        RuntimeFailed: the lines produce other inputs than the session's.
     """
     if not samples.files:
         return
     names: Dict[str, Any] = {}
     exec(compile(lines, "README.md", "exec"), names)
-    made = []
+    inputs = []
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(samples.files):
             path = os.path.join(folder, f"{number}.image")
             write_text(Path(path), data)
-            made.append(names["network_input"](path))
-    reason = input_difference(np.stack(made), samples.images)
+            inputs.append(names["network_input"](path))
+    reason = input_difference(np.stack(inputs), samples.images)
     if reason:
         raise RuntimeFailed(f"the lines of README.md make other inputs of image files: {reason}")
 
 
 def input_difference(made: np.ndarray, images: np.ndarray) -> str:
-    """In what inputs differ from the session's by more than rounding, in words; "" if in nothing."""
+    """Describes how inputs differ from the session's by more than rounding; returns "" if they do not."""
     if (made.shape, made.dtype) != (images.shape, images.dtype):
         return f"they are {made.dtype} {list(made.shape)}, not {images.dtype} {list(images.shape)}"
     differences = np.abs(made.astype(np.float64) - images)
     if images.dtype == np.uint8 and differences.max() <= 1:
-        # A grey level between two whole ones is rounded to either of them, as the last digits of 32 bits fall.
+        # The last digits of 32 bits decide whether a fractional grey level is rounded up or down.
         share = float(np.mean(differences > 0))
         return "" if share <= _MOST_ROUNDED else f"{share:.1%} of the pixels differ by one grey level"
     relative = float(differences.max() / (np.ptp(images.astype(float)) or 1))
@@ -268,17 +268,17 @@ def input_difference(made: np.ndarray, images: np.ndarray) -> str:
 
 
 def compare(outputs: np.ndarray, expected: np.ndarray, exact: Optional[np.ndarray] = None) -> Dict[str, Any]:
-    """How far outputs lie from those of a 64-bit computation, and how far the session's do.
+    """Compares outputs, and the session's outputs, with those of a 64-bit computation.
 
     Args:
-        outputs, expected: [n, ..., classes]: of the file, and of the session.
-        exact: the same, computed in float64; None where there is no such computation: then the session's are taken.
+        outputs, expected: [n, ..., classes]: outputs of the file and of the session.
+        exact: the same outputs computed in float64; None uses the session's as the reference.
 
     Returns:
-        ``largest_difference`` and ``deviation`` (of the exact ones over everything, float64), ``relative`` (one
-        over the other), ``session_relative``: the same of the session (None without ``exact``), ``agreement``: the
-        share of samples, of masks pixels, whose largest output is that of the session, and ``first_disagreement``, the
-        number of the first sample where it is not.
+        ``largest_difference``; ``deviation``, of all reference outputs (float64); ``relative``, the former over the
+        latter; ``session_relative``, the same for the session (None without ``exact``); ``agreement``, the share of
+        samples (of masks: pixels) whose largest output is the session's; and ``first_disagreement``, the number of the
+        first sample that differs.
 
     Raises:
         RuntimeFailed: outputs are not finite.
@@ -305,21 +305,23 @@ def compare(outputs: np.ndarray, expected: np.ndarray, exact: Optional[np.ndarra
 
 
 def limits(is_half: bool, session_relative: Optional[float]) -> Tuple[float, float]:
-    """The largest difference of a file, over the deviation, and the least share of samples of the same class.
+    """Returns the largest allowed relative difference of a file, and the least share of samples of the same class.
 
     Args:
-        is_half: its weights have 16 bits.
-        session_relative: how far the session is from the 64-bit outputs; None where there are none.
+        is_half: whether its weights have 16 bits.
+        session_relative: the session's relative distance from the 64-bit outputs; None if there are none.
     """
     if is_half or session_relative is None:
         return LIMITS[is_half]
-    # Classes may change only where two outputs are nearer to one another than rounding, which the difference says.
+    # The limit of the difference suffices: a class can change only if two outputs differ by no more than rounding.
     return min(LARGEST_LIMIT, max(LEAST_LIMIT, FACTOR * session_relative)), 0.0
 
 
 def check_limits(findings: PlainDict, largest: float, least: float, output_name: str) -> None:
-    """Raises:
-    RuntimeFailed: what :func:`compare` found is beyond the limits.
+    """Refuses differences beyond the limits.
+
+    Raises:
+        RuntimeFailed: the results of :func:`compare` are beyond the limits.
     """
     if findings["relative"] > largest:
         differ, allowed = told_apart(findings["relative"], largest, digits=2)
@@ -332,10 +334,10 @@ def check_limits(findings: PlainDict, largest: float, least: float, output_name:
 
 
 def remedy(record: PlainDict, is_rounding: bool = False) -> str:
-    """What to type instead of an export that was refused.
+    """Returns the hint for an export that was refused.
 
     Args:
-        is_rounding: its outputs differ by what rounding may explain.
+        is_rounding: whether rounding may explain the difference.
     """
     if record["half"]:
         return "export it without --half"

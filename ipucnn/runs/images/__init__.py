@@ -1,1 +1,1 @@
-"""Images of a run: what `evaluate` and `infer` read, how a segmentation network sees them, what is written of them."""
+"""Images of a run: inputs of `evaluate` and `infer`, segmentation of whole images, and files written from images."""

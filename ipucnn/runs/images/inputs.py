@@ -1,7 +1,7 @@
-"""The images that ``infer`` is given: files, folders, patterns, or those of a data set.
+"""Inputs of ``infer``: image files, folders, patterns, or the images of a data set.
 
-A classification network takes single images (:class:`ImageInput`), of which a few at a time are decoded.  A
-segmentation network takes grey or colour images and volumes of many pages (:class:`PageSource`), a page at a time.
+A classification network takes single images (:class:`ImageInput`), and a few at a time are decoded.  A segmentation
+network takes grey or colour images and volumes of many pages (:class:`PageSource`), one page at a time.
 """
 
 import fnmatch
@@ -49,7 +49,7 @@ SUBSETS = ("eval", "train")
 POLL_S = 0.2
 VOLUME_ENDINGS = (".tif", ".tiff")
 Decoded = Union[np.ndarray, DataError]
-"""An image's pixels, or what is wrong with it."""
+"""An image's pixels, or the reason why it cannot be read."""
 _Task = Optional[Tuple["ImageInput", "Future[Decoded]"]]
 
 
@@ -58,9 +58,9 @@ class ImageInput:
     """An image that is not decoded yet.
 
     Attributes:
-        name: the path, or the place in the data set.
-        read: decodes it to uint8 [h, w, channels]; raises DataError.
-        truth: its class, where it is known.
+        name: the path, or the position in the data set.
+        read: function that decodes it to uint8 [h, w, channels], or raises DataError.
+        truth: its class, if known.
     """
 
     name: str
@@ -69,15 +69,14 @@ class ImageInput:
 
 
 def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """The image files that paths and patterns name, those of one folder or pattern sorted.
+    """Returns the image files that paths and patterns name; those of one folder or pattern are sorted.
 
     Args:
-        inputs: files (taken whatever their names), folders (searched with all below them for the extensions
-            of images), or patterns with ``*``, ``?``, ``[...]`` and ``**``.  What begins with a dot is
-            passed over in folders.
+        inputs: files (accepted with any name), folders (searched recursively for the extensions of images), or patterns
+            with ``*``, ``?``, ``[...]`` and ``**``.  Names that begin with a dot are skipped in folders.
 
     Returns:
-        paths: in the order of the inputs, a file that several of them name once.
+        paths: in the order of the inputs; a file that several inputs name appears once.
         problems: a line for each input that names no image.
     """
     paths: List[str] = []
@@ -123,15 +122,15 @@ def _in_folder(folder: str, problems: List[str]) -> List[str]:
 
 
 def _matching(pattern: str, problems: List[str]) -> List[str]:
-    """The images that a pattern names; of the folders it names, all below them, as a shell would hand them over.
+    """Returns the images that a pattern names, and all images below folders that it names, as with a shell's expansion.
 
-    ``**`` follows no links to folders (``glob.glob`` does: two that lead back up make it look at 2^40 of them).  What
-    begins with a dot is found where the pattern spells it.
+    ``**`` follows no links to folders, unlike ``glob.glob``: with two links that lead back up, it would visit 2^40
+    folders. Names that begin with a dot match only if the pattern spells the dot.
     """
-    place = Path(pattern)
-    spelled = [part for part in place.parts if part.startswith(".")]
+    pattern_path = Path(pattern)
+    spelled = [part for part in pattern_path.parts if part.startswith(".")]
     paths: Set[str] = set()
-    for match in Path(place.anchor).glob(str(place.relative_to(place.anchor))):
+    for match in Path(pattern_path.anchor).glob(str(pattern_path.relative_to(pattern_path.anchor))):
         hidden = (part for part in match.parts if part.startswith("."))
         if any(not any(fnmatch.fnmatch(part, spelling) for spelling in spelled) for part in hidden):
             continue
@@ -145,7 +144,7 @@ def _matching(pattern: str, problems: List[str]) -> List[str]:
 def images_of_files(
     paths: Sequence[str], info: DatasetInfo, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
-    """Image files, as evaluation sees them."""
+    """Yields image files, decoded as in evaluation."""
     for path in paths:
         read = _reader(partial(read_file, path), path, info, input_shape)
         yield ImageInput(printable(path), read)
@@ -154,7 +153,7 @@ def images_of_files(
 def images_of_subset(
     examples: Examples, info: DatasetInfo, subset: str, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
-    """The samples of a data set in stored order, with their classes."""
+    """Yields the samples of a data set in stored order, with their classes."""
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, ArrayExamples):
@@ -175,17 +174,17 @@ def _reader(
 def decoded(
     inputs: Iterable[ImageInput], num_parallel: int, ahead: int
 ) -> Iterator[Tuple[ImageInput, Decoded]]:
-    """Each input with its pixels or with what is wrong with it, in order.
+    """Yields each input with its pixels, or with its error, in order.
 
     Args:
         inputs: images; taken from the iterator only when they are decoded.
         num_parallel: threads.
-        ahead: images decoded and not taken yet, at most: what memory holds.
+        ahead: the most images to decode ahead of the caller; bounds the memory.
     """
     waiting: Deque[Tuple[ImageInput, Future[Decoded]]] = deque()
     tasks: SimpleQueue[_Task] = SimpleQueue()
     threads = max(1, num_parallel)
-    # Not a ThreadPoolExecutor: the interpreter waits for its threads, and an interrupt must not wait for a disk.
+    # No ThreadPoolExecutor: the interpreter waits for its threads, but an interrupt must not wait for a disk.
     for _ in range(threads):
         threading.Thread(target=_work, args=(tasks,), daemon=True).start()
     left = iter(inputs)
@@ -197,7 +196,7 @@ def decoded(
             if not waiting:
                 return
             first, future = waiting.popleft()
-            # In small pieces: a signal that comes just before an endless wait would go unnoticed.
+            # Waits in short intervals: a signal just before an endless wait would go unnoticed.
             while not wait([future], timeout=POLL_S).done:
                 pass
             yield first, future.result()
@@ -209,7 +208,7 @@ def decoded(
 
 
 def _work(tasks: "SimpleQueue[_Task]") -> None:
-    """A thread: decodes images until there is a None."""
+    """Decodes images in a thread until the queue returns None."""
     for image, future in iter(tasks.get, None):
         if not future.set_running_or_notify_cancel():
             continue
@@ -223,13 +222,13 @@ def _work(tasks: "SimpleQueue[_Task]") -> None:
 
 @dataclass(frozen=True)
 class PageSource:
-    """An image of one page, or a volume, of which every page was decoded once and is all right.
+    """An image of one page, or a volume; every page has been decoded once without an error.
 
     Attributes:
-        name: the path, or the place in the data set; printable.
+        name: the path, or the position in the data set; printable.
         is_volume: whether the results are volumes, too.
         sizes: (height, width) of each page.
-        pages: decodes the pages one by one: uint8 [h, w, channels].
+        pages: function that decodes the pages one by one: uint8 [h, w, channels].
     """
 
     name: str
@@ -239,23 +238,23 @@ class PageSource:
 
 
 def is_volume_name(path: str) -> bool:
-    """Whether a file may have many pages, and its results are TIFF."""
+    """Whether a file may have many pages, and so has TIFF results."""
     return path.lower().endswith(VOLUME_ENDINGS)
 
 
 def array_pages(name: str, images: np.ndarray) -> PageSource:
-    """The images of a set in memory: uint8 [n, h, w, c]."""
+    """Returns the images of a set in memory, uint8 [n, h, w, c], as a volume."""
     return PageSource(name, True, tuple([images.shape[1:3]] * len(images)), lambda: iter(images))
 
 
 def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PageSource:
-    """A file of one or, for TIFF, many pages.
+    """Reads a file of one or, for TIFF, many pages.
 
     Args:
-        path: any format that Pillow reads.
-        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Neither is made of the other; grey of
-            more than 8 bits is stretched page by page, as for training.
-        max_pixels: what a page may have at most.
+        path: a file of any format that Pillow reads.
+        channels: channels of the network's input: 1 takes grey pages, 3 colour ones.  Neither is converted to the
+            other; grey pages of more than 8 bits are stretched one by one, as for training.
+        max_pixels: the most pixels that a page may have.
 
     Raises:
         DataError: no image, a page that is damaged or of another kind, or many pages in a file that is no TIFF.
@@ -263,7 +262,7 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     data = read_file(path)
     sizes = [page.shape[:2] for page in _pages(data, path, channels, max_pixels)]
     volume = is_volume_name(path)
-    # Read again when it is segmented: a folder of volumes need not fit into memory.
+    # The file is read a second time for segmentation: a folder of volumes may be larger than memory.
     return PageSource(
         printable(path), volume, tuple(sizes), partial(_read_again, path, channels, max_pixels, tuple(sizes))
     )
@@ -285,7 +284,7 @@ def _read_again(
 
 
 def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
-    """uint8 [h, w, channels] of each page of a file."""
+    """Yields uint8 [h, w, channels] of each page of a file."""
     origin = f"image {printable(path)}"
     with image_files.opened(data, origin, max_pixels, IMAGE_HINT) as image:
         count = int(getattr(image, "n_frames", 1))
@@ -301,7 +300,7 @@ def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[n
 
 
 def _decode(image: "Image", number: int, where: str, channels: int, max_pixels: int) -> np.ndarray:
-    """uint8 [h, w, channels] of a page."""
+    """Returns uint8 [h, w, channels] of a page."""
     try:
         image.seek(number)
         check_pixels(image.width, image.height, max_pixels, where)

@@ -1,7 +1,7 @@
-"""What ``evaluate`` and ``infer`` write of images: tables, and of a segmentation probability maps, masks and overlays.
+"""Files that ``evaluate`` and ``infer`` write: tables, and the probability maps, masks and overlays of a segmentation.
 
-Output files are checked before any work.  Results wait for them on disk, so that memory does not grow with the
-number of images.
+Output files are checked before any work begins.  Results are stored on disk until they are written, so that memory does
+not grow with the number of images.
 """
 
 import colorsys
@@ -36,9 +36,9 @@ from ipucnn.runs.images.inputs import is_volume_name
 from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
-"""A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
+"""A TIFF's offsets have 32 bits; the headers and tables need far less than the difference."""
 HALF = 0.5
-"""The threshold with which the more probable of two classes is taken."""
+"""The threshold that chooses the more probable of two classes."""
 Colour = Tuple[int, int, int]
 OVERLAY_COLOUR: Colour = (213, 94, 0)
 OVERLAY_SHARE = 0.6
@@ -46,22 +46,24 @@ CLASS_COLOURS = (
     *(OVERLAY_COLOUR, (0, 114, 178), (0, 158, 115), (204, 121, 167)),
     *((240, 228, 66), (86, 180, 233), (230, 159, 0)),
 )
-"""Of the classes 1, 2, ...: those that the colour-blind tell apart too (Okabe and Ito 2008); class 0 has none."""
+"""Colours of the classes 1, 2, ...; colour-blind people can distinguish them (Okabe and Ito 2008).
+Class 0 has none.
+"""
 
 
 class Spool:
-    """A list of dictionaries in an anonymous temporary file, gone when the process ends, however it ends.
+    """A list of dictionaries in an anonymous temporary file, which is deleted when the process ends for any reason.
 
     Append first, then iterate, any number of times.
     """
 
     def __init__(self) -> None:
-        # By lines: a full disk is told where a row is added, and not where the results are written.
+        # Buffered by lines: a full disk raises an error in append, not when the results are written.
         self._file = tempfile.TemporaryFile("w+", 1, encoding="utf-8")  # noqa: SIM115 - closed with this object
         self._length = 0
 
     def append(self, row: PlainDict) -> None:
-        """Adds a JSON-able row."""
+        """Adds a row that JSON can store."""
         self._file.write(json.dumps(row) + "\n")
         self._length += 1
 
@@ -77,15 +79,15 @@ class Spool:
 def check_outputs(
     outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
 ) -> None:
-    """Refuses files that could not be written in the end, before any work.
+    """Refuses output files that could not be written, before any work begins.
 
     Args:
-        outputs: (flag, the file to be or None, what its name may end in, without regard to case); a device, FIFO or
-            stream needs no ending.
-        inputs: (what it is, path) of what is read, and must not be replaced.
+        outputs: (flag, output file or None, legal extensions, compared without regard to case); devices, FIFOs and
+            streams need no extension.
+        inputs: (description, path) of files that are read and must not be replaced.
 
     Raises:
-        ConfigurationError: another extension, a file that is read, or two that are one.
+        ConfigurationError: another extension, a file that is also read, or the same file twice.
         DataError: no folder, no permission, or a folder of that name.
     """
     outputs, inputs = list(outputs), list(inputs)
@@ -104,13 +106,19 @@ def check_outputs(
 
 
 def format_of(path: Path, extensions: Sequence[str]) -> str:
-    """The ending, with its dot, whose format is written: the name's, or the first for ``/dev/stdout`` and the like."""
+    """Returns the extension of the format to write, with its dot: the name's, or the first for ``/dev/stdout`` and the
+    like.
+    """
     suffix = path.suffix.lower()
     return suffix if suffix in extensions else extensions[0]
 
 
 def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes a table, UTF-8, to what a path leads to.  Raises DataError where the file system refuses."""
+    """Writes a table in UTF-8 to a file, device or stream.
+
+    Raises:
+        DataError: the file system refuses it.
+    """
 
     def write(temporary: Path) -> None:
         with open(temporary, "w", encoding="utf-8", newline="") as handle:
@@ -126,8 +134,8 @@ class Classes:
     """The classes of a segmentation, as reports and pictures show them.
 
     Attributes:
-        names: of all classes, printable.
-        colours: of all classes.
+        names: printable names of all classes.
+        colours: colours of all classes.
     """
 
     names: Tuple[str, ...]
@@ -135,28 +143,29 @@ class Classes:
 
     @property
     def is_binary(self) -> bool:
-        """Whether there are two, of which one is shown and counted."""
+        """Whether there are two classes, of which one is shown and counted."""
         return len(self.names) == 2
 
     @property
     def shown(self) -> int:
-        """Of two classes the one that is shown and counted: membranes where there are any, else the second."""
+        """The one of two classes that is shown and counted: "membrane" if it is the first, else the second."""
         return 0 if self.names[0] == "membrane" else 1
 
     @property
     def legend(self) -> Tuple[Tuple[Colour, str], ...]:
-        """What the colours of an overlay mean."""
+        """The colours of an overlay with the names of their classes."""
         pairs = tuple(zip(self.colours, self.names))
         return (pairs[self.shown],) if self.is_binary else pairs[1:]
 
 
 def class_colours(num_classes: int, of_masks: Sequence[Colour] = ()) -> Tuple[Colour, ...]:
-    """The colour of each class in pictures.
+    """Returns the colour of each class in pictures.
 
     Args:
-        num_classes: of the network.
-        of_masks: the colours of the user's masks (``DatasetInfo.class_colours``), which are kept; empty: class 0 is
-            black, and the others have ``CLASS_COLOURS``.  Of two classes either can be tinted.
+        num_classes: classes of the network.
+        of_masks: colours of the user's masks (``DatasetInfo.class_colours``), which are kept.  Without them, class 0 is
+            black and the others have ``CLASS_COLOURS``; of two classes, class 0 has a colour too, because either can be
+            tinted.
     """
     if len(of_masks) == num_classes:
         return tuple(of_masks)
@@ -165,7 +174,7 @@ def class_colours(num_classes: int, of_masks: Sequence[Colour] = ()) -> Tuple[Co
 
 
 def _class_colour(number: int) -> Colour:
-    """Of class 1, 2, ...: after the first seven, hues that turn by the golden angle."""
+    """Returns the colour of class 1, 2, ...; after the first seven, the hues advance by the golden angle."""
     if number <= len(CLASS_COLOURS):
         return CLASS_COLOURS[number - 1]
     red, green, blue = colorsys.hsv_to_rgb(number * 0.381966 % 1.0, 0.75, 0.9)
@@ -173,7 +182,7 @@ def _class_colour(number: int) -> Colour:
 
 
 def mask_picture(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
-    """uint8 [h, w, 3] of classes [h, w]: of two classes black and white."""
+    """Returns uint8 [h, w, 3] of classes [h, w]; two classes are black and white."""
     return _coloured(mask, ((0, 0, 0), (255, 255, 255)) if len(colours) == 2 else colours)
 
 
@@ -182,13 +191,13 @@ def _coloured(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
 
 
 def overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], shown: int = 1) -> np.ndarray:
-    """uint8 [h, w, 3]: a grey or colour image with its mask in colour over it.
+    """Returns uint8 [h, w, 3]: a grey or colour image tinted by its mask.
 
     Args:
         image: uint8 [h, w, 1 or 3].
         mask: classes [h, w].
-        colours: of the classes; each class but 0 is tinted with its colour.
-        shown: of two classes the one that is tinted.
+        colours: colours of the classes; every class except 0 is tinted with its colour.
+        shown: the one of two classes that is tinted.
     """
     pixels = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
     tint = (1 - OVERLAY_SHARE) * pixels + OVERLAY_SHARE * _coloured(mask, colours)
@@ -197,11 +206,12 @@ def overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], show
 
 
 def predicted_classes(probabilities: Sequence[np.ndarray], threshold: float = HALF) -> np.ndarray:
-    """uint8 [h, w]: the class of each pixel.
+    """Returns uint8 [h, w]: the class of each pixel.
 
     Args:
-        probabilities: [h, w] of class 1, or where there are more than two classes of each.
-        threshold: of two classes the probability above which a pixel is class 1; of more the most probable is taken.
+        probabilities: [h, w] of class 1; for more than two classes, one of each.
+        threshold: for two classes the probability above which a pixel is class 1; for more, the most probable class
+            wins.
     """
     if len(probabilities) == 1:
         return (probabilities[0] > threshold).astype(np.uint8)
@@ -221,7 +231,7 @@ class PageSpool:
     def append(self, page: np.ndarray) -> None:
         """Adds a page: float32 [h, w]."""
         self._file.write(np.ascontiguousarray(page, np.float32).data)
-        self._file.flush()  # here a full disk is an error
+        self._file.flush()  # raises the error of a full disk
         self._sizes.append(page.shape)
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -232,13 +242,14 @@ class PageSpool:
 
 
 class MaskFiles:
-    """Where the results of one input go.
+    """The output files of one input.
 
     Args:
-        folder: made when the first file is written.
-        stem: of the names.
-        is_volume: TIFF, else PNG.
-        num_classes: of two, class 1 has a probability map; of more each.
+        folder: folder of the files, created with the first one.
+        stem: beginning of the names.
+        is_volume: TIFF if true, else PNG.
+        with_overlay: whether there is an overlay.
+        num_classes: for two classes, only class 1 has a probability map; for more, each class.
     """
 
     def __init__(
@@ -257,11 +268,12 @@ class MaskFiles:
         classes: Classes,
         threshold: float = HALF,
     ) -> None:
-        """Writes all of them, each whole or not at all.
+        """Writes all files, each completely or not at all.
 
         Args:
-            probabilities: of class 1, or where there are more than two of each class.
-            images: the pages, uint8 [h, w, c].
+            probabilities: probabilities of class 1; for more than two classes, of each class.
+            images: function that yields the pages, uint8 [h, w, c].
+            classes: names and colours of the classes.
             threshold: see :func:`predicted_classes`.
         """
         for number, (kind, path) in enumerate(self.paths.items()):
@@ -275,7 +287,7 @@ class MaskFiles:
                     for image, mask in zip(images(), masks)
                 )
             else:
-                # float32 in TIFF; in PNG, which has no floats, uint16: 65535 is 1.
+                # TIFF stores float32.  PNG has no floats: uint16, in which 65535 stands for 1.
                 spool = probabilities[number]
                 pages = (
                     spool
@@ -287,7 +299,12 @@ class MaskFiles:
 
 
 def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:
-    """Writes pages, uint8 [h, w] or [h, w, 3], uint16 or float32 [h, w], one by one into a TIFF; or one into a PNG."""
+    """Writes pages one by one into a TIFF, or a single page into a PNG.
+
+    Args:
+        pages: uint8 [h, w] or [h, w, 3], uint16 or float32 [h, w].
+        is_volume: TIFF if true, else PNG.
+    """
     from PIL import Image, TiffImagePlugin
 
     if not is_volume:
@@ -296,17 +313,17 @@ def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> Non
         return
     with TiffImagePlugin.AppendingTiffWriter(str(path), new=True) as writer:
         for page in pages:
-            # Deflate makes masks a hundred times smaller, and floats hardly.
+            # Deflate makes masks a hundred times smaller, but floats hardly smaller.
             options = {} if page.dtype == np.float32 else {"compression": "tiff_adobe_deflate"}
             Image.fromarray(page).save(writer, format="TIFF", **options)
             writer.newFrame()
 
 
 def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
-    """Refuses volumes whose probabilities are too many for a TIFF.
+    """Refuses volumes whose probabilities exceed the size of a TIFF.
 
     Raises:
-        DataError: they are.
+        DataError: the volume is too large.
     """
     num_bytes = 4 * sum(height * width for height, width in sizes)
     if num_bytes > TIFF_BYTES:
@@ -317,10 +334,10 @@ def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses an output folder that could not be written to, before any work.
+    """Refuses an output folder that could not be written to, before any work begins.
 
     Raises:
-        DataError: a file of that name, no folder to make it in, or no permission.
+        DataError: a file of that name, a missing parent folder, or no permission.
     """
     check_makeable(folder)
     above = absolute(folder).parent
@@ -333,9 +350,10 @@ def check_folder(folder: Path) -> None:
 def plan_files(
     paths: Sequence[str], folder: Path, with_overlay: bool, num_classes: int = 2
 ) -> List[MaskFiles]:
-    """Where the results of image files go: below ``folder`` as the images lie below the folder they have in common.
+    """Returns the output files of image files.
 
-    Of two files that differ in their ending alone both keep it in the results' names.
+    Their folders below ``folder`` are those of the images below the images' common folder.  Two files that differ only
+    in their extension keep it in the names of their results.
 
     Raises:
         ConfigurationError: a result would replace one of the images.
@@ -345,7 +363,7 @@ def plan_files(
     stems = [os.path.splitext(os.path.relpath(place, base))[0] for place in places]
     files, images = [], {os.path.realpath(place) for place in places}
     for place, stem in zip(places, stems):
-        # Names that differ only in upper and lower case are one on some file systems.
+        # Some file systems ignore case.
         twins = sum(other.lower() == stem.lower() for other in stems)
         name = stem if twins == 1 else os.path.relpath(place, base)
         files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay, num_classes))

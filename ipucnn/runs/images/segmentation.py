@@ -1,18 +1,18 @@
-"""Whole images through a segmentation network: overlapping tiles of any image, and pictures of a few of a data set.
+"""Segments whole images: overlapping patches of images of any size, and pictures of a few images of a data set.
 
-Overlap tiles are those of Ronneberger et al. 2015 (section 2 and figure 2).
+The patches implement the overlap-tile strategy of Ronneberger et al. 2015 (section 2 and figure 2).
 
-An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs
-are laid over the image without gaps; each one's input is the output's place and what lies around it, and
-where that ends, the image mirrored at its border, as often as it takes.
+An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs cover the
+image without gaps. The input of each is the output's area with its surroundings; beyond the border, the image is
+mirrored as often as necessary.
 
-What a tile's place does to a pixel: convolutions, norms with fixed statistics and activations treat all
-places alike, but each of the four poolings halves the image on a grid that starts at the tile's corner.  So a
-pixel's logits depend on what lies within 92 + 15 pixels of it and on the tile's corner modulo 2^4 = 16, the
-network's ``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the
-image's: whatever the tiles' size, the result is that of one pass over the whole image (up to the order in
-which floats are summed). Outputs are 4 more than a multiple of 16 wide: neighbouring tiles share 4 rows or
-columns, on which they agree.
+A pixel's logits depend on the patch's position only through the poolings.  Convolutions, norms with fixed statistics
+and activations treat all positions alike, but each of the four poolings halves the image on a grid that starts at the
+patch's corner.  So a pixel's logits depend only on the pixels within 92 + 15 pixels of it, and on the patch's corner
+modulo 2^4 = 16, the network's ``size_step``.  The offset of every patch's corner from the image's corner is a multiple
+of it. So for all patch sizes the result is that of one pass over the whole image, up to the order in which floats are
+summed. Outputs are 4 more than a multiple of 16 wide: neighbouring patches share 4 rows or columns, on which they
+agree.
 """
 
 import contextlib
@@ -38,14 +38,18 @@ from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.session import Session
 
 VIEWS = (1, 2, 4, 8)
-"""How many of an image's eight rotated and mirrored versions can be averaged; the first ones are taken."""
+"""Legal numbers of test-time augmentations; the first of an image's eight rotated and mirrored
+versions are averaged.
+"""
 
 OUTPUTS = (68, 132, 260, 516)
-"""Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
+"""Heights and widths of patches' outputs to choose from: only a few, because a network is built and traced for each."""
 WHOLE_STEP, MOST_WHOLE = 64, 2116
-"""Pixels of the outputs of tiles that hold a whole image: their step, so that images of many sizes share a few
-networks, and the largest one that is taken where nobody names a tile."""
-# Pixels of a batch's input: one tile of 700 x 700, or several small ones.
+"""Step and maximum, in pixels, of the outputs of patches that hold a whole image.
+
+The step lets images of many sizes share a few networks.  The maximum holds without ``--tile-size``.
+"""
+# Pixels of a batch's input: one patch of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
 NUM_PICTURES = 3
 
@@ -53,7 +57,7 @@ _Key = TypeVar("_Key")
 
 
 def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
-    """The output size with which an image takes the fewest input pixels; of equal ones the smallest."""
+    """Returns the output size with which an image takes the fewest input pixels; the smallest of equal ones."""
 
     def cost(output: int) -> int:
         count = len(tile_starts(height, output, step)) * len(tile_starts(width, output, step))
@@ -63,10 +67,10 @@ def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, st
 
 
 def check_tile_size(record: ModelRecord, size: Optional[int]) -> None:
-    """Refuses an input size that the network can't take, or whose outputs leave gaps.
+    """Refuses an input size that the network cannot take, or whose outputs leave gaps.
 
     Raises:
-        ConfigurationError: with the nearest that it can.
+        ConfigurationError: the size is not legal; the hint has the nearest legal ones.
     """
     if size is None:
         return
@@ -82,10 +86,10 @@ def check_tile_size(record: ModelRecord, size: Optional[int]) -> None:
 
 
 def check_views(views: int) -> None:
-    """Refuses numbers of views that are not of ``VIEWS``.
+    """Refuses numbers of views that are not in ``VIEWS``.
 
     Raises:
-        ConfigurationError: with the nearest that is.
+        ConfigurationError: the number is not legal; the hint has the nearest legal one.
     """
     if views not in VIEWS:
         near = min(VIEWS, key=lambda number: abs(number - views))
@@ -95,33 +99,36 @@ def check_views(views: int) -> None:
 
 
 def _view(image: np.ndarray, number: int) -> np.ndarray:
-    """[h, w, ...]: number 0 as it is, 1 mirrored, 2 and 3 these turned by 180 degrees, 4 to 7 all turned by 90."""
+    """Returns a version of [h, w, ...]: 0 is the image, 1 mirrored, 2 and 3 these rotated by 180 degrees, 4 to 7 all by
+    90.
+    """
     mirrored = image[:, ::-1] if number & 1 else image
     return np.rot90(mirrored, 2 * (number >> 1 & 1) + (number >> 2 & 1))
 
 
 def _unview(image: np.ndarray, number: int) -> np.ndarray:
-    """What :func:`_view` was made of."""
+    """Inverts :func:`_view`."""
     turned = np.rot90(image, -(2 * (number >> 1 & 1) + (number >> 2 & 1)))
     return turned[:, ::-1] if number & 1 else turned
 
 
 class TiledNetwork:
-    """A segmentation network for images of any size; builds what it needs when it is needed.
+    """A segmentation network for images of any size; it is built for each patch size when that is first needed.
 
     Args:
         trained: the network and its weights.
-        tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
-            whose statistics are each tile's own, then takes images up to ``MOST_WHOLE`` pixels as one tile, and cuts
-            larger ones into tiles of the size it was trained with.
-        verbose: let TensorFlow speak.
-        views: of ``VIEWS``; the paper averages the probabilities of 7 rotated versions of its input (section 4).
+        tile_size: height and width of a patch's input; None chooses by the image.  Networks with group norm normalise
+            each patch by its own statistics; they then take images up to ``MOST_WHOLE`` pixels as one patch, and larger
+            ones in patches of their training size.
+        verbose: whether to show TensorFlow's messages.
+        views: one of ``VIEWS``; the paper averages the probabilities of 7 rotated versions of its input (section 4).
+        command: the command that predicts.
 
     Attributes:
         device: kind of the device it runs on, known after the first image.
         tile_sizes: the input sizes used so far.
-        busy_s: seconds that :meth:`each` took for logits, once what computes them was built; for those of the other
-            workers, too.
+        busy_s: seconds that :meth:`each` took for logits, without building the network; including the logits of other
+            workers.
     """
 
     def __init__(
@@ -140,7 +147,7 @@ class TiledNetwork:
         check_tile_size(record, tile_size)
         self._margin, self._step = int(record.builder_args["margin"]), record.size_step
         if trained.runtime is not None:
-            # An exported network takes tiles of one size.
+            # An exported network takes patches of one size.
             tile_size = tile_size or trained.input_shape[0]
         self._tile_size = tile_size
         self._is_tile_normalised = norm_of(trained.config.norm_layer) == "group"
@@ -154,9 +161,10 @@ class TiledNetwork:
         return sorted(output + self._margin for output in self._sessions)
 
     def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
-        """Says if images of some (height, width) will be several tiles that may differ where they meet.
+        """Warns if images of some (height, width) will be cut into several patches that may differ at their seams.
 
-        Group norm takes its statistics of each tile, so that two tiles see the same surroundings normalised otherwise.
+        Group norm computes its statistics for each patch, so that two patches normalise the same surroundings
+        differently.
         """
         cut = [size for size in sizes if self._is_tile_normalised and max(size) > self._output(size)]
         if not cut:
@@ -173,15 +181,15 @@ class TiledNetwork:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process speaks and writes, of several that share the work."""
+        """Whether this process prints and writes files, of several workers that share the work."""
         return self._cluster.rank == 0
 
     @contextlib.contextmanager
     def together(self, **asked: object) -> Iterator[None]:
-        """Around :meth:`each`: the workers meet, if there are several, and part after it, or end together.
+        """Connects the workers, if there are several, around :meth:`each`; an error ends them together.
 
         Args:
-            asked: what all of them have to be told alike, see :meth:`TrainedSetup.join`.
+            asked: values on which all workers must agree, see :meth:`TrainedSetup.join`.
         """
         joined = self._trained.join(tile_size=self._tile_size, views=self.views, **asked)
         if joined is None:
@@ -198,13 +206,13 @@ class TiledNetwork:
     def each(
         self, images: Iterable[Tuple[_Key, np.ndarray]]
     ) -> Iterator[Tuple[_Key, np.ndarray, np.ndarray]]:
-        """Each image with what it was given with and its logits, in order.
+        """Yields each image's key, the image and its logits, in order.
 
-        Of N workers, who have to be given the same, each computes every Nth image and has the logits of all; N images
+        N workers must receive the same images.  Each computes every Nth image and receives the logits of all; N images
         are in memory at a time.
 
         Args:
-            images: (anything, uint8 [h, w, channels]).
+            images: (key, uint8 [h, w, channels]).
 
         Raises:
             DataError, InfeasibleError: see :meth:`logits`.
@@ -213,7 +221,7 @@ class TiledNetwork:
         while True:
             group = list(itertools.islice(left, self._cluster.count))
             for _, image in group:
-                # All workers build what one of them needs: they compare its weights.
+                # All workers build a network that one of them needs, because they compare its weights.
                 self.prepare(image.shape)
             started = time.perf_counter()
             computed = self._outcome(group[rank][1]) if rank < len(group) else None
@@ -225,7 +233,7 @@ class TiledNetwork:
                 return
 
     def prepare(self, image_shape: Sequence[int]) -> None:
-        """Builds the network for tiles of an image, turned or not; what is to be timed comes after it."""
+        """Builds the network for the patches of an image in any rotation; call it before measuring time."""
         self._session(self._output(image_shape))
 
     def _output(self, image_shape: Sequence[int]) -> int:
@@ -243,16 +251,18 @@ class TiledNetwork:
         return whole
 
     def logits(self, image: np.ndarray) -> np.ndarray:
-        """float32 [h, w, classes] of uint8 [h, w, channels]; of several views the logarithm of their mean probability.
+        """Returns float32 [h, w, classes] of uint8 [h, w, channels].
+
+        For several views, they are the logarithm of the mean probability.
 
         Raises:
-            DataError: what the network says is not finite.
-            InfeasibleError: a tile does not fit into memory.
+            DataError: the network's outputs are not finite.
+            InfeasibleError: a patch does not fit into memory.
         """
         return check_finite(self._outcome(image))
 
     def _outcome(self, image: np.ndarray) -> np.ndarray:
-        """What :meth:`logits` returns, finite or not."""
+        """Returns the result of :meth:`logits`, finite or not."""
         if self.views == 1:
             return self._logits(image)
         mean: Union[float, np.ndarray] = 0.0
@@ -278,12 +288,12 @@ class TiledNetwork:
             if result is None:
                 result = np.empty((height, width, tiles.shape[-1]), np.float32)
             for (row, column), tile in zip(group, tiles):
-                place = result[row : row + output, column : column + output]
-                place[...] = tile[: place.shape[0], : place.shape[1]]
+                region = result[row : row + output, column : column + output]
+                region[...] = tile[: region.shape[0], : region.shape[1]]
         return result
 
     def _tile(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
-        """uint8 [input, input, channels]: a tile's output place and its surroundings."""
+        """Returns uint8 [input, input, channels]: the area of a patch's output with its surroundings."""
         rows, columns = (
             mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
             for first, length in zip(corner, image.shape[:2])
@@ -291,7 +301,7 @@ class TiledNetwork:
         return image[rows[:, None], columns]
 
     def _predict(self, session: Session, tiles: List[np.ndarray], batch: int) -> np.ndarray:
-        """Logits of tiles, in a batch of one fixed shape."""
+        """Returns the logits of patches, in a batch of one fixed shape."""
         from ipucnn.datasets.preprocessing import prepare_range
 
         trained = self._trained
@@ -303,7 +313,7 @@ class TiledNetwork:
             return session.predict([images])[0][: len(tiles)]
 
     def _session(self, output: int) -> Session:
-        """A session with the network built for tiles of that output."""
+        """Returns a session with the network built for patches of that output size."""
         if output not in self._sessions:
             record, config = self._trained.record, self._trained.config
             size = output + self._margin
@@ -320,7 +330,7 @@ class TiledNetwork:
 
 
 def class_probabilities(logits: np.ndarray) -> List[np.ndarray]:
-    """float32 [h, w] each, of logits [h, w, classes]: of two classes that of class 1, of more those of all."""
+    """Returns float32 [h, w] arrays from logits [h, w, classes]: of class 1 for two classes, else of each class."""
     if logits.shape[-1] == 2:
         return [foreground_probability(logits)]
     shares = special.softmax(logits.astype(np.float64), axis=-1)
@@ -328,23 +338,23 @@ def class_probabilities(logits: np.ndarray) -> List[np.ndarray]:
 
 
 def foreground_probability(logits: np.ndarray) -> np.ndarray:
-    """float32 [h, w]: softmax of class 1 from logits [h, w, 2], without overflow."""
+    """Returns float32 [h, w]: softmax of class 1 from logits [h, w, 2], without overflow."""
     gap = (logits[..., 1] - logits[..., 0]).astype(np.float64)
     return np.float32(special.expit(gap))
 
 
 @dataclass(frozen=True)
 class SegmentedImage:
-    """An image, or a page of a volume, that was segmented.
+    """A segmented image, or a segmented page of a volume.
 
     Attributes:
-        name: of the image, and the number of its page if there are several.
+        name: name of the image, with the page's number if there are several.
         image: uint8 [h, w, c].
         predicted: [h, w], the class of each pixel.
-        classes: their names and colours.
-        truth: [h, w], where it is known.
-        probability: float32 [h, w]: of two classes that of class 1, of more that of the most probable one.
-        mean_dice: what images are ranked by, where the truth is known.
+        classes: names and colours of the classes.
+        truth: [h, w], if known.
+        probability: float32 [h, w]: of class 1 if there are two classes, else of the most probable class.
+        mean_dice: score that ranks images, if the truth is known.
     """
 
     name: str
@@ -358,13 +368,13 @@ class SegmentedImage:
 
 @dataclass(frozen=True)
 class Picture:
-    """One image, its mask and its prediction, all of the pixels that are predicted.
+    """An evaluation image with its mask and its prediction, cut to the pixels that are predicted.
 
     Attributes:
-        number: of the image in the evaluation set, from 0.
+        number: index of the image in the evaluation set, from 0.
         image: uint8 [h, w] or [h, w, 3].
         truth, predicted: uint8 [h, w] of classes.
-        whole: (height, width) of what the network sees, where the picture is the centre of that.
+        whole: (height, width) of the network's input, if the picture is only its centre.
     """
 
     number: int
@@ -375,11 +385,11 @@ class Picture:
 
 
 def predicted_pictures(setup: Setup, session: Session) -> List[Picture]:
-    """Pictures of the first, the last and evenly spaced evaluation images in between.
+    """Returns pictures of the first, the last and evenly spaced evaluation images in between.
 
     Args:
-        setup: of the run, whose evaluation images are an array.
-        session: ready to predict.
+        setup: the run's setup, whose evaluation images are an array.
+        session: a session that is ready to predict.
     """
     examples = setup.source.eval
     assert isinstance(examples, ArrayExamples)
@@ -419,5 +429,5 @@ def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: in
 
 
 def _displayed(image: np.ndarray) -> np.ndarray:
-    """[h, w] of grey, [h, w, 3] of colour."""
+    """Returns [h, w] of grey images, [h, w, 3] of colour images."""
     return image[..., 0] if image.shape[-1] == 1 else image[..., :3]
