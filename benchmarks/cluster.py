@@ -1,15 +1,16 @@
-"""Trains with 1, 2 and 4 workers on this machine, compares every byte, and says what adding gradients up costs.
+"""Trains with 1, 2 and 4 workers on this machine, compares every byte, and measures the cost of summing gradients.
 
 Usage: python benchmarks/cluster.py [--workers N ...] [--networks NAME ...] [--epochs N] [--reduction ordered|ring]
            [--keep DIR] [--model]
 
 Each network is trained by one worker and by several with the same command (``ipucnn launch -n N -- train ...``) and one
-thread each.  ``metrics.jsonl`` and all checkpoints must be the same bytes; exit code 5 if they are not (with
-``--reduction ring``, which promises less, it is only said).  The table has the weight updates per second that the run
-itself measured, what each worker received in a weight update, and the share of the time that went into that.  Workers
-on one machine share its cores, so that their speed says nothing about several machines.
+thread each.  ``metrics.jsonl`` and all checkpoints must be the same bytes; the exit code is 5 if they
+are not (with ``--reduction ring``, which promises less, a difference is only reported).  The table has the
+weight updates per second that the run itself measured, the megabytes each worker received in a weight update, and the
+share of the time spent on that.  Workers on one machine share its cores, so their speed says nothing about several
+machines.
 
-With ``--model`` nothing is trained: a table of what several machines would reach by the formula in docs/cluster.md.
+With ``--model`` nothing is trained: it prints the efficiency of several machines by the formula in docs/cluster.md.
 """
 
 import argparse
@@ -36,13 +37,13 @@ NETWORKS: Dict[str, str] = {
 }
 LINKS_GBIT_S = (1, 10, 100)
 MACHINES = (2, 4, 8, 16, 32, 64)
-# An assumption, and no measurement: the bytes of memory that a machine reads and writes in a second while it adds
-# gradients up, two reads and a write of 4 bytes for each number.
+# Assumed, not measured: the bytes of memory that a machine reads and writes in a second while it sums gradients. Each
+# number takes two reads and a write of 4 bytes.
 ADDED_BYTES_PER_S = 5e9
 
 
 def train(name: str, workers: int, options: argparse.Namespace, folder: Path) -> Dict[str, Any]:
-    """Trains in a process of its own, or several; returns the run's report."""
+    """Trains in one or several processes of their own; returns the run's report."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
@@ -60,7 +61,7 @@ def train(name: str, workers: int, options: argparse.Namespace, folder: Path) ->
 
 
 def differences(one: Path, other: Path) -> List[str]:
-    """The files of a run that are not byte for byte those of another."""
+    """Returns the files of a run that are not byte for byte those of another."""
     names = {"metrics.jsonl"}
     names |= {f"checkpoints/{p.name}" for run in (one, other) for p in (run / "checkpoints").iterdir()}
     return sorted(
@@ -73,7 +74,7 @@ def differences(one: Path, other: Path) -> List[str]:
 
 
 def measure(options: argparse.Namespace, place: Path) -> int:
-    """The table of networks and workers; the exit code."""
+    """Prints the table of networks and workers; returns the exit code."""
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}"
     )
@@ -104,13 +105,13 @@ def measure(options: argparse.Namespace, place: Path) -> int:
 def efficiency(
     update_s: float, gradient_bytes: float, workers: int, link_gbit_s: float, is_ring: bool
 ) -> float:
-    """Of W times the speed of one machine, what W machines reach, each with one chunk of a weight update.
+    """Returns the speed of W machines over W times the speed of one; each computes one part of a weight update.
 
     Args:
         update_s: seconds of a weight update on one machine.
-        gradient_bytes: of one gradient, float32.
+        gradient_bytes: bytes of one gradient, float32.
         workers: W.
-        link_gbit_s: of each machine, in each direction.
+        link_gbit_s: speed of each machine's link, in each direction.
         is_ring: all-reduce in place of gathering and adding in order.
     """
     times = 2 * (workers - 1) / workers if is_ring else workers - 1
@@ -120,7 +121,7 @@ def efficiency(
 
 
 def show_model() -> int:
-    """Efficiencies of some networks on machines with a link each."""
+    """Prints the efficiencies of some networks on machines that have a link each; returns the exit code."""
     # Parameters in millions, and the assumed time of a weight update on one machine.
     cases = (("efficientnet-b0", 5.3, 10.0), ("resnet50", 25.6, 10.0), ("resnet50", 25.6, 60.0))
     heads = "".join(f"{f'{w} workers':>12}" for w in MACHINES)

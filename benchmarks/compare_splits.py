@@ -7,8 +7,8 @@ Usage: python benchmarks/compare_splits.py seed
 seed: ResNet-50 in 2, 4, 8 and 16 stages against the same number of parameters in each stage, which is what Graphcore's
       public CNN application proposes.
 unet: U-Net at 572x572 in 4 stages against the hand-made split of the public application.
-public: the splits of the public configurations, each under its own settings.  Ends with exit code 5 if one of them is
-      faster than the best splits that take no more memory.
+public: the splits of the public configurations, each under its own settings.  The exit code is 5 if
+      one of them is faster than the best splits that take no more memory.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def home_graph(name: str) -> LayerGraph:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for row in rows:
@@ -56,14 +56,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def best_for(planner: Planner, judged: Candidate) -> Candidate:
-    """The best splits within the memory that a candidate was judged with."""
+    """Returns the best splits within the memory that a candidate was judged with."""
     found = planner.best(judged.settings, judged.memory_limit * (1 + 1e-12))
     assert found is not None  # the candidate's own splits are within it
     return found
 
 
 def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> float:
-    """The tick without transfers and fixed time: longest forward and longest backward pass of a stage."""
+    """Returns the tick without transfers and fixed time: longest forward and longest backward pass of a stage."""
     tables = planner.tables(settings, 1.0)
     bounds = [*planner.items(splits), tables.num_items]
     forward = np.add.reduceat(tables.forward_s, bounds[:-1])
@@ -73,14 +73,14 @@ def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings
 
 
 def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]:
-    """MACs of the stage with the most, over an even share and over those of the most balanced splits."""
+    """Returns the MACs of the stage with the most, over an even share and over those of the most balanced splits."""
 
     def most(starts: Sequence[int]) -> int:
         return max(sum(macs[a:b]) for a, b in zip(starts, [*starts[1:], len(macs)]))
 
     macs = [layer.macs for layer in graph.layers]
     own, count = most([0, *(graph.index(name) for name in splits)]), len(splits) + 1
-    # The planner on MACs alone: an inference of free cuts and endless memory, cut between any two layers.
+    # The planner on MACs alone: inference with free cuts and unlimited memory, cut between any two layers.
     none = np.zeros(len(macs))
     free = StageTables(
         forward_s=np.array(macs, float),
@@ -129,7 +129,7 @@ def compare_seed() -> int:
 
 
 def crop_late(graph: LayerGraph) -> LayerGraph:
-    """The same network with each crop right before the layer that reads it, as the paper draws it."""
+    """Returns the network with each crop moved right before the layer that reads it, as the paper draws it."""
     crops = {layer.name: layer for layer in graph.layers if layer.name.endswith("_crop")}
     layers = []
     for layer in graph.layers:
@@ -184,7 +184,7 @@ def compare_unet() -> int:
 
 
 def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
-    """Programs of the public configurations with splits, each once, and what was left out."""
+    """Returns each program of the public configurations with splits, without duplicates, and the rows left out."""
     data = json.loads(path.read_text(encoding="utf-8"))
     found, skipped = {}, []
     for row in [*data["config_rows"], *data["manual_rows"]]:
@@ -255,7 +255,7 @@ def compare_public(path: Path) -> int:
 
 
 def _norms(graph: LayerGraph) -> str:
-    """ "batch" where the norms keep moving statistics."""
+    """Returns "batch" where the norms keep moving statistics."""
     norms = [layer for layer in graph.layers if layer.op_class == "norm"]
     return (
         "batch"

@@ -3,12 +3,12 @@
 Usage: python benchmarks/fit_cost_model.py [--rows published_throughput.json]
        python benchmarks/fit_cost_model.py --memory [--rows published_fits_and_splits.json]
 
-Only rows marked ``"suggested_use": "calibrate"`` are used for the fit.  The fit is a maximum a posteriori one: least
-squares of log(predicted / published), each network and task with the weight of one row, and a log-normal prior for
-each constant, whose centre and width come from the sources named below.  Tile splits are searched again between
-rounds of the fit, until they stay.  "left out" is the prediction of a network's rows by constants fitted without
-all its rows.  The 80 % band that stands beside each prediction is the quantile of those errors; how many rows it covers
-is counted with the band of the other networks' rows alone.
+Only rows marked ``"suggested_use": "calibrate"`` are used for the fit.  The fit is a maximum a posteriori estimate:
+least squares of log(predicted / published), where each network and task has the weight of one row, and a log-normal
+prior for each constant.  The sources named below give its centre and width.  Tile splits are searched again between
+rounds of the fit until they no longer change.  "left out" is the prediction of a network's rows by constants fitted
+without any of its rows.  The 80 % band beside each prediction is the quantile of those errors.  Its coverage is counted
+with the band of the other networks' rows alone.
 """
 
 import argparse
@@ -29,22 +29,22 @@ from ipucnn.planning.cost.products import BAND_FACTOR, BAND_SHARE, DEFAULT_CONST
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 
-# Centre of each constant before any row is seen, and the factor by which it may be off (one standard deviation).
+# Centre of each constant before any row is used, and the factor by which it may be off (one standard deviation).
 PRIOR = {
     # poplibs: six workers with about 30 cycles each, a supervisor with 25 to 109.
     "block_cycles": (200.0, 1.5),
-    # The wire alone is 0.25; some rearranging comes on top.
+    # The wire alone is 0.25; some rearranging adds to it.
     "received_byte_cycles": (0.3, 1.5),
     # 0.2 to 0.25 cycles per element, of two bytes, read and written.
     "moved_byte_cycles": (0.12, 1.5),
     # No source: a gather of single halves, a few cycles each.
     "transposed_byte_cycles": (0.25, 5.0),
-    # 247 cycles were fitted by others to ResNet-50 inference.
+    # Others fitted 247 cycles to ResNet-50 inference.
     "step_cycles": (250.0, 1.5),
     # 60 to 100 us were derived from MNIST rows.
     "micro_batch_s": (60e-6, 1.2),
 }
-# What the model is expected to miss a row by; with it the prior and the rows are weighed against each other.
+# The expected error of the model on a row; it weighs the prior against the rows.
 ROW_SIGMA = 0.15
 ROUNDS = 8
 
@@ -54,13 +54,13 @@ def read_rows(path: Path, key: str) -> List[Dict[str, Any]]:
 
 
 def calibration_programs(path: Path) -> List[Any]:
-    """(program, published images per second) of the rows marked for calibration."""
+    """Returns (program, published images per second) of the rows marked for calibration."""
     rows = [row for row in read_rows(path, "rows") if row.get("suggested_use") == "calibrate"]
     return [(throughput_program(row), float(row["value"])) for row in rows]
 
 
 def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstants:
-    """The constants for these rows."""
+    """Fits the constants to these rows."""
     names = list(PRIOR)
     centre = np.log([PRIOR[name][0] for name in names])
     stiffness = ROW_SIGMA / np.log([PRIOR[name][1] for name in names])
@@ -88,12 +88,12 @@ def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstant
 
 
 def band_factor(errors: Sequence[float]) -> float:
-    """The factor within which so many rows lie as the band is to hold; of absolute logarithms of ratios."""
+    """Returns the factor within which the band's share of rows lies; ``errors`` are logarithms of ratios."""
     return float(np.exp(np.quantile(np.abs(errors), BAND_SHARE)))
 
 
 def band_coverage(models: Sequence[str], errors: Sequence[float]) -> Dict[str, List[bool]]:
-    """Of each network's rows, whether the band of all other networks' rows holds them.
+    """Says for each network's rows whether they lie within the band of all other networks' rows.
 
     Args:
         models: network of each row.

@@ -1,19 +1,19 @@
-"""What users see of a tree, written to a folder, and what another tree says otherwise.
+"""Writes everything users see of a tree to a folder, and compares another tree with it.
 
     python benchmarks/golden.py --write DIR [--sections help config plan run poplar]
     python benchmarks/golden.py --compare DIR [--sections ...]
 
-``--write`` takes the answers of the ``ipucnn`` that Python finds (PYTHONPATH names another tree's), ``--compare`` takes
-them again and prints where they differ from those in DIR; it ends with exit code 5 if they do.  Everything comes from
-the command line, so that trees of different inner structure can be compared:
+``--write`` records the output of the ``ipucnn`` that Python imports (set PYTHONPATH for another tree).  ``--compare``
+records it again and prints the differences from DIR; the exit code is 5 if there are any.  Everything comes from the
+command line, so trees of different inner structure can be compared:
 
   help     every ``--help`` page
   config   ``--print-config --json`` of 30 presets
   plan     ``plan-splits``: the report, and the plan.yml of 40 plans
   run      metrics.jsonl, program.json and the SHA-256 of the checkpoints of 6 short seeded runs on the host
-  poplar   the same of 12 runs of the Poplar session on the tests' double of the SDK, and the log of its calls
+  poplar   the same of 12 runs of the Poplar session on the tests' test double of the SDK, and the log of its calls
 
-Figures that were measured are not among them.  The runs need their own processes: some minutes on two cores.
+Measured figures are left out.  The runs need processes of their own: some minutes on two cores.
 """
 
 import argparse
@@ -114,12 +114,12 @@ toy_model --ipus-per-replica 2 --gradient-accumulation-count 4 --pipeline-valida
 
 
 def lines(text: str) -> List[str]:
-    """The rows of a list above."""
+    """Joins lines."""
     return [" ".join(line.split()) for line in text.replace(";", "\n").splitlines() if line.strip()]
 
 
 def called(arguments: Sequence[str]) -> str:
-    """Exit code, stdout and stderr of a command, run in this process."""
+    """Returns exit code, stdout and stderr of a command that runs in this process."""
     from ipucnn import cli
 
     out, err = io.StringIO(), io.StringIO()
@@ -132,7 +132,7 @@ def called(arguments: Sequence[str]) -> str:
 
 
 def write_help(folder: Path) -> None:
-    """Every help page."""
+    """Writes every help page."""
     for command in ("", *COMMANDS):
         (folder / f"{command or 'ipucnn'}.txt").write_text(
             called([*command.split(), "--help"]), encoding="utf-8"
@@ -140,14 +140,14 @@ def write_help(folder: Path) -> None:
 
 
 def write_config(folder: Path) -> None:
-    """The resolved configuration of presets."""
+    """Writes the resolved configurations of presets."""
     for name in lines(PRESETS):
         text = called(["train", "--config", name, "--print-config", "--json"])
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def write_plan(folder: Path) -> None:
-    """Reports and saved plans."""
+    """Writes reports and saved plans."""
     for number, line in enumerate(lines(PLANS)):
         more = [] if "--optimisations" in line else ["--save", "plan.yml"]
         text = called(["plan-splits", *line.split(), *more])
@@ -158,7 +158,7 @@ def write_plan(folder: Path) -> None:
 
 
 def _run(arguments: List[str]) -> str:
-    """What a training run leaves, without what was measured."""
+    """Returns the files of a training run without measured figures."""
     text = called(arguments)
     head, _, err = text.partition("--- stderr\n")
     found = head.splitlines()[0:2]
@@ -173,12 +173,12 @@ def _run(arguments: List[str]) -> str:
 
 
 def one_run(line: str) -> str:
-    """A run on the host."""
+    """Trains on the host."""
     return _run(["train", *line.split(), *SMALL.split(), "--device", "cpu"])
 
 
 def one_poplar_run(line: str) -> str:
-    """A run on the double, and the log of the calls."""
+    """Trains on the test double, and records the log of its calls."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from poplar_double import installed
 
@@ -200,13 +200,13 @@ def _short(value: Any) -> str:
 
 
 def _without_addresses(text: str) -> str:
-    """Neither addresses nor the folder of the moment."""
+    """Removes object addresses and the temporary folder's path."""
     text = re.sub(r"0x[0-9a-f]{6,}", "0x", text)
     return text.replace(os.getcwd(), ".")
 
 
 def _in_processes(kind: str, rows: List[str], folder: Path) -> None:
-    """Each run in a process and an empty folder of its own."""
+    """Runs each training in a process and an empty folder of its own."""
     for number, line in enumerate(rows):
         with tempfile.TemporaryDirectory() as empty:
             done = subprocess.run(
@@ -232,7 +232,7 @@ SECTIONS: Dict[str, Any] = {
 
 
 def write(folder: Path, sections: Sequence[str]) -> None:
-    """Writes the answers of this tree."""
+    """Writes the output of this tree."""
     import ipucnn
 
     where = Path(ipucnn.__file__).resolve().parent.parent

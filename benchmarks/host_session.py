@@ -1,24 +1,24 @@
-"""Images per second in training: the host session against Keras ``fit`` and PyTorch, in turns.
+"""Compares the images per second of the host session in training with Keras ``fit`` and PyTorch, in turns.
 
     python benchmarks/host_session.py [--against keras torch] [--rounds 5] [--only NETWORK]
         [--micro-batch 8] [--csv FILE]
 
-For each row of ``CASES`` every side is a process of its own, and only one computes at a time:
+For each row of ``CASES`` every side has a process of its own, and only one computes at a time:
 
   session         the host session
   keras           Keras' fit with the same micro-batch and gradient accumulation
-  keras, fused    Keras' fit with one batch as large as what the session computes at a time
-  torch           PyTorch, channels_last, the global batch in one step; networks are timm's, but for U-Net and
+  keras, fused    Keras' fit with one batch as large as the group of micro-batches that the session fuses
+  torch           PyTorch, channels_last, the global batch in one step; networks are timm's, except U-Net and
                   cifar_resnet8, which are written out below
   torch compiled  the same through torch.compile
 
-TensorFlow has oneDNN's operations everywhere; PyTorch has as many threads as there are cores.  Printed are medians over
-the rounds and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which other
-programs disturb less.  "2x8" is two groups of 8 fused micro-batches side by side.  The share of the peak is what the
-session's multiplications and additions (three forward passes) are of those of the fastest large matrix product on the
-machine.  Memory is the largest of the session's process.
+TensorFlow has oneDNN's operations everywhere; PyTorch has as many threads as there are cores.  The table has medians
+over the rounds and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which
+other programs disturb less.  "2x8" is two groups of 8 fused micro-batches in parallel.  The share of the peak divides
+the session's multiplications and additions per second (three forward passes) by those of the fastest large matrix
+product on the machine.  Memory is the peak of the session's process.
 
-PyTorch: ``pip install torch torchvision timm``; a side that cannot be imported is left out, and said.
+PyTorch: ``pip install torch torchvision timm``; a side that cannot be imported is left out, with a message.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
     Attributes:
         size: height and width of the images, which have three channels (U-Net: one).
-        micro_batch: samples; a network has group norm where it is 1, for batch norm needs more.
+        micro_batch: samples; a network has group norm if it is 1, because batch norm needs more.
         global_batch: samples of a weight update.
     """
 
@@ -77,7 +77,7 @@ TIMM = {"efficientnet-b0": "efficientnet_b0", "mobilenetv2": "mobilenetv2_100", 
 
 
 def build(case: Case, norm: Optional[str] = None) -> Any:
-    """The Keras model."""
+    """Builds the Keras model."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
@@ -88,7 +88,7 @@ def build(case: Case, norm: Optional[str] = None) -> Any:
 
 
 def random_arrays(case: Case, output_size: int) -> Tuple[Any, Any]:
-    """Images and labels, of pixels for U-Net."""
+    """Makes images and labels (of each pixel for U-Net)."""
     import numpy as np
 
     rng, count = np.random.default_rng(0), max(2 * case.global_batch, 64)
@@ -105,7 +105,7 @@ def random_data(case: Case, model: Any, batch: int) -> Any:
 
 
 class SessionSide:
-    """The host session."""
+    """Trains with the host session."""
 
     def __init__(self, case: Case) -> None:
         import dataclasses
@@ -146,7 +146,7 @@ class SessionSide:
         self.session.execute(self.batches, updates)
 
     def facts(self) -> Tuple[float, float]:
-        """The share of the machine's peak at one image per second, and the process's peak memory in MiB."""
+        """Returns the share of the machine's peak at one image per second, and the process's peak memory in MiB."""
         from ipucnn.benchmarking.machine import MatmulPeak
         from ipucnn.machine import peak_memory_bytes
         from ipucnn.models.counts import count_macs
@@ -156,10 +156,10 @@ class SessionSide:
 
 
 class KerasSide:
-    """Keras' fit; ``fused`` micro-batches are one batch."""
+    """Trains with Keras' fit; ``fused`` micro-batches are one batch."""
 
     def __init__(self, case: Case, fused: int) -> None:
-        # Not as the session imports it, which switches oneDNN on.
+        # Not imported as the session does, which switches oneDNN on.
         from tensorflow import keras
 
         from ipucnn.benchmarking.contenders import stock_copy
@@ -180,7 +180,7 @@ class KerasSide:
 
 
 class TorchSide:
-    """PyTorch: the global batch in one step."""
+    """Trains with PyTorch: the global batch in one step."""
 
     def __init__(self, case: Case, is_compiled: bool) -> None:
         import torch
@@ -212,7 +212,7 @@ class TorchSide:
 
 
 def torch_network(case: Case) -> Any:
-    """timm's network, or one written as the original."""
+    """Returns timm's network, or one written out like the original."""
     from torch import nn
 
     if case.network in TIMM:
@@ -238,7 +238,7 @@ def _with_group_norm(module: Any) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             norm = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features)
-            # timm's norms have their activation in them.
+            # timm's norms include their activation.
             activation = getattr(child, "act", None)
             setattr(module, name, nn.Sequential(norm, activation) if activation is not None else norm)
         else:
@@ -246,7 +246,7 @@ def _with_group_norm(module: Any) -> None:
 
 
 def _torch_resnet8(nn: Any) -> Any:
-    """He et al. 2016 for CIFAR with one block a stage, shortcuts without weights, as ``cifar_resnet8``."""
+    """Builds He et al. 2016's network for CIFAR, one block a stage, shortcuts without weights, as ``cifar_resnet8``."""
 
     class Block(nn.Module):
         def __init__(self, channels: int, filters: int, stride: int) -> None:
@@ -279,7 +279,7 @@ def _torch_resnet8(nn: Any) -> Any:
 
 
 def _torch_unet(nn: Any) -> Any:
-    """Ronneberger et al. 2015 with unpadded convolutions, as ``unet``."""
+    """Builds the network of Ronneberger et al. 2015 with unpadded convolutions, as ``unet``."""
     import torch
 
     def double(channels: int, filters: int) -> Any:
@@ -317,7 +317,7 @@ def _torch_unet(nn: Any) -> Any:
 
 
 def serve(side: str, case: Case, fused: int) -> None:
-    """A process: reads numbers of weight updates (0 ends, -1 asks for facts), runs them, and prints their seconds."""
+    """Serves one side: reads numbers of weight updates (0 ends, -1 prints facts), and prints their seconds."""
     runner: Any
     if side == "session":
         runner = SessionSide(case)
@@ -342,7 +342,7 @@ def serve(side: str, case: Case, fused: int) -> None:
 
 
 class Side:
-    """A side's process."""
+    """A side in a process of its own."""
 
     def __init__(self, name: str, case: Case, fused: int = 1) -> None:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1"}
@@ -379,7 +379,7 @@ class Side:
         return tuple(float(part) for part in self._line().split())
 
     def measure(self) -> None:
-        """One round: images per second, and per second of processor time."""
+        """Measures one round: images per second of wall time, and of processor time."""
         seconds, processor = self.ask(self.updates)
         images = self.updates * self.samples
         self.rates.append((images / seconds, images / processor))
@@ -406,7 +406,7 @@ def sides_of(case: Case, against: List[str], fused: int) -> List[Side]:
 
 
 def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]:
-    """Rows of the table: the session, then each other side."""
+    """Measures the rows of the table: the session, then each other side."""
     session = Side("session", case)
     at_a_time = min(session.lanes * session.fused, case.global_batch // case.micro_batch)
     others = sides_of(case, against, at_a_time)
@@ -460,7 +460,7 @@ COLUMNS = (
 
 
 def conditions(against: List[str]) -> str:
-    """What the figures depend on."""
+    """Returns the conditions that the figures depend on."""
     from ipucnn.machine import cpu_name
 
     packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]

@@ -1,4 +1,4 @@
-"""Processor time of an image of ImageNet's records: our input pipeline against plain tf.data, at the same crops.
+"""Compares our input pipeline with plain tf.data: processor time of an image of ImageNet's records at the same crops.
 
 Usage: python benchmarks/input_pipeline.py [--records DIR | --folder DIR] [--images 140] [--rounds 7] [--size 224]
 
@@ -7,8 +7,8 @@ resize them to 224 x 224, mirror half of them and deliver float32 batches.  Plai
 parse_example, sample_distorted_bounding_box, decode_jpeg, slice, image.resize.  ``--folder`` builds records of class
 folders first.
 
-The two take turns, and each turn is timed by the processor time of this process, which others running beside it hardly
-change; the ratio is that of the medians.  Ours also compares the checksum of each record, as tf.data does.
+The two take turns.  Each turn is timed by the processor time of this process, which other programs hardly change; the
+ratio is that of the medians.  Ours also verifies the checksum of each record, as tf.data does.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BATCH = 20
 
 
 def ours(source: Any, size: int) -> Any:
-    """Endless batches of our pipeline."""
+    """Yields batches of our pipeline without end."""
     from ipucnn.datasets.pipeline import Stream, train_batches
 
     return train_batches(
@@ -45,7 +45,7 @@ def ours(source: Any, size: int) -> Any:
 
 
 def plain(paths: List[str], size: int) -> Any:
-    """Endless batches of tf.data as tutorials have it."""
+    """Yields batches of a tutorial's tf.data pipeline without end."""
     import tensorflow as tf
 
     wanted = {
@@ -74,7 +74,7 @@ def plain(paths: List[str], size: int) -> Any:
 
 
 def settle() -> None:
-    """Waits until all that is made ahead is made: buffers are as full after a turn as they were before it."""
+    """Waits until the prefetch buffers are full, so that they hold as much after a turn as before it."""
     before = time.process_time()
     while True:
         time.sleep(0.3)
@@ -85,7 +85,7 @@ def settle() -> None:
 
 
 def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, List[float]]:
-    """Milliseconds of processor time an image, of each turn of each pipeline."""
+    """Returns milliseconds of processor time per image, for each turn of each pipeline."""
     makers: Dict[str, Callable[[], Any]] = {
         "ours": lambda: ours(source, size),
         "plain tf.data": lambda: plain(list(source.train.paths), size),

@@ -5,21 +5,21 @@ Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
 at a random moment, while a checkpoint is being written, before an older one is deleted, during validation, or between
-the pictures, the report and the page that a finished run has) and each time continued with --resume, until they end.
-Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose reader went away,
-and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json``, ``config.yml`` and all
-checkpoints must then be those of a run that was left alone, of each fold of a cross-validation, too; every file of a
-finished run must be there, and every process must have ended with the exit code of its signal and without a traceback.
-Exit code 5 if not.  A process that is seen at such a moment is stopped and seen there again before it is killed;
-"missed" counts the kills that came at another moment than the one they were meant for.
+the pictures, the report and the page that a finished run writes) and continued with --resume each time, until they end.
+Some are stopped and continued (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose reader has
+closed it, and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json``, ``config.yml``
+and all checkpoints must then be those of an uninterrupted run, for each fold of a cross-validation, too.  Every file of
+a finished run must exist, and every process must have ended with the exit code of its signal and without a traceback.
+Otherwise the exit code is 5.  A process seen at such a moment is stopped, checked to be still there, and then killed;
+"missed" counts the kills that came at another moment than the intended one.
 
-With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
-shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
+With ``--broken`` the processes run builds that this script breaks on purpose, to show that the campaign would notice.
+The exit code is 5 if it noticed each of them, 1 if one escaped.
 
-With ``--workers 1 2 4`` runs of two configurations, in turn, are trained by so many workers of this machine
-(``ipucnn launch``), a random number of them each time.  One of them, drawn at random, gets SIGINT, SIGTERM, SIGKILL or
-SIGSTOP at a random moment of training; the others must end by themselves, with the exit code that docs/cluster.md has
-for it, and the bytes must be those of one worker that was left alone.
+With ``--workers 1 2 4`` runs of two configurations, in turn, are trained by 1, 2 or 4 workers of this machine
+(``ipucnn launch``), a number drawn each time.  One random worker gets SIGINT, SIGTERM, SIGKILL or SIGSTOP at a random
+moment of training.  The others must end by themselves with the exit code that docs/cluster.md lists, and the bytes must
+be those of one uninterrupted worker.
 """
 
 import argparse
@@ -42,10 +42,10 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signa
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
-# Many processes of a busy machine start at once.
+# Many processes of a busy machine may start at the same time.
 START_LIMIT_S = 900.0
 
-# What a process runs.  It makes a folder once it listens for signals: Python itself ends in other ways before.
+# The code of a training process. It makes a folder as soon as it handles signals: before that, Python ends otherwise.
 PROGRAM = """
 import os, signal, sys
 for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)
@@ -59,7 +59,7 @@ main()
 """
 
 BROKEN: Dict[str, str] = {
-    # A value of the optimizer's state that checkpoints do not hold.
+    # A value of the optimizer's state that this build does not save.
     "slot": """
 from ipucnn.runs.folder import RunFolder
 write = RunFolder.write_checkpoint
@@ -68,7 +68,7 @@ def write_checkpoint(self, name, weights, slots, meta):
     return write(self, name, weights, {**slots, **changed}, meta)
 RunFolder.write_checkpoint = write_checkpoint
 """,
-    # A continued run draws its order and augmentation from another seed.
+    # This build draws the order and augmentation of a continued run from another seed.
     "seed": """
 from dataclasses import replace
 from ipucnn.runs.train import TrainingRun
@@ -82,7 +82,7 @@ def other_dataset(self, *args):
         self.context = kept
 TrainingRun.dataset = other_dataset
 """,
-    # The row that was written last is written again by a run that goes on.
+    # A continued run of this build writes the last row again.
     "row": """
 from ipucnn.runs.folder import RunFolder
 reopen = RunFolder.reopen
@@ -91,7 +91,7 @@ RunFolder.reopen = lambda self, config, program, history: reopen(self, config, p
 }
 BROKEN_CONFIGURATION = "cnn"
 
-# Between them: all optimizers and schedules, batch norm, group norm and none, dropout, augmentation, replicas,
+# Together they have all optimizers and schedules, batch norm, group norm and none, dropout, augmentation, replicas,
 # accumulation, distributed, pipelined and precise batch norm, segmentation, executions cut in the middle.
 CONFIGURATIONS: Dict[str, str] = {
     "cnn": "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 8 "
@@ -128,13 +128,13 @@ def start(
     broken: str = "",
     stderr: str = "log",
 ) -> "subprocess.Popen[bytes]":
-    """A training process; ``started`` says when it listens for signals.
+    """Starts a training process; the file ``started`` appears as soon as it handles signals.
 
     Args:
         configuration: arguments of ``ipucnn train``.
-        folder: of the run.
-        resume: go on with it.
-        log: file for what it prints.
+        folder: the run folder.
+        resume: continue the run.
+        log: file for the output.
         rng: chooses the number of loading threads.
         broken: key of ``BROKEN``, or "".
         stderr: one of ``STDERRS``.
@@ -172,7 +172,7 @@ def mark_of(folder: Path) -> Path:
 
 
 def runs_of(folder: Path) -> List[Path]:
-    """The runs in a folder: the folds of a cross-validation, or itself."""
+    """Returns the runs in a folder: the folds of a cross-validation, or the folder itself."""
     return sorted(folder.glob("fold-*")) or [folder]
 
 
@@ -183,19 +183,19 @@ def trained(folder: Path, since: float) -> bool:
 
 
 def is_writing(run: Path, seen: int) -> bool:
-    """Whether a checkpoint's temporary file is there."""
+    """Whether a checkpoint's temporary file exists."""
     place = run / "checkpoints"
     return place.is_dir() and any(name.endswith(".tmp") for name in os.listdir(place))
 
 
 def is_ending(run: Path, seen: int) -> bool:
-    """Whether a run has its pictures or its report, and its page not yet."""
+    """Whether a run has written its pictures or its report, but not yet its page."""
     has_some = (run / "report.json").exists() or (run / "predictions.png").exists()
     return has_some and not (run / "report.html").exists()
 
 
 def is_deleting(run: Path, seen: int) -> bool:
-    """Whether there are more numbered checkpoints than are kept: one is to be deleted."""
+    """Whether there are more numbered checkpoints than the run keeps, so that one is about to be deleted."""
     checkpoints, config = run / "checkpoints", run / "config.yml"
     kept = (
         re.search(r"^keep-checkpoints: (\d+)$", config.read_text(), re.MULTILINE) if config.exists() else None
@@ -206,7 +206,7 @@ def is_deleting(run: Path, seen: int) -> bool:
 
 
 def is_validating(run: Path, seen: int) -> bool:
-    """Whether an execution was recorded after the first ``seen`` bytes, and no validation after it yet."""
+    """Whether an execution was recorded after the first ``seen`` bytes, but no validation after it."""
     path = run / "metrics.jsonl"
     if recorded_bytes(run) <= seen:
         return False
@@ -223,7 +223,7 @@ SIGNS = {"checkpoint": is_writing, "validation": is_validating, "deletion": is_d
 
 
 def wait_for(process: "subprocess.Popen[bytes]", is_so: Any, what: str) -> None:
-    """Waits until something is so or the process has ended.
+    """Waits until a condition holds or the process has ended.
 
     Raises:
         SystemExit: neither within ``START_LIMIT_S``.
@@ -249,14 +249,14 @@ def kill(
     """Kills a training process.
 
     Args:
-        process: of the run in ``folder``, started at ``since``.
-        moment: which to wait for, ``wait_s`` seconds at most, from ``delay_s`` seconds of training on; with "before"
-            it is killed ``delay_s`` seconds after it began to listen for signals, whatever it does then.
+        process: the training process of the run in ``folder``, started at ``since``.
+        moment: the moment to wait for, ``wait_s`` seconds at most, from ``delay_s`` seconds of training on; with
+            "before" the process is killed ``delay_s`` seconds after it began to handle signals, whatever it does then.
         number: the signal.
-        stop_s: how long it is stopped before; 0: not at all.
+        stop_s: seconds for which the process is stopped before; 0: it is not stopped.
 
     Returns:
-        Exit code and the moment it was; None if the run ended before.
+        Exit code and the moment of the kill; None if the run ended before.
     """
     wait_for(process, mark_of(folder).exists, f"{folder}: the process did not begin")
     hit = "before"
@@ -266,7 +266,7 @@ def kill(
             hit = "any time"
     else:
         wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
-        # One in a few checkpoints or validations, not always the first after the start.
+        # One of several checkpoints or validations, not always the first after the start.
         pause(process, delay_s)
         seen = {run: recorded_bytes(run) for run in runs_of(folder)}
         patience = time.time() + wait_s
@@ -291,7 +291,7 @@ def kill(
 
 
 def arrived(process: "subprocess.Popen[bytes]", folder: Path, moment: str, seen: Dict[Path, int]) -> bool:
-    """Whether the process is at the moment now; it is then stopped there, so that the signal reaches it there."""
+    """Whether the process is at the moment now; if so it is stopped there, so that the signal reaches it there."""
     import psutil
 
     def is_there() -> bool:
@@ -312,14 +312,14 @@ def arrived(process: "subprocess.Popen[bytes]", folder: Path, moment: str, seen:
 
 
 def pause(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Waits so long, or until the process has ended."""
+    """Waits for some seconds, or until the process has ended."""
     ready = time.time() + seconds
     while time.time() < ready and process.poll() is None:
         time.sleep(0.001)
 
 
 def compare(reference: Path, folder: Path) -> List[str]:
-    """The files that are not byte for byte those of the reference run, and those that are missing."""
+    """Returns the files that are missing or are not byte for byte those of the reference run."""
     wrong = []
     for expected in runs_of(reference):
         run = folder / expected.relative_to(reference)
@@ -328,20 +328,20 @@ def compare(reference: Path, folder: Path) -> List[str]:
 
 
 def folds_of(folder: Path) -> List[str]:
-    """The lines of a cross-validation's figures without its times; none of another run."""
+    """Returns the lines of a cross-validation's figures without times; none for another run."""
     path = folder / "folds.json"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if '"train_s"' not in line]
 
 
 def options_of(run: Path) -> List[str]:
-    """The lines of a run's configuration but for its place and what each process draws anew."""
+    """Returns the lines of a run's configuration without its folder and the values that each process draws anew."""
     lines = (run / "config.yml").read_text().splitlines()
     return [line for line in lines if not line.startswith(("run-dir:", "pipeline-num-parallel:"))]
 
 
 def compare_run(reference: Path, folder: Path) -> List[str]:
-    """Likewise of a single run."""
+    """Compares a single run in the same way."""
     if not (folder / "checkpoints").is_dir():
         return ["checkpoints"]
     ends_with = ("predictions.png", "report.json", "report.html")
@@ -365,7 +365,7 @@ def compare_run(reference: Path, folder: Path) -> List[str]:
 
 
 def new_result(name: str) -> Dict[str, Any]:
-    """Counts of a configuration, all zero."""
+    """Returns the counts of a configuration, all zero."""
     result: Dict[str, Any] = {"name": name, "start_s": 0.0, "train_s": 0.0}
     result.update(dict.fromkeys(COUNTS, 0))
     return result
@@ -378,7 +378,7 @@ COUNTS = (
 
 
 def reference_run(configuration: str, folder: Path, log: Path, broken: str) -> Tuple[float, float]:
-    """A run that is left alone: seconds until it trains, and seconds of training."""
+    """Trains an uninterrupted run; returns the seconds until it trains, and the seconds of training."""
     since = time.time()
     process = start(configuration, folder, False, log, random.Random(0), broken)
     wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
@@ -398,19 +398,19 @@ def campaign(
     until: float = float("inf"),
     moments: Tuple[str, ...] = MOMENTS,
 ) -> Dict[str, Any]:
-    """As many runs of one configuration, killed up to ``per_run`` times each, as make that many kills.
+    """Runs one configuration until ``kills`` kills were made, at most ``per_run`` in one run.
 
-    What is there in ``place`` of an earlier call is gone on with; ``result.json`` has the counts after each run.
+    Runs of an earlier call in ``place`` are continued; ``result.json`` has the counts after each run.
 
     Args:
         name: key of ``CONFIGURATIONS``.
-        kills: altogether.
-        per_run: of one run, at most.
+        kills: total number of kills.
+        per_run: the most kills of one run.
         seed: each run draws from this, its configuration's name and its number.
         place: folder for the runs.
         broken: key of ``BROKEN``.
-        until: no run is begun after that time.
-        moments: which are taken in turns.
+        until: no run begins after that time.
+        moments: the moments of the kills, taken in turns.
     """
     configuration, own, log = CONFIGURATIONS[name], place / name, place / f"{name}.log"
     own.mkdir(parents=True, exist_ok=True)
@@ -425,13 +425,13 @@ def campaign(
     while result["kills"] < kills and time.time() < until:
         rng = random.Random(f"{seed} {name} {result['runs']}")
         folder = own / f"run-{result['runs']}"
-        # Of a run that was under way when an earlier call ended.
+        # Left by a run that was under way when an earlier call ended.
         shutil.rmtree(folder, ignore_errors=True)
         wanted = min(per_run, kills - result["kills"])
         problem = one_run(configuration, folder, wanted, rng, log, result, broken, moments)
         result["runs"] += 1
         if problem and broken:
-            # A build that fails was not caught by its bytes.
+            # Only a difference in bytes counts for a broken build: one that merely failed is an error here.
             raise SystemExit(f"{folder}: the build with a broken {broken} {problem}")
         differing = [problem] if problem else compare(reference, folder)
         if differing:
@@ -455,10 +455,10 @@ def one_run(
     broken: str,
     moments: Tuple[str, ...],
 ) -> Optional[str]:
-    """One run, killed up to ``kills`` times and continued to its end; counts go into ``result``.
+    """Trains one run, kills it up to ``kills`` times and continues it to its end; counts go into ``result``.
 
     Returns:
-        What went wrong with a process that should have ended well, else None.
+        The fault of a process that should have ended well, else None.
     """
     for turn in range(kills):
         moment = moments[(result["runs"] + turn) % len(moments)]
@@ -496,15 +496,15 @@ def one_run(
     return None
 
 
-# What `ipucnn launch` ends with after a signal to one of its workers.  One that is stopped is missed after half a
-# minute; where it is alone it is killed.
+# Exit codes of `ipucnn launch` after a signal to one of its workers. A stopped worker is missed after half a minute; if
+# it is the only one, it is killed.
 WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
 _WORKERS_COMMON = (
     "cifar_resnet8 --dataset digits --augment --replicas 2 --micro-batch-size 8 --gradient-accumulation-count 4 "
     "--optimizer adam --optimizer-params {} --lr-schedule cosine --limit-train 640 --limit-eval 100 --num-epochs 24 "
     "--ckpts-per-epoch 1 --logs-per-epoch 2 --precise-batch-norm 0 --threads 1"
 )
-# In a pipeline the statistics are measured anew before each checkpoint, by all workers together.
+# In a pipeline all workers measure the statistics anew before each checkpoint.
 WORKERS_CONFIGURATIONS = {
     "resnet": _WORKERS_COMMON,
     "pipeline": f"{_WORKERS_COMMON} --ipus-per-replica 2",
@@ -515,7 +515,7 @@ WORKER_DELAY_S = 6.0
 def start_workers(
     configuration: str, count: int, most: int, folder: Path, resume: bool, log: Path
 ) -> "subprocess.Popen[bytes]":
-    """``ipucnn launch`` with so many workers, of ``most`` that there may be."""
+    """Starts ``ipucnn launch`` with ``workers`` of at most ``most`` workers."""
     import shlex
 
     root = str(Path(__file__).resolve().parents[1])
@@ -525,7 +525,7 @@ def start_workers(
     words += [*shlex.split(WORKERS_CONFIGURATIONS[configuration]), "--seed", "11", "--run-dir", str(folder)]
     words += ["--resume"] if resume else ["--max-workers", str(most)]
     with open(log, "ab") as out:
-        # In the background of a script SIGINT is ignored, and what is ignored stays so.
+        # In the background of a script SIGINT is ignored, and an ignored signal stays ignored.
         restore = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
         return subprocess.Popen(words, stdout=out, stderr=out, env=env, preexec_fn=restore)
 
@@ -533,7 +533,7 @@ def start_workers(
 def kill_a_worker(
     process: "subprocess.Popen[bytes]", folder: Path, number: Any, rng: random.Random
 ) -> Optional[int]:
-    """Sends a signal to a random worker at a random moment of training; the exit code, None if it ended before."""
+    """Sends a signal to a random worker at a random moment of training; returns the exit code, None if it had ended."""
     import psutil
 
     since = time.time()
@@ -554,7 +554,7 @@ def kill_a_worker(
 
 
 def worker_campaign(options: argparse.Namespace, place: Path) -> int:
-    """The campaign of workers, and its table; the exit code."""
+    """Runs the campaign of workers and prints its table; returns the exit code."""
     log, most, saved = place / "workers.log", max(options.workers), place / "workers.json"
     until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
     names = list(WORKERS_CONFIGURATIONS)
@@ -572,7 +572,7 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
     while counts["kills"] < options.kills and time.time() < until:
         folder, turn = place / f"run-{counts['runs']}", 0
         rng = random.Random(f"{options.seed} workers {counts['runs']}")
-        # Of a run that was under way when an earlier call ended.
+        # Left by a run that was under way when an earlier call ended.
         shutil.rmtree(folder, ignore_errors=True)
         configuration = names[counts["runs"] % len(names)]
         while turn < options.per_run and counts["kills"] < options.kills:
@@ -610,7 +610,7 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
 
 
 def self_check(names: List[str], seed: int, place: Path) -> int:
-    """Whether runs of each broken build differ, killed twice where there is something to go on from."""
+    """Checks that runs of each broken build differ; they are killed twice if there is something to continue from."""
     escaped = 0
     for broken in names:
         row = campaign(
@@ -652,7 +652,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 def all_campaigns(options: argparse.Namespace, place: Path) -> int:
-    """The campaign of each configuration, and the table."""
+    """Runs the campaign of each configuration, and prints the table."""
     until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
     width = [max(len(head) + 2, 7) for head in COUNTS]
     print(f"{'configuration':14}" + "".join(f"{head:>{w}}" for head, w in zip(COUNTS, width)), flush=True)

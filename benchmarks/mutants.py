@@ -1,21 +1,21 @@
-"""How many small mistakes in central modules the tests notice.
+"""Counts how many small mistakes in central modules the tests notice.
 
     python benchmarks/mutants.py --seed 7 --each 30 --jobs 2 --keep DIR   # stop it and start it again at will
     python benchmarks/mutants.py --seed 7 --each 3 --modules ipucnn/training/batching.py
 
 Each mutant is the tree with one change in one module: a comparison or an operation turned into another, a number one
-larger, a condition negated, an ``and`` made an ``or``, a result dropped.  Of the test files that import the module,
-those tests run that execute the changed statement, in a copy of the tree, until the first fails: then the mutant is
-killed.  What survives is printed: a test that is missing, or a change that changes nothing.
+larger, a condition negated, an ``and`` made an ``or``, a result dropped.  In a copy of the tree, the tests that execute
+the changed statement run, from the test files that import the module, until the first fails: then the mutant is killed.
+Surviving mutants are printed: either a test is missing, or the change has no effect.
 
-Which test executes which statement is noted beforehand, once for each test file, in the processes that tests start,
-too (``mutants_recorder.py``).  What a fixture or a kept result executes counts for all tests that use it, and a change
-of what runs when a module is imported is shown to all tests of the files.  The quickest tests come first.  A mutant
-with which a test takes more than a minute and ten times as long as without it is killed, too (a loop that does not
-end).  A test that fails without any mutant when it runs alone kills nothing.
+The statements that each test executes are recorded beforehand, once for each test file, also in the processes that
+tests start (``mutants_recorder.py``).  Statements of a fixture or of a cached result count for all tests that use it,
+and changes of module-level code run all tests of the files.  The quickest tests come first.  A mutant is also killed if
+a test takes more than a minute and ten times as long as without it (a loop that does not end).  Tests that fail alone
+without any mutant kill nothing.
 
-Mutants are drawn with the seed from the module's own text alone, so that two trees in which a module is the same get
-the same mutants.  Needs Python 3.12 or later.
+The seed and the module's own text alone determine the mutants, so two trees with the same module get the same mutants.
+Needs Python 3.12 or later.
 """
 
 import argparse
@@ -50,7 +50,7 @@ MODULES = (
     "ipucnn/training/checkpoints.py",
     "ipucnn/hardware.py",
 )
-# The tests that run first: so many seconds of them, of so many files.
+# The tests that run first: at most so much time (seconds), from so many files.
 FIRST_S, FIRST_FILES = 10.0, 3
 
 _COMPARISONS = {
@@ -68,7 +68,7 @@ class Mutant(NamedTuple):
     """A change of a module.
 
     Attributes:
-        key: the line and what becomes what; the number tells changes of one line apart.
+        key: the line and the kind of change; the number distinguishes changes of one line.
         lines: the first and the last line of the statement; of one with a body, those before the body.
         on_import: whether the statement runs when the module is imported.
         before, after: the changed part of the text.
@@ -84,13 +84,13 @@ class Mutant(NamedTuple):
 
 
 def _changes(node: ast.AST) -> Iterator[Tuple[str, Any]]:
-    """What can be changed at a node: a name of the change, and a function that makes it on a copy of the node."""
+    """Yields the possible changes of a node: a name, and a function that makes the change on a copy of the node."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
         other = _COMPARISONS[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} -> {other.__name__}", lambda n: setattr(n, "ops", [other()])
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         other_op = _OPERATIONS[type(node.op)]
-        # "text" % values and [1] * 3 are no arithmetic.
+        # "text" % values and [1] * 3 are not arithmetic.
         if not any(
             isinstance(side, (ast.List, ast.JoinedStr)) or _is_text(side) for side in (node.left, node.right)
         ):
@@ -122,7 +122,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def tests_of(tree: Path, module: str) -> List[str]:
-    """The test files that import a module themselves; those named after it first, as they kill the soonest."""
+    """Returns the test files that import a module directly; those named after it come first, as they kill soonest."""
     name = module[: -len(".py")].replace("/", ".")
     package, _, last = name.rpartition(".")
     found = []
@@ -142,7 +142,7 @@ def tests_of(tree: Path, module: str) -> List[str]:
 
 
 def draw(text: str, number: int, seed: int) -> List[Mutant]:
-    """So many mutants of a module, or all there are if they are fewer; a pure function of the arguments."""
+    """Draws ``number`` mutants of a module, or all if there are fewer; a pure function of the arguments."""
     tree = ast.parse(text)
     places = [(at, name) for at, node in enumerate(ast.walk(tree)) for name, _ in _changes(node)]
     chosen = random.Random(f"{seed} {text}").sample(places, min(number, len(places)))
@@ -153,7 +153,7 @@ def draw(text: str, number: int, seed: int) -> List[Mutant]:
         node: Any = list(ast.walk(changed))[at]
         dict(_changes(node))[name](node)
         before, after, whole = _edited(text, node, ast.fix_missing_locations(changed))
-        # The innermost statement is the one that begins last.
+        # The innermost statement begins last.
         first, last, on_import = max(
             (found for found in statements if found[0] <= node.lineno and node.end_lineno <= found[3]),
             key=lambda found: found[0],
@@ -164,7 +164,7 @@ def draw(text: str, number: int, seed: int) -> List[Mutant]:
 
 
 def _statements(tree: ast.AST) -> List[Tuple[int, int, bool, int]]:
-    """Of each statement its first line, its last before a body, whether it runs on import, and its very last."""
+    """Returns each statement's first line, last line before its body, whether it runs on import, and last line."""
     found: List[Tuple[int, int, bool, int]] = []
 
     def walk(node: ast.AST, on_import: bool) -> None:
@@ -189,12 +189,12 @@ def _first_line(node: Any) -> int:
 
 
 def _edited(text: str, node: Any, changed: ast.AST) -> Tuple[str, str, str]:
-    """The part of the text that a changed node is, before and after, and the whole text afterwards.
+    """Returns the changed node's text before and after, and the module's whole text with the change.
 
-    All else stays as it is, comments and the numbers of lines too.
+    Everything else stays as it is, including comments and line numbers.
     """
     part: Any = node.test if isinstance(node, (ast.If, ast.IfExp, ast.While)) else node
-    place: Any = part.operand if part is not node else part  # the condition as it was is within the "not"
+    place: Any = part.operand if part is not node else part  # the original condition is inside the "not"
     before = ast.get_source_segment(text, place)
     assert before is not None
     after = ast.unparse(part)
@@ -217,7 +217,7 @@ class Pool:
 
     Args:
         files: the test files that import it, see ``tests_of``.
-        reached: what the tests of each execute.
+        reached: the lines that the tests of each file execute.
     """
 
     def __init__(self, module: str, files: List[str], reached: Dict[str, runs.Reached]) -> None:
@@ -225,15 +225,15 @@ class Pool:
         self.at_import = {
             line for record in reached.values() for line in record.lines["import"].get(module, [])
         }
-        # Of the tests that killed something whether they pass without it when they run alone.
+        # Whether tests that killed a mutant pass without it when they run alone.
         self.passes: Dict[str, bool] = {test: False for record in reached.values() for test in record.failed}
 
     def is_for_all(self, mutant: Mutant) -> bool:
-        """Whether what it changes runs when modules are imported, so that any test may notice."""
+        """Whether the change affects code that runs when modules are imported, so that any test may notice it."""
         return mutant.on_import or not self.at_import.isdisjoint(_lines(mutant))
 
     def for_mutant(self, mutant: Mutant) -> Dict[str, float]:
-        """The tests that a mutant is shown to, the first ones first, and how long each takes unchanged."""
+        """Returns the tests for a mutant in the order they run in, and the seconds each takes unchanged."""
         lines = set(_lines(mutant))
         all_of_them = self.is_for_all(mutant)
         own = set(Path(self.module[:-3]).parts[1:])
@@ -256,7 +256,7 @@ def _lines(mutant: Mutant) -> range:
 
 
 def first_of(tests: Dict[str, float]) -> Dict[str, float]:
-    """The tests that run first: the quickest, of few files, as each file has to be imported."""
+    """Returns the tests that run first: the quickest, from few files, as each file has to be imported."""
     chosen: Dict[str, float] = {}
     files: List[str] = []
     for test, seconds in tests.items():
@@ -271,7 +271,7 @@ def first_of(tests: Dict[str, float]) -> Dict[str, float]:
 def try_mutant(
     tree: Path, pool: Pool, mutant: Mutant, found: Callable[[Dict[str, Any]], None]
 ) -> Callable[[runs.Slot], runs.Task]:
-    """A task that shows a mutant to its tests, and tells how it ended."""
+    """Makes a task that runs a mutant's tests, and reports how it ended."""
     text = (tree / pool.module).read_text(encoding="utf-8")
 
     def task(slot: runs.Slot) -> runs.Task:
@@ -323,7 +323,7 @@ def main() -> None:
     )
     parser.add_argument("--max-hours", type=float, default=4.0)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # as Ctrl-C does: processes and copies go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # like Ctrl-C: removes processes and copies
     until = time.monotonic() + 3600 * arguments.max_hours
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         keep = (arguments.keep or Path(folder) / "kept").resolve()
@@ -332,17 +332,17 @@ def main() -> None:
         slots = [runs.Slot(tree, Path(folder) / str(at)) for at in range(arguments.jobs)]
         tree = shutil.copytree(
             slots[0].tree, Path(folder) / "tree"
-        )  # as it is now, whatever is edited meanwhile
+        )  # a snapshot, whatever is edited meanwhile
         results = keep / f"mutants-{arguments.seed}.json"
         done = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
         untried = False
-        # What runs on import is shown to all tests, and takes longest: it comes last.
+        # Mutants of module-level code run all tests and take longest, so they come last.
         for on_import, module in itertools.product((False, True), arguments.modules):
             files = tests_of(tree, module)
             reached = note(tree, slots, files, {*MODULES, *arguments.modules}, keep / "reached", until)
             untried = len(reached) < len(files)
             if untried:
-                break  # the time is over
+                break  # the time is up
             pool = Pool(module, files, reached)
             for test in [] if on_import else pool.passes:
                 print(f"{module}: left out, as it fails without any mutant: {test}")
@@ -361,7 +361,7 @@ def main() -> None:
 def note(
     tree: Path, slots: List[runs.Slot], files: List[str], modules: Set[str], keep: Path, until: float
 ) -> Dict[str, runs.Reached]:
-    """What the tests of each file execute of some modules; what is not kept from before is found out."""
+    """Returns the lines of some modules that the tests of each file execute; missing records are made first."""
     keep.mkdir(parents=True, exist_ok=True)
     names = {module[: -len(".py")].replace("/", "."): module for module in modules}
 
@@ -389,7 +389,7 @@ def note(
 def tasks_of(
     tree: Path, pool: Pool, mutants: List[Mutant], done: Dict[str, Any], results: Path
 ) -> Iterator[Callable[[runs.Slot], runs.Task]]:
-    """A task for each mutant that was not tried yet, or that survived other tests than there are now."""
+    """Yields a task for each mutant that was not tried yet, or that survived other tests than today's."""
     module = pool.module
     text = (tree / module).read_text(encoding="utf-8")
     if done.get(module, {}).get("text") != text:
@@ -412,7 +412,7 @@ def tasks_of(
 
 
 def print_table(done: Dict[str, Any]) -> None:
-    """What survived, and the numbers of each module."""
+    """Prints the surviving mutants, and the counts of each module."""
     for module, entry in done.items():
         for key, result in entry["mutants"].items():
             if result["outcome"] in ("survived", "unreached"):

@@ -1,11 +1,11 @@
-"""Notes which lines of some modules each test executes, for ``mutants.py``.
+"""Records which lines of some modules each test executes, for ``mutants.py``.
 
-A copy of the tree gets one more line in ``ipucnn/__init__.py``, which runs this file: so the processes that tests start
-are noted, too.  A *context* is what a line is executed for: a test, a fixture that several tests share, a function
-whose results are kept, or the import of the modules.  One line of the notes is ``CONTEXT, MODULE, LINE`` between tabs;
-``CONTEXT, >, OTHER`` says that what the other context executes counts for the first as well.
+A copy of the tree gets one more line in ``ipucnn/__init__.py``, which runs this file, so that processes started by
+tests are recorded, too. A *context* is the reason why a line runs: a test, a fixture that several tests share, a
+function with cached results, or the import of the modules. One line of the record is ``CONTEXT, MODULE, LINE`` between
+tabs; ``CONTEXT, >, OTHER`` says that the lines of the other context count for the first as well.
 
-Needs ``sys.monitoring`` of Python 3.12, which costs next to nothing: each line is reported once in a context.
+Needs ``sys.monitoring`` of Python 3.12, which costs almost nothing: each line is reported once in a context.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ from types import CodeType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 IMPORT = "import"
-_TOOL = 4  # none of the identifiers that debuggers, profilers and coverage use
+_TOOL = 4  # not one of the identifiers of debuggers, profilers and coverage
 
 
 class Recorder:
-    """Of one process: the context that it is in, and what was executed there.
+    """Records one process: its present context, and the lines that run in it.
 
     Args:
-        folder: where the notes are kept in ``hits``, and the context of the process that runs the tests in ``context``.
-        modules: names of files as in the notes, by the modules' names.
+        folder: folder of the record (``hits``), and of the context of the process that runs the tests (``context``).
+        modules: file name in the record by module name.
     """
 
     def __init__(self, folder: str, modules: Dict[str, str]) -> None:
         self.folder = Path(folder)
         self.modules = modules
         self._files: Dict[CodeType, str] = {}
-        self._waiting: Optional[List[str]] = None  # of the process that runs the tests, to be written at once
+        self._waiting: Optional[List[str]] = None  # the test process writes its lines in one piece
         self._known: Set[Tuple[str, str]] = set()
         try:
             self.stack = [(self.folder / "context").read_text(encoding="utf-8")]
@@ -46,11 +46,11 @@ class Recorder:
         os.register_at_fork(after_in_child=self._forked)
 
     def lead(self) -> None:
-        """This process runs the tests: what it notes is written when the context changes."""
+        """Marks this process as the one that runs the tests: its lines are written when the context changes."""
         self._waiting = []
 
     def watch(self, code: CodeType, module: str) -> None:
-        """Notes the lines of a module's code object and of all within it."""
+        """Records the lines of a module's code object and of all code objects within it."""
         self._files[code] = module
         self.monitoring.set_local_events(_TOOL, code, self.monitoring.events.LINE)
         for inner in code.co_consts:
@@ -59,7 +59,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def context(self, name: str) -> Iterator[None]:
-        """What is executed meanwhile belongs to another context."""
+        """Lets the lines that run meanwhile count for another context."""
         self.stack.append(name)
         self._changed()
         try:
@@ -70,14 +70,14 @@ class Recorder:
             self._changed()
 
     def counts(self, name: str) -> None:
-        """What a context executes counts for the present one as well."""
+        """Lets the lines of a context count for the present one as well."""
         pair = (self.stack[-1], name)
         if pair not in self._known and pair[0] != name:
             self._known.add(pair)
             self._note(f"{pair[0]}\t>\t{name}\n")
 
     def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the lines that are not written yet."""
         if self._waiting:
             text, self._waiting = "".join(self._waiting), []
             self._write(text)
@@ -102,7 +102,7 @@ class Recorder:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        # Opened each time: the processes of a test may end anyhow, or close what they did not open.
+        # Opened each time: a test's processes may end in any way, or close files that they did not open.
         with contextlib.suppress(OSError):
             handle = os.open(str(self.folder / "hits"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -112,9 +112,9 @@ class Recorder:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module of the package as usual, but for what runs then being noted as of the import.
+    """Loads a module of the package as usual, but records module-level lines as part of the import.
 
-    Whichever test imports a module first, its constants are there for all.
+    Its constants are shared by all tests, whichever imports the module first.
     """
 
     recorder: Recorder
@@ -149,7 +149,7 @@ class _Finder:
 
 
 def install(folder: str, modules: Dict[str, str]) -> Recorder:
-    """The recorder of this process, which is made if there is none."""
+    """Returns the recorder of this process, and makes it if there is none."""
     recorder: Optional[Recorder] = getattr(sys, "_mutants_recorder", None)
     if recorder is None:
         recorder = Recorder(folder, modules)
@@ -160,9 +160,9 @@ def install(folder: str, modules: Dict[str, str]) -> Recorder:
 
 
 def note_caches(recorder: Recorder) -> None:
-    """From now on, what a function with ``functools.lru_cache`` executes counts for all who ask it.
+    """Counts the lines of a function with ``functools.lru_cache`` for every caller from now on.
 
-    Without this it would count for the first test alone, as the others get the result that was kept.
+    Otherwise they would count for the first test alone, as the others get the cached result.
     """
     original = functools.lru_cache
 

@@ -1,7 +1,7 @@
 """Runs chosen tests of copies of a tree in forked processes, for ``mutants.py``.
 
 This process imports TensorFlow and the other libraries once, and nothing of the package.  It forks a process for each
-run of tests, which imports the package and the tests from its copy of the tree as they are there.
+run of tests, which imports the package and the tests from its copy of the tree.
 """
 
 import contextlib
@@ -22,23 +22,23 @@ import mutants_recorder
 import psutil
 import pytest
 
-# A test is endless after so many seconds and so many times what it took unchanged.
+# A test counts as endless after this many seconds plus this many times its unchanged duration.
 LEAST_S, PATIENCE = 60.0, 10.0
-# What may pass before the first test: the import of the package and of the tests.
+# The time limit before the first test, for the import of the package and of the tests.
 IMPORT_S = 300.0
 _MARK = "IPUCNN_MUTANTS"
-# Not copied, of the repository's own folders.
+# Folders of the repository that are not copied.
 _IGNORED = (".git", "build", "dist", ".venv", "venv", "runs", ".hypothesis")
 
 
 class Run(NamedTuple):
-    """Some tests to be run in a slot's tree as it is then.
+    """Tests to run in a slot's tree.
 
     Attributes:
-        tests: their names as pytest writes them, in the order they are to run in, with the seconds each took unchanged;
-            None: all of ``files``, while what they execute is noted.
+        tests: names as pytest writes them, in the order to run them in, with the seconds each took unchanged; None: all
+            of ``files``, while the lines that they execute are recorded.
         files: the test files.
-        modules: where lines are noted, the modules' files by their names.
+        modules: the modules to record: file by name.
     """
 
     files: List[str]
@@ -47,14 +47,14 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a run ended: "passed", "failed" or "endless"; the test that did; what it printed is in the slot's log."""
+    """How a run ended: "passed", "failed" or "endless", and the test responsible; the output is in the slot's log."""
 
     kind: str
     test: str
 
 
 class Slot:
-    """A copy of a tree with a folder of its own; one process at a time runs tests in it."""
+    """A copy of a tree with a folder of its own, in which one process at a time runs tests."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.source = source
@@ -77,7 +77,7 @@ class Slot:
         return [name for name in names if name in own or name == "__pycache__" or name.endswith("_cache")]
 
     def write(self, name: str, text: str) -> None:
-        """Changes a module's text, so that no byte code of another text is taken for it."""
+        """Replaces a module's text in a way that never reuses the byte code of another text."""
         path = self.tree / name
         path.write_text(text, encoding="utf-8")
         self._times += 1
@@ -97,9 +97,9 @@ class Slot:
             _in_child(self, run)
 
     def ended(self) -> Optional[Outcome]:
-        """How the run ended, None while it goes on."""
+        """Returns how the run ended, None while it goes on."""
         assert self.run is not None
-        # Endless ones are looked at before the process is asked: it may have ended meanwhile, which is no harm.
+        # The progress is read after the process was checked: if it ended meanwhile, that is harmless.
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         lines = self.progress.read_text(encoding="utf-8").splitlines()
         failed = [line[len("failed ") :] for line in lines if line.startswith("failed ")]
@@ -132,7 +132,7 @@ class Slot:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Ends the processes that the tests forked, or started with this slot's mark, and left behind."""
+        """Ends processes left behind by the tests: forked ones, and those started with this slot's mark."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         for process in psutil.process_iter():
@@ -184,7 +184,7 @@ def _in_child(slot: Slot, run: Run) -> None:
 
 
 class _Chosen:
-    """Of what pytest has collected some tests run, in an order of ours."""
+    """Runs the chosen tests of those that pytest collected, in the given order."""
 
     def __init__(self, slot: Slot, tests: List[str]) -> None:
         self._progress = open(slot.progress, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - until the end
@@ -209,14 +209,14 @@ class _Chosen:
 
 
 class _Noting:
-    """Tells the recorder which test and which shared fixture runs, and notes how long each takes."""
+    """Reports the running test and shared fixtures to the recorder, and measures how long each takes."""
 
     def __init__(self, slot: Slot, recorder: mutants_recorder.Recorder) -> None:
         from _pytest.fixtures import FixtureDef
 
         self._slot, self._recorder = slot, recorder
         self._seconds: Dict[str, float] = {}
-        self._shared_s = 0.0  # of the present test what its shared fixtures took
+        self._shared_s = 0.0  # seconds of the shared fixtures within the present test
         self._failed: Set[str] = set()
         self._complete = True
         original = FixtureDef.execute
@@ -277,7 +277,7 @@ Task = Generator[Run, Outcome, None]
 def run_all(slots: List[Slot], tasks: Iterable[Callable[[Slot], Task]], until: float) -> None:
     """Runs tasks, each in one slot; begins none after ``until`` of the monotonic clock.
 
-    A task yields the runs it wants, one after another, and gets how each ended.
+    A task yields its runs, one after another, and receives the outcome of each.
     """
     waiting = iter(tasks)
     busy: Dict[int, Task] = {}
@@ -310,7 +310,7 @@ def _go_on(busy: Dict[int, Task], at: int, slot: Slot, outcome: Optional[Outcome
 
 
 def prepare(tree: Path) -> None:
-    """Imports the libraries as the tests would, with the same variables, so that each run has them."""
+    """Imports the libraries as the tests would, with the same variables, so that every run has them."""
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
     sys.path.insert(0, str(tree))
     try:
@@ -342,12 +342,12 @@ def prepare(tree: Path) -> None:
 
 
 class Reached(NamedTuple):
-    """What the tests of one file execute.
+    """The lines that the tests of one file execute.
 
     Attributes:
-        seconds: of each test what it takes with the fixtures it needs.
-        lines: of each test the lines by module; of ``import`` those that run when modules are imported.
-        failed: the tests that fail unchanged when they are run in this way; they kill nothing.
+        seconds: each test's duration with the fixtures it needs.
+        lines: each test's lines by module; ``import`` has those that run when modules are imported.
+        failed: the tests that fail unchanged when they run in this way; they kill nothing.
     """
 
     seconds: Dict[str, float]
@@ -356,7 +356,7 @@ class Reached(NamedTuple):
 
 
 def digest_of(tree: Path, file: str) -> str:
-    """Of all that a record of a test file depends on."""
+    """Returns the digest of everything that a record of a test file depends on."""
     found = hashlib.sha256()
     helpers = [path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")]
     for path in sorted((tree / "ipucnn").rglob("*.py")) + sorted(helpers) + [tree / file]:
@@ -365,7 +365,7 @@ def digest_of(tree: Path, file: str) -> str:
 
 
 def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callable[[Slot], Task]:
-    """A task that runs a test file once and keeps what its tests reach, see ``Reached``."""
+    """Makes a task that runs a test file once and saves the lines that its tests execute, see ``Reached``."""
     digest = digest_of(tree, file)
 
     def task(slot: Slot) -> Task:

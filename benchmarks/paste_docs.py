@@ -1,22 +1,22 @@
-"""Pastes the commands of the README and the docs, as a reader would, and compares the shape of what they print.
+"""Runs the commands of the README and the docs, as a reader would paste them, and compares the shape of their output.
 
     python benchmarks/paste_docs.py                        # a clean clone in a fresh environment, every page
     python benchmarks/paste_docs.py README.md docs/first-run.md --python .venv/bin/python --minutes 10
     python benchmarks/paste_docs.py --python .venv/bin/python --only plan-splits models    # what trains nothing
 
-Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page;
-a line that ends in a backslash goes on in the next.  What a page shows below a command has to come, line by line and in
-that order, in what the command prints, where numbers may be others; ``...`` stands for any lines.  A Python block below
-a sentence that ends in "to `FILE.py`:" is written to that file.  A comment above a block says what is different there:
+The lines of each ``console`` block that begin with ``$ ipucnn`` run one after the other, in a folder for each page; a
+line that ends in a backslash continues on the next.  The lines that a page shows below a command must appear in the
+command's output in that order, although numbers may differ; ``...`` stands for any lines.  A Python block below a
+sentence that ends in "to `FILE.py`:" is written to that file.  A comment above a block changes how it is run:
 
-    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings short
-    <!-- paste: benchmark --steps-per-execution 1 -->   options that cut its measurements short
+    <!-- paste: --num-epochs 2 -->     options that shorten the block's trainings
+    <!-- paste: benchmark --steps-per-execution 1 -->   options that shorten its measurements
     <!-- paste: exit 3 -->             the exit code of its commands
-    <!-- paste: skip, needs IPUs -->   not to be run, and why
-    <!-- paste: first, train lenet --num-epochs 1 -->   a command that a reader of the page has run before; the only
-                                                        comment that more than one block may follow
+    <!-- paste: skip, needs IPUs -->   why the block is not run
+    <!-- paste: first, train lenet --num-epochs 1 -->   a command that a reader of the page has already run; the
+                                                        only comment that may stand above several blocks
 
-Commands that need files of the reader (``DATA``, ``DIR``, ``photos/``, ...) or IPUs are passed over and counted.
+Commands that need files of the reader (``DATA``, ``DIR``, ``photos/``, ...) or IPUs are skipped and counted.
 """
 
 import argparse
@@ -36,7 +36,7 @@ NEEDS = re.compile(
     r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_run|bench/|runs/[ab]\b|own\.json)"
     r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b"
 )
-# What a benchmark says of how quiet the machine is: another one, or the same while others work, prints other lines.
+# A benchmark's notes on how quiet the machine is: they differ between machines, and while other programs run.
 QUIET = re.compile(r"session: warm-up|\s(95 % interval|warm-up|percentiles|other programs)\s")
 
 
@@ -44,10 +44,10 @@ class Command(NamedTuple):
     """A command of a page.
 
     Attributes:
-        page, line: where it stands.
-        args: what is typed after ``ipucnn``.
+        page, line: its place.
+        args: the words after ``ipucnn``.
         shown: the lines below it.
-        options: what cuts it short, if it trains or measures.
+        options: options that shorten a training or measurement.
         code: the exit code.
         skip: why it is not run; "" if it is.
     """
@@ -62,12 +62,12 @@ class Command(NamedTuple):
 
 
 def files(text: str) -> Dict[str, str]:
-    """The Python files that a page tells its reader to write, by their names."""
+    """Returns the Python files that a page asks its reader to write, by name."""
     return dict(re.findall(r"to `(\w+\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL))
 
 
 def joined(text: str) -> Iterator[Tuple[int, str]]:
-    """The lines of a page, one where a backslash goes on in the next, and the number at which each begins."""
+    """Yields the lines of a page and the number at which each begins; lines that end in a backslash are joined."""
     number = 1
     for line in re.sub(r" \\\n +", "\0", text).splitlines():
         yield number, line.replace("\0", " ")
@@ -75,7 +75,7 @@ def joined(text: str) -> Iterator[Tuple[int, str]]:
 
 
 def commands(page: str, text: str) -> Iterator[Command]:
-    """The commands of a page, in their order."""
+    """Yields the commands of a page in order."""
     note, inside, found = "", False, None  # type: ignore[var-annotated]
     for number, line in joined(text):
         if not inside:
@@ -109,9 +109,9 @@ def commands(page: str, text: str) -> Iterator[Command]:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, units and blanks.
+    """Returns a line without its numbers, units and blanks.
 
-    Nor has it what only some machines say: an accuracy that was better before the end, and what has to be installed.
+    It also drops parts that only some machines print: an earlier, better accuracy, and packages to install.
     """
     line = re.sub(r" +\((best|after:) [^)]*\)", "", line)
     line = re.sub(r"[-+]?\d[\d,]*(\.\d+)?", "0", line.replace("·", "0"))
@@ -121,7 +121,7 @@ def shape(line: str) -> str:
 
 
 def missing(shown: Sequence[str], printed: str) -> Optional[str]:
-    """The first line of a page that is not in what was printed, behind the one before it; None if all are."""
+    """Returns the first line of a page that the output lacks after the line before it; None if all are there."""
     rest = [shape(line) for line in printed.splitlines()]
     for line in shown:
         wanted = shape(line)
@@ -134,17 +134,17 @@ def missing(shown: Sequence[str], printed: str) -> Optional[str]:
 
 
 def fresh_python(folder: Path) -> Path:
-    """The interpreter of a fresh environment with a clean clone installed in it."""
+    """Returns the interpreter of a new environment with a clean clone installed in it."""
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
     venv.create(str(folder / "venv"), with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    # What exports are written with is an extra; the pages say so.
+    # The libraries that write exports are an extra; the pages say so.
     subprocess.run([str(python), "-m", "pip", "install", "-q", f"{folder / 'clone'}[export]"], check=True)
     return python
 
 
 def paste(command: Command, python: Path, folder: Path, timeout: float) -> str:
-    """Runs a command in a folder, and writes what it prints beside the folder; what is wrong with it, or ""."""
+    """Runs a command in a folder, and writes its output beside the folder; returns the fault, or ""."""
     env: Dict[str, str] = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     env.pop("COLUMNS", None)
     try:

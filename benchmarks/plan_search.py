@@ -1,11 +1,11 @@
-"""Times `ipucnn plan-splits` as a whole for every registered model: processor time and memory of the command.
+"""Measures processor time and memory of the whole command `ipucnn plan-splits` for every registered model.
 
 Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--markdown] [-- OPTION ...]
 
-Each model in its own image size and number of classes, as the command plans it when nothing else is said (shipped layer
-graphs), or with the options behind "--".  "s" is the processor time of the whole command, user and
-system, "MB" its largest resident memory; Python's byte code is written before.  "gap" is that of the plan.  Ends with
-exit code 5 if a plan is not proved optimal, or a command takes more than 10 s.
+Each model has its default image size and number of classes (shipped layer graphs), or the options after "--".  "s" is
+the processor time of the whole command, user and system, "MB" its peak resident memory; Python's byte code is compiled
+before.  "gap" is that of the plan.  The exit code is 5 if a plan is not proved optimal, or a command takes more than
+10 s.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(name: str, num_stages: int, options: List[str], cache: str) -> Tuple[int, float, float, str]:
-    """(exit code, processor seconds, MB, standard output) of the command."""
+    """Returns (exit code, processor seconds, MB, standard output) of the command."""
     own: Dict[str, str] = {
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "-1",

@@ -1,7 +1,7 @@
 """Turns rows of published IPU results into programs of this package: network, splits, settings, system.
 
-Rows are dictionaries of ``published_throughput.json`` and ``published_fits_and_splits.json``.  What a row doesn't say
-and the model must know (optimizer slots, splits told in another framework's names) is decided here and nowhere else.
+Rows are dictionaries of ``published_throughput.json`` and ``published_fits_and_splits.json``.  This
+module alone decides what the model needs and a row doesn't say (optimizer slots, split names of another framework).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
 from ipucnn.training.program import stage_proportions
 
-# Published name -> registered name, after `_` and case are folded; G16 variants are told by their group size.
+# Published name -> registered name, after `_` and case are folded; the group size distinguishes the G16 variants.
 _NAMES = {
     "resnet50-v1.5": "resnet50",
     "resnet-50": "resnet50",
@@ -57,7 +57,7 @@ _TIMM_PARTS = {"conv_pw": "expand_conv", "conv_dw": "dwconv", "conv_pwl": "proje
 
 
 class Skipped(Exception):
-    """A row that can't be judged; the text says why."""
+    """Raised for a row that can't be judged; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class Program:
     system: System
 
     def times(self, constants: CostConstants) -> LayerTimes:
-        """Times of the layers, each under its own stage's availableMemoryProportion."""
+        """Returns the times of the layers, each under its own stage's availableMemoryProportion."""
         starts = stage_starts(self.graph, self.splits)
         return program_times(self.graph, starts, self.settings, self.system.ipu, constants)
 
     def images_per_s(self, constants: CostConstants, times: Optional[LayerTimes] = None) -> float:
-        """Predicted throughput; with ``times`` the plans behind them are kept."""
+        """Predicts the throughput; passing ``times`` reuses the tile plans in them."""
         times = self.times(constants) if times is None else times.with_constants(constants)
         prediction = predict(self.graph, self.splits, self.settings, self.system, constants, times)
         return prediction.images_per_s
 
 
 def registered_name(row: Dict[str, Any]) -> str:
-    """Name of the row's network in the registry.
+    """Returns the name of the row's network in the registry.
 
     Raises:
         Skipped: it is not registered.
@@ -113,7 +113,7 @@ def _graph(name: str, row: Dict[str, Any]) -> LayerGraph:
 
 
 def _efficientnet_block(variant: str, index: int) -> str:
-    """block4a from the running number of an MBConv block."""
+    """Translates an MBConv block's running number to its name, such as block4a."""
     for group, count in enumerate(_EFFICIENTNET_REPEATS[variant], start=1):
         if index < count:
             return f"block{group}{'abcdefghijk'[index]}"
@@ -129,7 +129,7 @@ def _first_of(graph: LayerGraph, prefix: str) -> str:
 
 
 def _split(graph: LayerGraph, name: str) -> str:
-    """Canonical name of the layer that a published split name opens a stage at.
+    """Returns the canonical name of the layer at which a published split name opens a stage.
 
     Raises:
         Skipped: the name is not understood.
@@ -167,7 +167,7 @@ def _split(graph: LayerGraph, name: str) -> str:
 
 
 def _optimizer_slots(name: Optional[str]) -> int:
-    """State tensors per weight; public EfficientNets use RMSprop with momentum."""
+    """Returns the state tensors per weight; public EfficientNets use RMSprop with momentum."""
     if name is None:
         return 1
     name = name.lower()
@@ -175,10 +175,10 @@ def _optimizer_slots(name: Optional[str]) -> int:
 
 
 def throughput_program(row: Dict[str, Any]) -> Program:
-    """The program of a row of published throughput.
+    """Turns a row of published throughput into a program.
 
     Raises:
-        Skipped: no part of this package can stand for it.
+        Skipped: this package cannot represent the row.
     """
     generation = row["ipu_generation"].split()[0]
     name = registered_name(row)
@@ -222,7 +222,7 @@ def throughput_program(row: Dict[str, Any]) -> Program:
             )
         )
         settings.update(available_memory_proportion=by_stage((0.7, 0.3, 0.45, 0.7), 4))
-        # Its pipeline leaves the SDK's default for the optimizer state: offloaded.
+        # Its pipeline keeps the SDK's default for the optimizer state: offloaded.
         settings.update(optimizer_state_offloading=True)
     else:
         raise Skipped(f"splits of {row['model']} are not known")
@@ -233,7 +233,7 @@ def throughput_program(row: Dict[str, Any]) -> Program:
 
 
 def by_stage(shares: Sequence[float], num_stages: int) -> Proportions:
-    """availableMemoryProportion of all stages, of each, or of the forward and the backward pass of each."""
+    """Reads availableMemoryProportion: one for all stages, one each, or one each for forward and backward pass."""
     if len(shares) == 1:
         return uniform(shares[0])
     own = stage_proportions([100 * share for share in shares], num_stages)
@@ -241,10 +241,10 @@ def by_stage(shares: Sequence[float], num_stages: int) -> Proportions:
 
 
 def memory_program(row: Dict[str, Any]) -> Program:
-    """The program of a row of published fits.
+    """Turns a row of published fits into a program.
 
     Raises:
-        Skipped: the network or a split name is not known here.
+        Skipped: the network or a split name is unknown here.
     """
     name = registered_name(row)
     graph = _graph(name, row)
@@ -259,8 +259,8 @@ def memory_program(row: Dict[str, Any]) -> Program:
     schedule = str(row.get("schedule", "Grouped")).split()[0]
     if recompute.startswith("7 segments"):
         splits, schedule, recompute = SEVEN_SEGMENTS, "Sequential", "on"
-    # PopTorch recomputes inside the stages of a pipelined training by default, and that application passes its own
-    # flag on only for unpipelined runs; TF1's pipelines say what they do.
+    # PopTorch recomputes inside the stages of a pipelined training by default, and that application passes its own flag
+    # only for unpipelined runs; TF1's pipelines say what they do.
     explicit_off = recompute.startswith("off") and row.get("framework") != "PyTorch"
     on = recompute.startswith(("on", "manual")) or (len(splits) > 0 and not explicit_off)
     if len(splits) == 0 and checkpoints:
@@ -288,6 +288,6 @@ def memory_program(row: Dict[str, Any]) -> Program:
 
 
 def with_splits(program: Program, splits: Tuple[str, ...]) -> Program:
-    """The same program split elsewhere."""
+    """Returns the same program with other splits."""
     settings = dataclasses.replace(program.settings, num_stages=len(splits) + 1)
     return dataclasses.replace(program, splits=splits, settings=settings)

@@ -1,15 +1,14 @@
-"""Trains presets under several seeds with the command a user types, and writes what they reached to a CSV.
+"""Trains presets under several seeds with the command a user types, and writes the held-out figures to a CSV.
 
 Usage: python benchmarks/results.py [--data DIR] [--seeds 1 2 3] [--only NAME ...] [--output results/presets.csv]
            [--choose] [--also="--num-epochs 40"]
 
 One row per preset: mean and standard deviation (n - 1) of the held-out figure after the last epoch (not the
 best one), wall and processor time of the whole command, and the conditions.  A row is written when its seeds
-are done; rows of other presets in the file stay.  Presets whose data are not in --data are left out, and said.
+are done; rows of other presets in the file stay.  Presets whose data are not in --data are left out, with a message.
 
-With --choose nothing is written, and the evaluation images are not looked at: seed s trains on four fifths of the
-training images and is judged on the fifth number (s - 1) % 5 + 1.  So values for a preset are compared; --also tries
-others.
+With --choose nothing is written, and the evaluation images are not used: seed s trains on four fifths of the training
+images and is evaluated on fifth number (s - 1) % 5 + 1.  This compares values for a preset; --also tries others.
 """
 
 import argparse
@@ -32,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 NUM_FOLDS = 5
-# What a process runs with --choose: a fold of the training images alone, whose number is the first argument.
+# The code of a process with --choose: it takes one fold of the training images, whose number is the first argument.
 CHOOSING = f"""
 import sys
 from dataclasses import replace
@@ -48,7 +47,7 @@ main()
 
 
 class Preset(NamedTuple):
-    """A command line of `ipucnn train` and what its data need."""
+    """A command line of `ipucnn train` and the data it needs."""
 
     arguments: str
     needs: Optional[str]
@@ -94,7 +93,7 @@ COLUMNS = (
 
 
 def train(arguments: List[str], seed: int, chooses: bool = False) -> Dict[str, Any]:
-    """One run: its report, with the wall and processor seconds of the process."""
+    """Trains one run; returns its report, and the wall and processor seconds of the process."""
     program = ["-m", "ipucnn"]
     if chooses:
         program = ["-c", CHOOSING, str((seed - 1) % NUM_FOLDS + 1)]
@@ -112,7 +111,7 @@ def train(arguments: List[str], seed: int, chooses: bool = False) -> Dict[str, A
 
 
 def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
-    """The CSV row of a preset, trained once per seed."""
+    """Returns the CSV row of a preset, trained once per seed."""
     preset, seeds = PRESETS[name], options.seeds
     arguments = [*shlex.split(preset.arguments), *shlex.split(options.also)]
     runs = []
@@ -156,7 +155,7 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def read(path: Path) -> Dict[str, Dict[str, Any]]:
-    """The rows of an existing file by preset."""
+    """Reads the rows of an existing file by preset."""
     if not path.exists():
         return {}
     with open(path, newline="", encoding="utf-8") as handle:
@@ -164,7 +163,7 @@ def read(path: Path) -> Dict[str, Dict[str, Any]]:
 
 
 def write(path: Path, rows: Dict[str, Dict[str, Any]]) -> None:
-    """All rows, in the order of PRESETS."""
+    """Writes all rows, in the order of PRESETS."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
