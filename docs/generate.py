@@ -89,7 +89,12 @@ def effects(spec: OptionSpec) -> Tuple[str, str]:
 def _effects() -> List[str]:
     """The table of effects; it names tests, which only the source tree has."""
     tests = documents.load(TESTS.read_text(encoding="utf-8"))
-    lines = ["### Effects", "", "What acts on an option, and the test (in `tests/`) that shows it.", ""]
+    lines = [
+        "### Effects",
+        "",
+        "Whether an option has an effect, and the test in `tests/` that shows it.",
+        "",
+    ]
     lines += ["| key | on the host | on IPUs | test |", "| --- | --- | --- | --- |"]
     for spec in SPECS:
         lines.append(f"| `{spec.key}` | {' | '.join(effects(spec))} | `{tests.get(spec.key, '-')}` |")
@@ -126,7 +131,7 @@ def published() -> List[Published]:
 
 def _published_table() -> List[str]:
     lines = ["### Published configurations", ""]
-    text = "What Graphcore's public applications and tutorials describe, and the preset that stands for it: "
+    text = "Configurations of Graphcore's public applications and tutorials, and the presets that reproduce them: "
     lines += [
         text + "`ipucnn train --config NAME`, or `train unet` for the U-Net with `--nb-ipus-per-replica 4`.",
         "",

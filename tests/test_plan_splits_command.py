@@ -33,7 +33,7 @@ from ipucnn.training.program import make_program
 
 SMALL = "cifar_resnet8"
 GROUPED = "--schedule Grouped"
-# Data of its home data set aren't needed; the rest of its preset is.
+# Data of its default data set aren't needed; the rest of its preset is.
 FITTING = f"{SMALL} --stages 2 {GROUPED}"
 
 

@@ -94,7 +94,7 @@ class PipelineOptions:
 
 @dataclasses.dataclass(frozen=True)
 class IpuOptions:
-    """What only the Poplar session acts on: recorded, without effect on the host."""
+    """Options that only the Poplar session uses. The host records them without effect."""
 
     PANEL: ClassVar[str] = "IPU only"
     EACH: ClassVar[Dict[str, Any]] = {"host_effect": False}
@@ -232,7 +232,7 @@ class IpuOptions:
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """What only the host session acts on."""
+    """Options that only the host session uses."""
 
     PANEL: ClassVar[str] = "Host session"
     EACH: ClassVar[Dict[str, Any]] = {"ipu_effect": False}
@@ -276,7 +276,7 @@ class HostOptions:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """Several workers, each of them a process, that train one network together; see docs/cluster.md."""
+    """Processes (workers) that train one network together; see docs/cluster.md."""
 
     PANEL: ClassVar[str] = "Workers"
     EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN, "ipu_effect": False}

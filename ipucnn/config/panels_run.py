@@ -26,7 +26,7 @@ from ipucnn.config.spec import (
 
 @dataclasses.dataclass(frozen=True)
 class GeneralOptions:
-    """What to run, where, and where to put it."""
+    """The network, data, device and folder of a run."""
 
     PANEL: ClassVar[str] = "General"
 
@@ -108,7 +108,7 @@ class GeneralOptions:
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """The samples and how they are delivered."""
+    """Which samples are used, and how they are loaded."""
 
     PANEL: ClassVar[str] = "Data"
 
@@ -574,7 +574,7 @@ class TrainingOptions:
 
 @dataclasses.dataclass(frozen=True)
 class BatchingOptions:
-    """What makes up a weight update, an execution and an epoch."""
+    """The sizes of a weight update, an execution and an epoch."""
 
     PANEL: ClassVar[str] = "Batching"
 

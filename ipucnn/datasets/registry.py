@@ -437,7 +437,7 @@ def choose_dataset(
         name: as given with ``--dataset``: a name, tfds:NAME, a folder of images, or None for the home data
             set where it lies in ``path`` and the embedded one of the task otherwise.
         path: ``--dataset-path``, the folder to look in.
-        home: the model's home data set.
+        home: the model's default data set.
         task: the model's task; ANY_TASK for verification, which takes incomplete sets, too.
         download: whether a set that is absent may be fetched (it is when it is opened).
         divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.

@@ -15,7 +15,7 @@ InputShape = Tuple[int, int, int]
 def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
-    Data sets of many sizes take the network's own size, as its home data set does.  Of a network of one's own the
+    Data sets of many sizes take the network's own size, as its default data set does.  Of a network of one's own the
     data decide what it leaves open, the channels too.
     """
     height, width = image_shape[0], image_shape[1]
