@@ -1,4 +1,4 @@
-"""Several workers of the host session: who they are, what they tell each other, and that they train as one would."""
+"""Several workers of the host session: configuration, communication, and training that equals one worker's."""
 
 import filecmp
 import itertools
@@ -72,14 +72,14 @@ def slurm(**values):
     return {name: str(value) for name, value in {**usual, **values}.items()}
 
 
-# -- who am I ---------------------------------------------------------------------------------------------------------
+# -- identity of a worker ---------------------------------------------------------------------------------------------
 
 
-def test_one_worker_where_nobody_says_anything():
+def test_one_worker_by_default():
     assert find_workers(RunConfig(), {}) is None
     assert find_workers(RunConfig(), tf_config(["10.0.0.1:5000"])) is None
     assert find_workers(RunConfig(), {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    # The batch script's own process is no task of a step.
+    # The process of the batch script is not a task of a step.
     assert find_workers(RunConfig(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
 
 
@@ -87,9 +87,9 @@ def test_tf_config_and_slurm_name_the_same_workers():
     addresses = ("127.0.0.1:20017", "127.0.0.1:20018", "127.0.0.2:20017", "127.0.0.2:20018")
     by_tf_config = find_workers(RunConfig(), tf_config(list(addresses), 2))
     by_slurm = find_workers(RunConfig(), slurm())
-    for found in (by_tf_config, by_slurm):
-        assert (found.addresses, found.index, found.count) == (addresses, 2, 4)
-        assert not found.is_writer and not found.is_distributed and found.num_shares == 1
+    for workers in (by_tf_config, by_slurm):
+        assert (workers.addresses, workers.index, workers.count) == (addresses, 2, 4)
+        assert not workers.is_writer and not workers.is_distributed and workers.num_shares == 1
     chief = find_workers(RunConfig(), tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
     assert (chief.addresses, chief.index) == (("127.0.0.1:1", "127.0.0.1:2"), 1)
 
@@ -127,9 +127,9 @@ def test_what_makes_no_sense_is_refused(environment, options, named):
     assert named in refused.value.message and refused.value.hint
 
 
-def test_public_addresses_of_a_trusted_network():
-    found = find_workers(RunConfig(trusted_network=True), tf_config(["8.8.8.8:1", "10.0.0.1:1"]))
-    assert found.count == 2
+def test_a_trusted_network_allows_public_addresses():
+    workers = find_workers(RunConfig(trusted_network=True), tf_config(["8.8.8.8:1", "10.0.0.1:1"]))
+    assert workers.count == 2
 
 
 @pytest.mark.parametrize(
@@ -143,25 +143,25 @@ def test_public_addresses_of_a_trusted_network():
         ("rack[1-2]-n[09-11],z", "rack1-n09 rack1-n10 rack1-n11 rack2-n09 rack2-n10 rack2-n11 z"),
     ],
 )
-def test_node_lists_as_slurm_writes_them(text, names):
+def test_slurm_node_lists_are_expanded(text, names):
     assert expand_nodes(text) == names.split()
 
 
-# -- how they meet ----------------------------------------------------------------------------------------------------
+# -- rendezvous and exchange ------------------------------------------------------------------------------------------
 
 
 def addresses(count):
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
-    found = tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    free = tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
     for one in sockets:
         one.close()
-    return found
+    return free
 
 
 def met(count, run=lambda rank: {}, act=lambda one: None, **options):
-    """What ``act`` gives on each worker, or what was raised there."""
+    """Connects ``count`` workers in threads; returns each one's (threads, result of ``act``) or its exception."""
     named, results = addresses(count), [None] * count
 
     def worker(rank):
@@ -184,30 +184,30 @@ def met(count, run=lambda rank: {}, act=lambda one: None, **options):
     return results
 
 
-def test_values_of_all_workers_in_their_order():
+def test_workers_exchange_values_in_order():
     numbers = np.random.default_rng(1).standard_normal(20).tolist()
 
     def act(one):
-        told = [one.exchange("numbers", [one.rank, numbers[k]]) for k in range(20)]
-        return told, one.first("first", one.rank), one.any_signal(one.rank == 2), one.any_signal(False)
+        values = [one.exchange("numbers", [one.rank, numbers[k]]) for k in range(20)]
+        return values, one.first("first", one.rank), one.any_signal(one.rank == 2), one.any_signal(False)
 
     expected = [[[rank, numbers[k]] for rank in range(3)] for k in range(20)]
-    # Worker 0 decides how many threads there are.
+    # All workers take the number of threads of worker 0.
     assert met(3, act=act) == [(3, (expected, 0, True, False))] * 3
 
 
-def test_workers_that_would_train_something_else():
+def test_workers_with_different_options_are_refused():
     for result in met(3, run=lambda rank: {"--seed": 1 + rank // 2}):
         assert isinstance(result, ConfigurationError)
         assert result.message == "worker 2 has --seed 2, and worker 0 has 1"
 
 
-def test_what_workers_compare(monkeypatch):
-    told = {}
+def test_workers_compare_options_and_checkpoints(monkeypatch):
+    compared = {}
     monkeypatch.setattr(
-        runs_train, "join", lambda workers, config, run, threads, met: (told.update(run), threads)
+        runs_train, "join", lambda workers, config, run, threads, met: (compared.update(run), threads)
     )
-    monkeypatch.setattr(runs_train, "fix_threads", lambda number, required: told.update(threads=number))
+    monkeypatch.setattr(runs_train, "fix_threads", lambda number, required: compared.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
     checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
     run.cluster = None
@@ -220,23 +220,23 @@ def test_what_workers_compare(monkeypatch):
         data_sha256="x",
     )
     run._join()
-    # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
-    assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
-    assert told["--target-accuracy"] == 0.5 and told["threads"] == 5
-    assert (told["the network's file"], told["the data set's file"]) == ("f", "g")
-    assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
+    # Options that end a run and the checkpoint must agree: else one worker alone could end, or skip the loop.
+    assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(compared)
+    assert compared["--target-accuracy"] == 0.5 and compared["threads"] == 5
+    assert (compared["the network's file"], compared["the data set's file"]) == ("f", "g")
+    assert compared["the checkpoint"] == checkpoint.digest and "--run-dir" not in compared
 
 
-def test_the_next_fold_has_the_threads_that_tensorflow_has(monkeypatch):
-    monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # as a fold that was continued left it
+def test_the_next_fold_keeps_the_threads_of_tensorflow(monkeypatch):
+    monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # the state after a resumed fold
     run = TrainingRun.__new__(TrainingRun)
     start = SimpleNamespace(checkpoint=None)
     run.context, run.cluster = SimpleNamespace(workers=None, config=RunConfig(), start=start), None
     assert run._join() is None and machine.operation_threads() == num_cores() + 2
 
 
-def test_arrays_of_all_workers_whatever_their_size(monkeypatch):
-    """In pieces: what one of them sends at a time has a bound."""
+def test_workers_exchange_arrays_of_any_size(monkeypatch):
+    """Arrays are sent in pieces, so that the size of a message is bounded."""
     monkeypatch.setattr(cluster, "_PIECE_BYTES", 3 * 40)
     sent, send = [], cluster._Link.send_bytes
     monkeypatch.setattr(
@@ -249,28 +249,28 @@ def test_arrays_of_all_workers_whatever_their_size(monkeypatch):
         first = one.exchange_arrays("a", whole[one.rank, : 7 - 3 * one.rank] if one.rank < 2 else None)
         return [*first, *one.exchange_arrays("b", whole[one.rank]), *one.exchange_arrays("c", None)]
 
-    for threads, found in met(3, act=act):
+    for threads, arrays in met(3, act=act):
         expected = [whole[0], whole[1, :4], *whole]
-        assert threads == 3 and len(found) == 5
-        assert all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(found, expected))
+        assert threads == 3 and len(arrays) == 5
+        assert all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(arrays, expected))
     assert max(sent) < 1000
     alone = cluster.Cluster()
     assert alone.exchange_arrays("a", None) == [] and alone.exchange_arrays("a", whole)[0] is whole
 
 
 @pytest.mark.parametrize("pages", [1, 2, 5])
-def test_workers_share_images_that_are_segmented(pages):
-    """Each is computed once, in turn; what is not finite is an error on all of them, whoever computed it."""
+def test_workers_share_the_images_of_a_segmentation(pages):
+    """Workers compute the images in turn; a logit that is not finite raises an error on all of them."""
     from ipucnn.runs.images.segmentation import TiledNetwork
 
     def network(one, computed):
-        made = TiledNetwork.__new__(TiledNetwork)
-        made.views, made.busy_s, made._margin, made._outputs, made._tile_size = 1, 0.0, 4, (8, 16), None
-        made._cluster = cluster.Cluster()
-        made._trained = SimpleNamespace(join=lambda **asked: one)
-        made.prepare = lambda shape: computed.append(("prepared", shape))
-        made._logits = lambda image: (computed.append(int(image[0, 0, 0])), image.astype(np.float32) / 7)[1]
-        return made
+        tiled = TiledNetwork.__new__(TiledNetwork)
+        tiled.views, tiled.busy_s, tiled._margin, tiled._outputs, tiled._tile_size = 1, 0.0, 4, (8, 16), None
+        tiled._cluster = cluster.Cluster()
+        tiled._trained = SimpleNamespace(join=lambda **asked: one)
+        tiled.prepare = lambda shape: computed.append(("prepared", shape))
+        tiled._logits = lambda image: (computed.append(int(image[0, 0, 0])), image.astype(np.float32) / 7)[1]
+        return tiled
 
     images = [np.full((number + 1, 2, 2), number, np.uint8) for number in range(pages)]
 
@@ -278,15 +278,15 @@ def test_workers_share_images_that_are_segmented(pages):
         computed = []
         segmenting = network(one, computed)
         with segmenting.together(split=None):
-            found = list(segmenting.each(enumerate(images)))
+            segmented = list(segmenting.each(enumerate(images)))
         assert segmenting.is_writer == (one.rank == 0)
         assert [entry for entry in computed if isinstance(entry, tuple)] == [
             ("prepared", image.shape) for image in images
         ]
-        for (key, image, logits), number in zip(found, range(pages)):
+        for (key, image, logits), number in zip(segmented, range(pages)):
             assert key == number and image is images[number]
             assert logits.tobytes() == (images[number].astype(np.float32) / 7).tobytes()
-        return len(found), [entry for entry in computed if isinstance(entry, int)]
+        return len(segmented), [entry for entry in computed if isinstance(entry, int)]
 
     expected = [(3, (pages, list(range(pages))[rank::3])) for rank in range(3)]
     assert met(3, act=act) == expected
@@ -310,11 +310,11 @@ def test_workers_share_images_that_are_segmented(pages):
         (1, socket.AF_INET6, "::"),
     ],
 )
-def test_a_port_of_tensorflows_servers_that_is_taken(taken, family, everywhere):
-    """All of them say so: TensorFlow would wait for minutes, without listening to anything."""
+def test_a_taken_port_of_a_tensorflow_server_is_reported(taken, family, everywhere):
+    """All workers report the taken port: TensorFlow would wait for minutes and respond to nothing meanwhile."""
 
     def act(one):
-        # The rendezvous is over, and its connections may be at the port of the first worker.
+        # After the rendezvous, its connections may still use the port of the first worker.
         with socket.socket(family if one.rank == taken else socket.AF_INET) as other:
             if one.rank == taken:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -332,8 +332,8 @@ def test_a_port_of_tensorflows_servers_that_is_taken(taken, family, everywhere):
             assert f"server of worker {taken} cannot start at 127.0.0.1:" in result.message
 
 
-def test_workers_that_begin_with_other_weights():
-    """Files of the same name may have other contents on another machine."""
+def test_workers_with_different_initial_weights_are_refused():
+    """Files of the same name may have different contents on different machines."""
     values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
     for result in met(3, act=lambda one: one.require_same("weights", digest_of(values[one.rank], {}))):
         assert isinstance(result, ConfigurationError)
@@ -341,7 +341,7 @@ def test_workers_that_begin_with_other_weights():
     assert met(2, act=lambda one: one.require_same("weights", digest_of(values[0], {}))) == [(3, None)] * 2
 
 
-def test_workers_compare_what_a_continued_run_compares(monkeypatch):
+def test_workers_compare_the_facts_that_a_resumed_run_compares(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     named = set(cluster.facts_of_machine()) - {"processor", "python"}
     before = dict.fromkeys(provenance.DECIDES_BYTES, "x")
@@ -350,7 +350,7 @@ def test_workers_compare_what_a_continued_run_compares(monkeypatch):
     assert provenance.changes({**before, "variables": ["damaged"]}, before) == []
 
 
-def test_workers_whose_last_digits_may_differ(monkeypatch):
+def test_workers_with_different_processors_are_noted_or_refused(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(cluster, "facts_of_machine", lambda: {"processor": f"P{min(next(counter), 1)}"})
     (warned, other) = met(2, act=lambda one: one.warnings)
@@ -360,16 +360,16 @@ def test_workers_whose_last_digits_may_differ(monkeypatch):
         assert isinstance(result, ConfigurationError) and "--require-same-bytes: worker 1" in result.message
 
 
-def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
-    own, right = threading.local(), cluster._proof
+def test_a_worker_with_another_secret_is_rejected(monkeypatch):
+    worker, right = threading.local(), cluster._proof
 
     def proof(nonce, rank, count):
-        return right(nonce + getattr(own, "secret", ""), rank, count)
+        return right(nonce + getattr(worker, "secret", ""), rank, count)
 
     monkeypatch.setattr(cluster, "_proof", proof)
 
     def run(rank):
-        own.secret = "x" if rank else ""
+        worker.secret = "x" if rank else ""
         return {}
 
     first, second = met(2, run=run, start_timeout=3.0)
@@ -396,8 +396,8 @@ one.exchange("y", rank)
 """
 
 
-def test_the_others_say_who_left():
-    """They hear of each other from worker 0, which ends as well."""
+def test_remaining_workers_report_which_one_left():
+    """Worker 0 tells the other workers which one left, and ends as well."""
     named = addresses(3)
     started = [
         subprocess.Popen(
@@ -432,7 +432,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     assert not alive and "Traceback" not in said.read_text(encoding="utf-8")
 
 
-def test_nobody_comes():
+def test_a_missing_worker_ends_the_start():
     named = addresses(2)
     for rank, expected in ((0, "worker 1 of 2 did not connect"), (1, "worker 0 could not be reached")):
         before = time.monotonic()
@@ -442,7 +442,11 @@ def test_nobody_comes():
 
 
 def starting(seconds=30.0):
-    """Worker 0 of two, in a thread: its port, and a list that gets what it heard or what was raised."""
+    """Starts worker 0 of two in a thread.
+
+    Returns:
+        The addresses, the thread, and a list that receives the exchanged values or the exception.
+    """
     named, results = addresses(2), []
 
     def first():
@@ -467,8 +471,8 @@ def stranger_at(named, thread):
         time.sleep(0.05)
 
 
-def test_strangers_at_the_door_do_no_harm():
-    """Port scanners, other programs, and connections that say nothing."""
+def test_foreign_connections_do_not_disturb_the_start():
+    """Port scanners, other programs and silent connections do not disturb the rendezvous."""
     named, thread, results = starting()
     for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
         with stranger_at(named, thread) as stranger:
@@ -484,8 +488,8 @@ def test_strangers_at_the_door_do_no_harm():
     "words",
     [b'{"rank": Infinity, "count": 2, "nonce": "", "proof": ""}', b'{"nonce": NaN, "rank": 1e999}', b""],
 )
-def test_a_stranger_does_not_end_the_start(monkeypatch, words):
-    """Worker 0 waits for its own, for as long as it was told to: numbers that are none, and a byte now and then."""
+def test_a_foreign_connection_does_not_end_the_start(monkeypatch, words):
+    """Worker 0 waits until the start timeout despite numbers that are not finite, or bytes sent one by one."""
     monkeypatch.setattr(cluster, "GRACE_S", 0.5)
     named, thread, results = starting(2.0)
     sent = 0
@@ -501,11 +505,11 @@ def test_a_stranger_does_not_end_the_start(monkeypatch, words):
     assert isinstance(error, WorkersError) and "did not connect" in error.message and sent < 100
 
 
-def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
+def test_nonsense_answers_do_not_extend_the_start_timeout():
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(5)
-    here = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
 
     def answer():
         with suppress(OSError):
@@ -518,7 +522,7 @@ def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
     thread.start()
     with pytest.raises(WorkersError, match="worker 0 could not be reached"):
         join(
-            Workers(2, 1, addresses=(here, "127.0.0.1:1"), source="test"),
+            Workers(2, 1, addresses=(address, "127.0.0.1:1"), source="test"),
             RunConfig(start_timeout=0.5),
             {},
             1,
@@ -535,14 +539,14 @@ def sharing(micro_batches, fused=0):
     )
 
 
-def test_which_numbers_of_workers_fit():
+def test_numbers_of_workers_that_can_share_a_weight_update():
     for chunks, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
         check_sharing(sharing(chunks, 1), RunConfig(), workers)
     with pytest.raises(ConfigurationError) as refused:
         check_sharing(sharing(12, 2), RunConfig(), 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
-    # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
+    # A later fold, or a run that starts over, keeps --max-workers, so the hint names numbers of workers.
     for micro_batches, most, who, legal in (
         (12, 4, (3,), "1, 2, 4"),
         (16, 4, (3, 2), "1, 2"),
@@ -559,8 +563,8 @@ def test_which_numbers_of_workers_fit():
     sharing=st.integers(1, 8),
     bytes_per_sample=st.integers(1, 2**22),
 )
-def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_sample):
-    """The largest number of fused micro-batches that is legal and leaves each worker as many chunks."""
+def test_fused_micro_batches_that_workers_can_share(micro_batches, group, sharing, bytes_per_sample):
+    """The largest legal number of fused micro-batches that gives all workers the same number of groups."""
     from ipucnn.sessions.host.division import choose_fused, fusible
 
     total = micro_batches * group
@@ -579,21 +583,21 @@ def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_
 @pytest.mark.parametrize(
     "cores, program, config, workers, threads",
     [
-        (8, {}, {}, 1, 4),  # 12 micro-batches: two chunks of six
-        (7, {}, {}, 1, 7),  # cores that two cannot share
+        (8, {}, {}, 1, 4),  # 12 micro-batches: two groups of six
+        (7, {}, {}, 1, 7),  # two groups cannot share 7 cores evenly
         (1, {}, {}, 1, 1),
         (8, {"num_micro_batches": 9}, {}, 1, 8),
         (8, {"num_micro_batches": 1}, {}, 1, 8),
         (8, {"dbn_replica_group_size": 4}, {}, 1, 8),  # three groups
         (8, {"dbn_replica_group_size": 2}, {}, 1, 4),
-        (8, {"fused_micro_batches": 12}, {}, 1, 8),  # one chunk
+        (8, {"fused_micro_batches": 12}, {}, 1, 8),  # one group
         (8, {"fused_micro_batches": 3}, {}, 1, 4),
         (8, {}, {}, 3, 4),
-        (8, {}, {}, 4, 8),  # of three chunks for each worker none has a neighbour
+        (8, {}, {}, 4, 8),  # each worker has 3 groups, an odd number
         (8, {}, {"max_workers": 6}, 1, 4),
         (8, {}, {"max_workers": 4}, 1, 8),
         (8, {"fused_micro_batches": 3}, {"max_workers": 2}, 1, 4),
-        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 1, 8),  # as one of four workers has
+        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 1, 8),  # one group for each of four workers
         (8, {}, {"devices": 2}, 1, 4),
     ],
 )
@@ -603,7 +607,7 @@ def test_threads_of_training(monkeypatch, cores, program, config, workers, threa
     assert host_workers.threads_of_training(RunConfig(**config), SimpleNamespace(**known), workers) == threads
 
 
-# -- what they train --------------------------------------------------------------------------------------------------
+# -- training ---------------------------------------------------------------------------------------------------------
 
 FLAGS = (
     "cifar_resnet8 --dataset digits --limit-train 16 --limit-eval 9 --seed 1 --micro-batch-size 2 "
@@ -613,7 +617,7 @@ FLAGS = (
 
 
 def with_values(flags, **values):
-    """Flags with other values; None: without the flag."""
+    """Returns flags with other values; a value of None removes the flag."""
     flags = list(flags)
     for name, value in values.items():
         flag = "--" + name.replace("_", "-")
@@ -635,7 +639,7 @@ def environment(**more):
 
 
 def completed(folder, words, **more):
-    """The ended process of some words after ``python``, or of a program."""
+    """Runs words after ``python``, or a program given by its absolute path, and returns the completed process."""
     words = [*([] if str(words[0]).startswith("/") else [sys.executable]), *map(str, words)]
     return subprocess.run(
         words, cwd=str(folder), env=environment(**more), capture_output=True, text=True, timeout=580
@@ -643,7 +647,7 @@ def completed(folder, words, **more):
 
 
 def launch(folder, *words, workers=2, command="train"):
-    """A command with several workers, or with one."""
+    """Runs a command with several workers, or with one."""
     launched = ["launch", "-n", workers, "--"] if workers > 1 else []
     return completed(folder, ["-c", PROGRAM, *launched, command, *words])
 
@@ -658,49 +662,49 @@ def assert_same(one, two):
 
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
-    """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
+    """Covers batch norm, augmentation, accumulation, replicas, statistics and validation, without dropout."""
     flags = with_values(["toy_model_bn", *FLAGS[1:], "--augment"], image_size=None)
     ended = launch(tmp_path, *with_values(flags, max_workers=None), "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
     assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
-    # Where it begins again it makes chunks for as many workers.
+    # A restart forms its groups of fused micro-batches for the same number of workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_all_workers_settle_statistics_where_a_signal_ends_them(tmp_path):
-    """They gather statistics: worker 0 would wait for ever for others who ended before."""
-    settled = []
+def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
+    """Workers gather statistics together: worker 0 would wait for ever for one that ended before."""
+    measured = []
     recorder = Recorder.__new__(Recorder)
     recorder._guard = SimpleNamespace(exit_code=130)
     recorder._program = SimpleNamespace(num_weight_updates=2)
     recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
     recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
-    recorder._measure_statistics = lambda: settled.append(True)
+    recorder._measure_statistics = lambda: measured.append(True)
     with pytest.raises(Interrupted, match="the first worker saves it"):
         recorder._interrupt()
-    assert settled
+    assert measured
 
 
 @pytest.mark.parametrize("secret", ["", "x"])
-def test_a_run_without_a_secret_says_so(monkeypatch, secret):
+def test_a_missing_secret_is_noted(monkeypatch, secret):
     monkeypatch.setenv("IPUCNN_SECRET", secret)
     workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
     program = SimpleNamespace(num_micro_batches=4, fused_micro_batches=1)
     notes = notes_of_sharing(workers, RunConfig(max_workers=2), program, True)
     assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
-    # The chunks are those that were asked for.
+    # The user chose the groups of fused micro-batches.
     assert not any("the chunks are those" in note for note in notes)
 
 
-# -- who writes -------------------------------------------------------------------------------------------------------
+# -- writing the run folder -------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
-    """On a file system without locks: the run goes on elsewhere, and then the first process does, too."""
+def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
+    """Without file locks, a second process continues the run, and then the stopped first process continues too."""
     resolved = resolve(
         "train", {"model_name": "lenet", "dataset": "digits", "run_dir": str(tmp_path / "run")}
     )
@@ -725,7 +729,7 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
     rewrite = folder_module.write_text
 
     def write_text(path, text):
-        # From the moment on at which the second process begins to write, the first one does not.
+        # The first process cannot write any more once the second one begins to write.
         rewrite(path, text)
         with pytest.raises(WorkersError, match="another process goes on"):
             first.append("metrics.jsonl", "{}\n")
@@ -760,7 +764,7 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mean", "running_mean"])
-def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, method):
+def test_a_ring_equals_one_worker_up_to_rounding(tmp_path, capfd, method):
     flags = [*FLAGS, "--no-validation", "--gradient-accumulation-reduction-method", method]
     ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -770,14 +774,14 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
     assert list(ring.weights) == list(one.weights)
-    for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
-        for name, value in there.items():
-            np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
+    for expected, actual in ((one.weights, ring.weights), (one.slots, ring.slots)):
+        for name, value in expected.items():
+            np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
-    """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
+def test_a_run_resumes_with_another_number_of_workers(tmp_path, capfd):
+    """One worker, then two, then one; with statistics measured over large batches and averaged weights."""
     values = dict(ema_decay=0.9, optimizer="adam", optimizer_params="{}", lr_schedule="const", num_epochs=3)
     flags = with_values(FLAGS, precise_batch_norm=8, **values)
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
@@ -785,21 +789,21 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     for workers, epochs in ((2, 2), (1, 3)):
         ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
         assert ended.returncode == 0, ended.stderr
-    # Earlier checkpoints say how many epochs there were to be then.
+    # Earlier checkpoints record the number of epochs requested at that time.
     for name in ("metrics.jsonl", "checkpoints/last.npz"):
         assert filecmp.cmp(str(tmp_path / "one" / name), str(tmp_path / "changing" / name), shallow=False), (
             name
         )
     processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
     assert [process.get("workers") for process in processes] == [None, 2, None]
-    # Four workers cannot share two chunks, which is told before anything is imported.
+    # Four workers cannot share two groups of micro-batches; the error comes before any import.
     ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
     assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
 
 
 @pytest.mark.slow
-def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_path):
-    """On a file system without locks, as between machines: not one byte of the run folder changes."""
+def test_a_stopped_worker_0_cannot_change_a_run_continued_elsewhere(tmp_path):
+    """Without file locks, as between machines, not one byte of the run folder changes."""
     without_locks = "import ipucnn.runs.folder as f; f.locked = lambda folder: None; " + PROGRAM
     values = dict(ckpts_per_epoch=1, lr_schedule="const", run_dir="run", num_epochs=4000)
     flags = with_values([*FLAGS, "--no-validation"], **values)
@@ -807,8 +811,8 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
     for rank in range(2):
         words = [sys.executable, "-c", without_locks, "train", *flags]
         out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        own = environment(IPUCNN_SECRET="s", **tf_config(hosts, rank))
-        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=own, stdout=out, stderr=out))
+        variables = environment(IPUCNN_SECRET="s", **tf_config(hosts, rank))
+        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=variables, stdout=out, stderr=out))
     last = tmp_path / "run" / "checkpoints" / "last.npz"
     try:
         while not last.exists():
@@ -816,7 +820,7 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
             time.sleep(0.05)
         workers[0].send_signal(signal.SIGSTOP)
         workers[1].kill()
-        # The newest checkpoint is a whole one, wherever worker 0 was stopped.
+        # The newest checkpoint is complete, wherever worker 0 was stopped.
         epochs = int(load_checkpoint(last).meta["weight_updates"]) // 2 + 2
         more = ["--resume", "--run-dir", "run", "--num-epochs", str(epochs), "--threads", str(num_cores())]
         went_on = completed(tmp_path, ["-c", without_locks, "train", *more])
@@ -835,14 +839,14 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
     assert set(before) == set(after)
 
 
-def test_each_worker_of_a_machine_has_gpus_of_its_own(monkeypatch):
+def test_launch_divides_the_gpus_among_workers(monkeypatch):
     from ipucnn.commands.launch import _share_gpus
     from ipucnn.diagnosis import look
 
-    there = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
-    monkeypatch.setattr(look, "find_gpus", lambda: (there, None))
+    gpus = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
+    monkeypatch.setattr(look, "find_gpus", lambda: (gpus, None))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    named = [found["CUDA_VISIBLE_DEVICES"] for found in _share_gpus(["train", "lenet"], 2)]
+    named = [variables["CUDA_VISIBLE_DEVICES"] for variables in _share_gpus(["train", "lenet"], 2)]
     assert named == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
     with pytest.raises(ConfigurationError, match="3 workers cannot share 4 GPUs") as refused:
         _share_gpus(["train", "lenet"], 3)
@@ -856,8 +860,8 @@ def test_each_worker_of_a_machine_has_gpus_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3, 7])
-def test_workers_share_what_is_predicted(batches):
-    """Each batch is computed once, and all workers have all logits, in the order of batches."""
+def test_workers_share_predictions(batches):
+    """Each batch is computed once, and every worker receives all logits in the order of the batches."""
     from ipucnn.sessions.host.session import HostSession
     from ipucnn.sessions.session import DeviceInfo
 
@@ -877,10 +881,10 @@ def test_workers_share_what_is_predicted(batches):
             return computed, list(session.logits(given))
 
     results = met(3, act=act)
-    for rank, (_, (computed, found)) in enumerate(results):
+    for rank, (_, (computed, predicted)) in enumerate(results):
         assert computed == list(range(batches))[rank::3]
-        assert [batch for batch, _ in found] == [(number, "labels") for number in range(batches)]
-        for number, (_, values) in enumerate(found):
+        assert [batch for batch, _ in predicted] == [(number, "labels") for number in range(batches)]
+        for number, (_, values) in enumerate(predicted):
             assert values.dtype == np.float32 and values.tobytes() == logits(number).tobytes()
 
 
@@ -900,7 +904,7 @@ def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
 
 
 def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "files")):
-    """A report without what takes another time each time, and without places."""
+    """Returns a report without times, which vary between runs, and without paths."""
     if isinstance(report, dict):
         return {name: left_out(value, names) for name, value in report.items() if name not in names}
     return [left_out(value, names) for value in report] if isinstance(report, list) else report
@@ -909,7 +913,7 @@ def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_evaluate_and_segment_as_one(tmp_path, capfd, workers):
-    """Five images, which neither number divides: the same figures, masks, overlays and contact sheets."""
+    """Five images, which neither 2 nor 4 divides, give the same figures, masks, overlays and contact sheets."""
     run = tmp_path / "run"
     flags = ["--base-filters", "2", "--image-size", "188", "--micro-batch-size", "1", "--num-epochs", "1"]
     train = ["train", "unet", "--dataset", "membranes", *flags, "--limit-train", "4", "--seed", "1"]
@@ -933,31 +937,31 @@ def test_workers_evaluate_and_segment_as_one(tmp_path, capfd, workers):
     assert len(names) == 4 and names == sorted(path.name for path in several.iterdir())
     pairs = [(one / name, several / name) for name in names]
     pairs.append((tmp_path / "evaluate-1.png", tmp_path / f"evaluate-{workers}.png"))
-    for here, there in pairs:
-        assert filecmp.cmp(str(here), str(there), shallow=False), there
+    for expected, actual in pairs:
+        assert filecmp.cmp(str(expected), str(actual), shallow=False), actual
 
 
 @pytest.mark.slow
-def test_the_folds_of_a_cross_validation_are_trained_by_all_workers(tmp_path, capfd):
-    """One after the other, by workers who meet once; another number of workers goes on with it."""
+def test_all_workers_train_the_folds_of_a_cross_validation(tmp_path, capfd):
+    """Workers connect once for all folds; a different number of workers can continue the cross-validation."""
     flags = [*FLAGS, "--kfold", "2"]
     ended = launch(tmp_path, *flags, "--run-dir", "two", "--json")
     assert ended.returncode == 0 and "[worker" not in ended.stderr, ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["missing"] == [] and len(told["folds"]) == 2
+    report = json.loads(ended.stdout)
+    assert report["missing"] == [] and len(report["folds"]) == 2
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     for fold in ("fold-1", "fold-2"):
         assert_same(tmp_path / "one" / fold, tmp_path / "two" / fold)
     both = [json.loads((tmp_path / name / "folds.json").read_text()) for name in ("one", "two")]
     assert left_out(both[0], ("train_s",)) == left_out(both[1], ("train_s",))
-    # What is left of it after the second fold is lost goes on with one worker, in the same chunks.
+    # After the second fold is lost, one worker continues with the same groups of micro-batches.
     shutil.rmtree(str(tmp_path / "two" / "fold-2"))
     assert cli.run(["train", "--resume", "--run-dir", str(tmp_path / "two")]) == 0
     assert_same(tmp_path / "one" / "fold-2", tmp_path / "two" / "fold-2")
 
 
 @pytest.mark.parametrize("more", [[], ["--kfold", "2"]])
-def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, capfd, more):
+def test_workers_that_cannot_connect_leave_no_files(tmp_path, monkeypatch, capfd, more):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TF_CONFIG", tf_config(addresses(2))["TF_CONFIG"])
     words = ["train", *FLAGS, *more, "--run-dir", "run"]
@@ -967,7 +971,7 @@ def test_workers_who_do_not_meet_leave_nothing_behind(tmp_path, monkeypatch, cap
     assert list(tmp_path.iterdir()) == []
 
 
-# What of srun matters here: a task is a process with the command, and these variables besides the job's.
+# The relevant part of srun: a task is a process that runs the command, with these variables besides the job's.
 SRUN = """#!/bin/bash
 tasks=1
 while [[ $1 == -* ]]; do
@@ -998,7 +1002,7 @@ srun --ntasks=2 ipucnn "$@"
 
 @pytest.mark.slow
 def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
-    """A batch script, and an srun that starts tasks as Slurm does; a real one was never at hand."""
+    """Runs a batch script and an srun that starts tasks as Slurm does; no real Slurm was available."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "program.py").write_text(PROGRAM)
@@ -1010,7 +1014,7 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     for name, text in files.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    # In a batch script the job's own variables are there; its process is no task of a step.
+    # A batch script has the job's variables; its process is not a task of a step.
     job = dict(
         SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="127.0.0.1", SLURM_PROCID="0", SLURM_NTASKS="2"
     )
@@ -1026,7 +1030,7 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     same = launch(tmp_path, *flags[1:], "--run-dir", "launched")
     assert same.returncode == 0, same.stderr
     assert_same(tmp_path / "launched", tmp_path / "two")
-    # An error of both is that of the step.
+    # An error of both tasks gives the step its exit code.
     ended = submitted(*with_values(flags, max_workers=3, run_dir="three"))
     assert ended.returncode == 2 and "--max-workers 3 with 2 workers" in ended.stderr
     assert not (tmp_path / "three").exists()
@@ -1049,9 +1053,9 @@ sys.exit(code)
 @pytest.mark.parametrize(
     ("workers", "code", "expected"),
     [
-        # All of them refuse the same: it is said once.
+        # All workers report the same error: it is printed once.
         ([(["error: a", "hint: b"], 2, 0)] * 3, 2, ["error: a", "hint: b"]),
-        # One of them has an error of its own, and the others lose it.
+        # One worker fails with an error, and the others lose it.
         (
             [(["error: worker 1 left", "hint: c"], 7, 0), (["note", "error: a", "hint: b"], 3, 0)],
             None,
@@ -1063,18 +1067,18 @@ sys.exit(code)
                 "[worker 1] hint: b",
             ],
         ),
-        # Two have errors of the same kind, and not the same error.
+        # Two workers have different errors of the same kind.
         (
             [(["error: a", "hint: b"], 3, 0), (["error: c", "hint: b"], 3, 0)],
             3,
             ["error: a", "hint: b", "[worker 1] error: c", "[worker 1] hint: b"],
         ),
-        # One waits for a worker that will not come, and is told to end.
+        # One worker waits for a worker that will not come, and is ended by a signal.
         ([(["error: a"], 2, 0), (["error: interrupted"], 0, 100)], 2, ["error: a"]),
         ([([], 0, 0), (["error: x", "  detail"], 0, 0)], 0, []),
     ],
 )
-def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected):
+def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, expected):
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
@@ -1091,7 +1095,7 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
 @pytest.mark.parametrize(
     ("command", "hint"), [("train", "with --resume"), ("infer", "the same command again")]
 )
-def test_what_to_type_where_a_worker_was_killed(monkeypatch, command, hint):
+def test_a_killed_worker_gives_a_hint_how_to_continue(monkeypatch, command, hint):
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
@@ -1101,7 +1105,7 @@ def test_what_to_type_where_a_worker_was_killed(monkeypatch, command, hint):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_worker_is_told_that_launch_started_it(monkeypatch, capfd, workers):
+def test_launch_sets_its_variable_for_every_worker(monkeypatch, capfd, workers):
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
@@ -1113,8 +1117,8 @@ def test_every_worker_is_told_that_launch_started_it(monkeypatch, capfd, workers
 @pytest.mark.parametrize(
     ("launched", "command"), [(None, "ipucnn train"), ("2", "ipucnn launch -n 2 -- train")]
 )
-def test_what_continues_a_run_that_was_interrupted(tmp_path, monkeypatch, launched, command):
-    """A run of several workers goes on with as many, where `ipucnn launch` started them."""
+def test_the_hint_of_an_interrupted_run_continues_it(tmp_path, monkeypatch, launched, command):
+    """The hint names the same number of workers if `ipucnn launch` started them."""
     if launched is not None:
         monkeypatch.setenv("IPUCNN_LAUNCH", launched)
     folder = tmp_path / "run"
@@ -1135,7 +1139,7 @@ def test_what_continues_a_run_that_was_interrupted(tmp_path, monkeypatch, launch
         ([], "type: ipucnn launch -n 3 -- train"),
     ],
 )
-def test_what_launch_does_not_start(capfd, command, hint):
+def test_launch_refuses_other_commands(capfd, command, hint):
     assert cli.run(["launch", "-n", "3", "--", *command]) == 2
     said = capfd.readouterr().err
     assert "error: `ipucnn launch` starts workers of" in said and hint in said
@@ -1144,7 +1148,7 @@ def test_what_launch_does_not_start(capfd, command, hint):
 @pytest.mark.parametrize(
     "command", [["benchmark", "lenet", "--dataset", "digits"], ["benchmark", "--suite", "keras-tutorial"]]
 )
-def test_a_benchmark_is_one_process(monkeypatch, capfd, command):
+def test_a_benchmark_refuses_several_workers(monkeypatch, capfd, command):
     monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1)["TF_CONFIG"])
     assert cli.run(command) == 2
     said = " ".join(capfd.readouterr().err.split())
@@ -1154,7 +1158,7 @@ def test_a_benchmark_is_one_process(monkeypatch, capfd, command):
     )
 
 
-def test_doctor_says_what_cluster_it_sees(monkeypatch):
+def test_doctor_shows_the_cluster(monkeypatch):
     from ipucnn.diagnosis.look import find_cluster
 
     assert find_cluster({}).line == "" and find_cluster({}).cluster_facts()["workers"] == 1
@@ -1169,7 +1173,7 @@ def test_doctor_says_what_cluster_it_sees(monkeypatch):
     [(signal.SIGTERM, 143, False), (signal.SIGKILL, 7, False), (signal.SIGINT, 130, True)],
 )
 def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
-    """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
+    """The run ends after a checkpoint, or at once if the worker is killed; resumed, it gives the same bytes."""
     flags = with_values([*FLAGS, "--no-validation"], ckpts_per_epoch=0.1, lr_schedule="const", num_epochs=400)
     if more:  # a pipeline, whose statistics all workers measure together before a checkpoint
         flags = with_values(flags, ipus_per_replica=2, gradient_accumulation_count=4, num_replicas=1)
@@ -1188,7 +1192,7 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     assert expected in ended[0].stderr
     done = int(load_checkpoint(tmp_path / "two" / "checkpoints" / "last.npz").meta["weight_updates"])
     assert 0 < done < 800
-    # To the end of the execution under way and no further, which is enough to compare.
+    # Training to the end of the interrupted execution is enough for a comparison.
     epochs = done // 2 + 1
     resumed = ["--resume", "--run-dir", str(tmp_path / "two"), "--num-epochs", str(epochs)]
     whole = with_values(flags, num_epochs=epochs, run_dir=tmp_path / "one")
@@ -1210,7 +1214,7 @@ interrupts.exit_process(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_a_server_left_running_does_not_decide_how_a_worker_ends(code):
+def test_threads_left_by_a_server_do_not_change_the_exit_code(code):
     """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
     words = [sys.executable, "-c", ENDING, str(code)]
     ended = completed(ROOT, words[1:])
@@ -1230,8 +1234,8 @@ with interrupts.left_to_the_system(int(sys.argv[1])):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may lack the alarm")
 @pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
-def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
-    """As TensorFlow does while its servers look for each other: it waits without letting go of Python."""
+def test_a_worker_blocked_in_c_code_can_be_ended(seconds, sent):
+    """TensorFlow waits without releasing Python's interpreter lock while its servers connect."""
     words = [sys.executable, "-c", HELD_UP, str(seconds)]
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE)
     if sent is not None:
@@ -1241,8 +1245,8 @@ def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
     assert process.returncode == -(sent or signal.SIGALRM)
 
 
-def test_who_left_is_told_while_tensorflow_is_imported(capfd):
-    """What C++ prints then is turned aside; the line that says why the worker ends is not."""
+def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
+    """Output of C++ is diverted during the import; the line that says why the worker ends is not."""
     from ipucnn.sessions.host.environment import stderr_aside
 
     with stderr_aside(shown_if_failed=False):
@@ -1252,8 +1256,8 @@ def test_who_left_is_told_while_tensorflow_is_imported(capfd):
     assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
 
 
-def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
-    """A process that did not run for a while has not read yet what the others said meanwhile."""
+def test_a_paused_worker_does_not_report_others_as_lost(monkeypatch):
+    """A process that did not run for a while has not yet read the messages sent meanwhile."""
     monkeypatch.setattr(cluster, "SILENCE_S", 0.2)
     monkeypatch.setattr(cluster, "HEARTBEAT_S", 0.0)
     one, left = cluster.Cluster(), []
@@ -1271,7 +1275,7 @@ def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None))
     one._watch()
     assert not left and link.heard == 5.0
-    # One that ran all the time does.
+    # A process that ran all the time reports the silent worker.
     one._is_closed, link.heard, times = False, 0.0, iter([5.0, 5.0])
     one._watch()
     assert left
@@ -1281,7 +1285,7 @@ def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     assert not left
 
 
-def test_which_errors_of_tensorflow_say_that_a_worker_is_gone():
+def test_tensorflow_errors_that_mean_a_lost_worker():
     import tensorflow as tf
 
     node = "[[{{node while/CollectiveGatherV2}}]]"
@@ -1296,21 +1300,21 @@ def test_which_errors_of_tensorflow_say_that_a_worker_is_gone():
         (of.InternalError, "Collective ops is aborted by: failed to connect to all addresses"),
         (of.DeadlineExceededError, "RPC: /tensorflow.CoordinationService/Heartbeat"),
     )
-    # A worker's own, near a collective: told as what it is, at once.
-    own = (
+    # Errors of the worker itself, near a collective, are reported unchanged and at once.
+    others = (
         (of.ResourceExhaustedError, f"OOM when allocating a tensor {node}"),
         (of.InvalidArgumentError, "Collective ops is aborted by: Shape mismatch in the collective instance"),
         (of.InternalError, f"Blas GEMM launch failed {node}"),
         (of.UnavailableError, "the disk is gone"),
     )
-    for errors, expected in ((lost, True), (own, False)):
+    for errors, expected in ((lost, True), (others, False)):
         for kind, message in errors:
             assert cluster._is_of_collectives(kind(None, None, message)) == expected, message
     assert not cluster._is_of_collectives(RuntimeError("Collective"))
 
 
 def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
-    """Its collectives fail then, and the worker that is silent is named, not a bug of this program."""
+    """Its collectives then fail; the error names the silent worker instead of reporting a bug of this program."""
     import tensorflow as tf
 
     aborted = (
@@ -1320,14 +1324,14 @@ def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
     for name, seconds in (("SILENCE_S", 1.0), ("GRACE_S", 50.0), ("HEARTBEAT_S", 0.1)):
         monkeypatch.setattr(cluster, name, seconds)
     left = []
-    # However slow the machine is, it is waited until the silence was noticed, and no longer.
+    # The wait lasts until the silence is noticed, however slow the machine is, and no longer.
     clock = {**vars(time), "monotonic": lambda: time.monotonic() + (100 if left else 0)}
     monkeypatch.setattr(cluster, "time", SimpleNamespace(**clock))
 
     def act(one):
         one._leave = left.append
         if one.rank:
-            # It is stopped: nothing is said, and nothing heard.
+            # This worker is stopped: it neither sends nor receives.
             monkeypatch.setattr(one, "_is_closed", True)
             return None
         with pytest.raises(WorkersError, match="worker 0 lost the others") as raised:
@@ -1335,10 +1339,10 @@ def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
         assert raised.value.exit_code == 7 and "--resume" in raised.value.hint
         return None
 
-    found = met(2, act=act)
-    assert found[0] == (3, None), found
+    results = met(2, act=act)
+    assert results[0] == (3, None), results
     assert set(left) == {1}
-    # An error of this worker's own is not waited with, whatever it names.
+    # An error of this worker itself is raised without a wait, whatever it names.
     monkeypatch.setattr(cluster, "SILENCE_S", 1000.0)
-    own = tf.errors.ResourceExhaustedError(None, None, "OOM [[{{node while/CollectiveGatherV2}}]]")
-    assert [result[1] for result in met(2, act=lambda one: one.close(own))] == [None, None]
+    out_of_memory = tf.errors.ResourceExhaustedError(None, None, "OOM [[{{node while/CollectiveGatherV2}}]]")
+    assert [result[1] for result in met(2, act=lambda one: one.close(out_of_memory))] == [None, None]
