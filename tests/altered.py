@@ -1,10 +1,10 @@
-"""Plain values with one of them altered, for readers of files that anybody may have written."""
+"""Nested plain values with one value altered, for tests of readers of untrusted files."""
 
 import copy
 
 
 def places(value, at=()):
-    """The way to every place in nested lists and dictionaries, but to the whole."""
+    """Yields the path to every place in nested lists and dictionaries, except to the whole."""
     if at:
         yield at
     if isinstance(value, (dict, list)):
@@ -13,7 +13,7 @@ def places(value, at=()):
 
 
 def altered(whole, at, draw, values):
-    """A copy in which what is at a place is gone, three times of ten, or one of ``values``."""
+    """Returns a copy in which the value at a path is deleted (in 30 % of the draws) or is one of ``values``."""
     changed = copy.deepcopy(whole)
     holder = changed
     for key in at[:-1]:

@@ -1,4 +1,4 @@
-"""Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
+"""Set-up for all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
 import functools
 import gc
@@ -21,10 +21,10 @@ from ipucnn.sessions.host.environment import set_variables
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-# In the background of a script Ctrl-C is ignored, also by the processes that tests start and interrupt.
+# A shell script starts background jobs with SIGINT ignored; the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Under nohup the closing of the terminal is, which ipucnn respects.
+# nohup ignores SIGHUP, which ipucnn respects.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -32,15 +32,15 @@ _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, sign
 
 
 def _keep_byte_code() -> None:
-    """Byte code of TensorFlow is written here once if its own folder has none.
+    """Writes the byte code of TensorFlow to a folder of the tests if the installation has none.
 
-    Some installers write none (uv), and some users let Python write none: then each process that imports TensorFlow
-    compiles it, which takes ten seconds of processor time, and tests start dozens of them.
+    Some installers (uv) write none, and some users disable it: each process that imports TensorFlow then compiles it,
+    which takes ten seconds of processor time, and tests start dozens of processes.
     """
-    found = importlib.util.find_spec("tensorflow")
-    if sys.pycache_prefix is not None or found is None or found.origin is None:
+    spec = importlib.util.find_spec("tensorflow")
+    if sys.pycache_prefix is not None or spec is None or spec.origin is None:
         return
-    if not os.path.exists(importlib.util.cache_from_source(found.origin)):
+    if not os.path.exists(importlib.util.cache_from_source(spec.origin)):
         folder = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
         sys.pycache_prefix, sys.dont_write_bytecode = folder, False
         os.environ["PYTHONPYCACHEPREFIX"] = folder
@@ -50,7 +50,7 @@ def _keep_byte_code() -> None:
 _keep_byte_code()
 set_variables()  # the same kernels as in a run, whichever test imports TensorFlow first
 
-# Nothing that a test writes has to survive a power cut, and waiting for the disk takes 6 ms each time.
+# Files of tests need not survive a power cut, and each fsync takes 6 ms.
 os.fsync = lambda handle: None
 
 settings.register_profile(
@@ -60,7 +60,7 @@ settings.load_profile("ipucnn")
 
 
 def pytest_configure(config):
-    """Says how many examples are wanted before tests that declare two numbers of them are imported."""
+    """Sets whether slow tests are left out before tests that declare two numbers of examples are imported."""
     few_examples.slow_are_left_out = "not slow" in config.getoption("markexpr")
 
 
@@ -69,7 +69,7 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Takes what the imports left out of the garbage collector's way.
+    """Excludes the objects of imported modules from garbage collection.
 
     TensorFlow and the tests are half a million objects, and Keras collects garbage whenever its session is cleared.
     """
@@ -80,10 +80,10 @@ def pytest_collection_finish():
 
 
 def _note_one_stack():
-    """Each operation that TensorFlow records is given the same stack of Python calls, in place of its own.
+    """Records the same stack of Python calls for every TensorFlow operation.
 
-    TensorFlow keeps the stack for its error messages alone.  Here the fifty calls of pytest lie under every stack, and
-    walking them takes an eighth of the processor time of recording a network.
+    TensorFlow keeps the stack only for its error messages.  Under pytest every stack has fifty more calls, and walking
+    them takes an eighth of the processor time of recording a network.
     """
     tf_stack = sys.modules.get("tensorflow.python.util.tf_stack")
     if tf_stack is not None:
@@ -91,9 +91,9 @@ def _note_one_stack():
         tf_stack.extract_stack = lambda *_, **__: stack
 
 
-# What takes more than six seconds of processor time, longest first: begun last, it would keep one process busy while
-# the others have nothing to do.  Before them comes what starts hundreds of small processes: on Python 3.8 each one
-# copies the tables of this process's memory, which grows.
+# Files that take more than six seconds of processor time, longest first: started last, one of them would keep one
+# process busy while the others are idle.  The first file starts hundreds of small processes: on Python 3.8 each start
+# copies the page tables of this process, whose memory grows.
 _LONGEST = (
     "test_doctor.py",
     "test_models_build.py",
@@ -142,7 +142,7 @@ _LONGEST = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Files are handed out as ``--dist loadfile`` hands them out, but for the longest ones, which come first."""
+    """Schedules files as ``--dist loadfile`` does, except that the longest files come first."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -163,9 +163,9 @@ _collected_s = [0.0]
 
 @pytest.fixture(autouse=True, scope="module")
 def leftovers_out_of_the_way():
-    """What the files before left in caches is not looked through again by every collection of the files after them.
+    """Excludes objects that earlier files left in caches from later garbage collections.
 
-    Not after a file that took less than two seconds of processor time, which can't have left much.
+    Files that took less than two seconds of processor time are skipped: they cannot have left much.
     """
     if time.process_time() - _collected_s[0] > 2:
         gc.collect()
@@ -175,9 +175,9 @@ def leftovers_out_of_the_way():
 
 @pytest.fixture(autouse=True, scope="session")
 def graph_cache(tmp_path_factory):
-    """Layer graphs are cached for the tests alone, and built once for all of them."""
+    """Keeps a cache of layer graphs for the tests alone, so that each graph is built once for all of them."""
     before = os.environ.get("IPUCNN_CACHE_DIR")
-    # What Numba compiled stays where it is: the tests' processes would each compile it anew.
+    # Numba keeps its usual cache: otherwise each test process would compile everything anew.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(private_cache_folder("numba") or ""))
     os.environ["IPUCNN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -189,14 +189,14 @@ def graph_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def signals_as_at_first():
-    """A command that ended in this process, or a test of one, may have left signals ignored or noted."""
+    """Restores the signal handlers: a command that ended in this process may have left signals ignored or recorded."""
     interrupts._state.__dict__.clear()
     for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
 
 
 # A command fixes the threads of its process; here many commands share one, and TensorFlow keeps those of the first.
-# Fixtures of whole modules train, too, before those of single tests.
+# Module fixtures, which also train, run before the fixtures of single tests.
 machine.fix_threads(machine.num_cores())
 
 
@@ -208,7 +208,7 @@ def threads_as_at_first():
 
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
-    """Runs a command in an empty folder: (exit code, stdout, stderr); a traceback fails the test."""
+    """Runs a command in an empty folder and returns (exit code, stdout, stderr); a traceback fails the test."""
     from ipucnn import cli
 
     monkeypatch.setenv("NO_COLOR", "1")
@@ -227,9 +227,9 @@ def run(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def membranes_once():
-    """The set ``membranes`` is drawn once for each size and seed, not by each command of these tests anew.
+    """Draws the data set ``membranes`` once for each size and seed instead of once for each command.
 
-    Thirty images of 204x204 pixels take half a second.  Tests of the drawing itself do without.
+    Thirty images of 204x204 pixels take half a second.  Tests of the drawing itself do not use this fixture.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membranes, "open_membranes", _opened_membranes)
@@ -241,9 +241,9 @@ _opened_membranes = functools.lru_cache(maxsize=8)(membranes.open_membranes)
 
 @pytest.fixture
 def lightly(monkeypatch):
-    """Runs of this process train without compiling anything, see ``light_training``.
+    """Makes runs of this process train without compiling anything, see ``light_training``.
 
-    With the test's own monkeypatch: of two, the one undone last would leave behind what the other had put there.
+    Uses the test's monkeypatch: if there were two, the one undone last would restore the patches of the other.
     """
     from light_training import train_lightly
 
@@ -252,7 +252,7 @@ def lightly(monkeypatch):
 
 @pytest.fixture
 def short_benchmarks(monkeypatch):
-    """Benchmarks of this process measure next to nothing, see ``light_training``."""
+    """Makes benchmarks of this process measure as briefly as possible, see ``light_training``."""
     from light_training import benchmark_briefly
 
     benchmark_briefly(monkeypatch)
@@ -260,12 +260,12 @@ def short_benchmarks(monkeypatch):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One process more than cores: tests wait for disks, signals and other processes."""
+    """Starts one process more than there are cores: tests wait for disks, signals and other processes."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_make_parametrize_id(val):
-    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so.  Long texts are cut."""
+    """Names signals by number on every Python, as ``slow_cases.txt`` does, and cuts long texts."""
     if isinstance(val, str) and len(val) > 200:
         return f"{ascii(val[:40])[1:-1]}...({len(val)} characters)"
     return str(int(val)) if isinstance(val, signal.Signals) else None
@@ -273,7 +273,7 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them."""
+    """Marks the cases of ``slow_cases.txt`` as slow: cases that have cheaper ones beside them."""
     lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if not line.startswith("#")}
     if not (any("::" in word for word in config.args) or config.getoption("lf", False)):

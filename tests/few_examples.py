@@ -1,19 +1,19 @@
-"""Tests with Hypothesis that usually try a few of their examples, and all of them where slow tests are run."""
+"""Hypothesis tests that usually try a few examples, and more when slow tests are run."""
 
 import pytest
 from hypothesis import settings
 
-# Whether slow tests are left out of this run; ``conftest.py`` sets it before it imports any test.
+# Whether this run leaves out slow tests; ``conftest.py`` sets it before any test is imported.
 slow_are_left_out = True
 
 
 def tries(few, *, slow, **values):
-    """Declares how many examples a test has; it stands where Hypothesis's ``@settings`` would.
+    """Declares the numbers of examples of a test; replaces Hypothesis's ``@settings``.
 
     Args:
-        few: so many where slow tests are left out.
-        slow: so many, which are more, where they are not; the test is one of them there.
-        values: further settings of Hypothesis's.
+        few: number of examples when slow tests are left out.
+        slow: larger number of examples when they are run; the test is then marked as slow.
+        values: further Hypothesis settings.
 
     Returns:
         A decorator.

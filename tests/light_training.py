@@ -1,9 +1,10 @@
-"""Training in which nothing is compiled, for tests of what stands around it: folders, checkpoints, signals, resuming.
+"""Training in which nothing is compiled, for tests of folders, checkpoints, signals and resuming.
 
 A run takes a quarter of the time of a real one.  Its network, options, state, events, files and checkpoints are those
-of the host session; only a weight update and an evaluation are some arithmetic on all of the state, in NumPy.  Whatever
-of the state is lost or comes back otherwise changes every figure after it.  Images are not looked at, and each
+of the host session; only a weight update and an evaluation are replaced by some NumPy arithmetic on the whole state.
+Any part of the state that is lost or restored wrongly changes every later figure.  Images are not read, and each
 validation is better than the one before, unless the learning rate is 0.
+
 """
 
 import time
@@ -16,10 +17,10 @@ _networks = {}
 
 
 def benchmark_briefly(patch):
-    """Has the benchmarks of this process neither warm up nor measure for as long as makes sense of their figures.
+    """Makes the benchmarks of this process skip the warm-up and measure too briefly for meaningful figures.
 
     Args:
-        patch: pytest's monkeypatch, which ends it.
+        patch: pytest's monkeypatch, which undoes it.
     """
     from ipucnn.benchmarking import contenders, machine
     from ipucnn.benchmarking.measure import Limits
@@ -37,10 +38,10 @@ def benchmark_briefly(patch):
 
 
 def train_lightly(patch):
-    """Has the runs of this process train so.
+    """Makes the runs of this process train without compiling, as the module describes.
 
     Args:
-        patch: pytest's monkeypatch, which ends it.
+        patch: pytest's monkeypatch, which undoes it.
     """
     from ipucnn.runs import setup as run_setup
     from ipucnn.sessions.host.session import HostSession
@@ -48,8 +49,8 @@ def train_lightly(patch):
     build, start = run_setup.build, HostSession._start
 
     def build_once(setup):
-        """The network as it is built, weights included, which takes half of what is left of a run."""
-        if setup.record.own is not None:  # a name says nothing of what is in a file
+        """Returns the built network with its initial weights, from a cache: building takes half of a light run."""
+        if setup.record.own is not None:  # a name says nothing about the contents of a file
             return build(setup)
         key = repr((setup.record.name, run_setup.build_options(setup), setup.config.freeze))
         if key not in _networks:

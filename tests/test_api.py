@@ -1,4 +1,4 @@
-"""The Python API: its documentation's examples, and that it says what the commands say."""
+"""The Python API: the examples of its documentation, and its agreement with the commands."""
 
 import doctest
 import json
@@ -32,11 +32,11 @@ def folder(tmp_path_factory):
 
 def test_the_examples_of_the_documentation(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    found = doctest.testmod(api, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert found.failed == 0 and found.attempted >= 12
+    results = doctest.testmod(api, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0 and results.attempted >= 12
 
 
-def test_predictions_are_those_of_the_command(folder, run):
+def test_predictions_equal_those_of_the_command(folder, run):
     rng = np.random.RandomState(0)
     arrays = [rng.randint(0, 256, shape).astype(np.uint8) for shape in ((8, 8), (8, 8), (8, 8))]
     for number, pixels in enumerate(arrays):
@@ -44,17 +44,17 @@ def test_predictions_are_those_of_the_command(folder, run):
     names = [f"{number}.png" for number in range(3)]
     code, out, _ = run("infer", folder / "runs" / "mine", *names, "--top", 10, "--json")
     assert code == 0
-    wanted = np.zeros((3, 10))
+    expected = np.zeros((3, 10))
     for row, result in enumerate(json.loads(out)):
         for guess in result["predictions"]:
-            wanted[row, guess["class"]] = guess["probability"]
+            expected[row, guess["class"]] = guess["probability"]
     loaded = ipucnn.load(folder / "runs" / "mine")
     stack = np.stack(arrays)
     for images in (names, [Path(name) for name in names], arrays, stack[..., np.newaxis], stack):
-        found = loaded.predict(images)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(loaded.predict(names[1]), wanted[1:2], rtol=1e-5, atol=1e-7)
+        predicted = loaded.predict(images)
+        assert predicted.dtype == np.float32
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(loaded.predict(names[1]), expected[1:2], rtol=1e-5, atol=1e-7)
     assert loaded.predict([]).shape == (0, 10)
     assert loaded.config.model_name == "toy_model" and loaded.history == ipucnn.read_history(
         folder / "runs" / "mine"
@@ -64,7 +64,7 @@ def test_predictions_are_those_of_the_command(folder, run):
     assert ipucnn.load(checkpoint).history == loaded.history
 
 
-def test_images_of_several_sizes_keep_their_order(folder):
+def test_predictions_of_several_image_sizes_keep_their_order(folder):
     loaded = ipucnn.load(folder / "runs" / "mine")
     rng = np.random.RandomState(1)
     images = [rng.randint(0, 256, (8, 8 + 4 * (i % 2), 1)).astype(np.uint8) for i in range(5)]
@@ -84,13 +84,13 @@ def test_images_of_several_sizes_keep_their_order(folder):
         ((3, 3), (5, 8, 8, 3), True),
     ],
 )
-def test_three_axes_are_a_stack_of_grey_images_only_where_that_is_certain(channels, shape, is_batch):
+def test_three_axes_are_a_stack_of_grey_images_only_if_unambiguous(channels, shape, is_batch):
     info = SimpleNamespace(image_shape=(8, 8, channels[1]))
     trained = SimpleNamespace(input_shape=(8, 8, channels[0]), source=SimpleNamespace(info=info), config=None)
     assert api.Run(trained, "x")._is_batch(np.zeros(shape, np.uint8)) == is_batch
 
 
-def test_mistakes_are_those_of_the_commands(folder):
+def test_errors_equal_those_of_the_commands(folder):
     with pytest.raises(DataError, match="run folder absent does not exist"):
         ipucnn.load("absent")
     with pytest.raises(DataError, match="has no better"):
@@ -138,18 +138,18 @@ def test_mistakes_are_those_of_the_commands(folder):
         loaded.predict(closed)
 
     class OfPlugin(Image.Image):
-        """As plugins of Pillow have them."""
+        """An image class as plugins of Pillow define it."""
 
     plain = Image.new("RGBA", (8, 8), (9, 99, 200, 255))
     plain.__class__, same = OfPlugin, plain.convert("RGB")
     np.testing.assert_array_equal(loaded.predict(plain), loaded.predict(same))
-    # NumPy's numbers are numbers, also inside of options.
+    # NumPy numbers are accepted as numbers, also inside options.
     planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
     with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
         ipucnn.train("lenet", num_epoch=3)
     assert "'num_epochs'" in caught.value.hint
-    # Nobody but Python shows it, so that its text has the hint as well.
+    # Python prints only the text of an exception, so the text contains the hint as well.
     assert str(caught.value) == f"{caught.value.message}\nhint: {caught.value.hint}"
     for typed, meant in (("stage", "stages"), ("sistem", "system"), ("micro_batchsize", "micro_batch_size")):
         with pytest.raises(ConfigurationError, match=f"`ipucnn plan-splits` has no option {typed}") as caught:
@@ -168,7 +168,7 @@ def test_mistakes_are_those_of_the_commands(folder):
         ipucnn.loed  # noqa: B018
 
 
-def test_recipes_and_other_names_of_options(folder, tmp_path):
+def test_recipes_and_aliases_of_options(folder, tmp_path):
     mine = str(folder / "runs" / "mine")
     training = ipucnn.train(
         "toy_model", dataset="digits", config="fine-tuning", weights=mine, epochs=1, lr=0.01, seed=1,
@@ -184,7 +184,7 @@ def test_recipes_and_other_names_of_options(folder, tmp_path):
     assert "'micro_batch_size' or 'global_batch_size'" in caught.value.hint
 
 
-def test_evaluations_and_exports_are_those_of_the_commands(folder, run, tmp_path):
+def test_evaluations_and_exports_equal_those_of_the_commands(folder, run, tmp_path):
     mine = folder / "runs" / "mine"
     code, out, _ = run("evaluate", mine, "--json")
     ours, theirs = ipucnn.evaluate(mine), json.loads(out)
@@ -196,7 +196,7 @@ def test_evaluations_and_exports_are_those_of_the_commands(folder, run, tmp_path
         ipucnn.export(mine, "exe")
 
 
-def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
+def test_a_run_equals_that_of_the_command(folder, monkeypatch):
     monkeypatch.chdir(folder)
     options = dict(
         dataset="digits", limit_train=64, limit_eval=40, num_epochs=2, seed=1, run_dir="runs/again"
@@ -206,15 +206,15 @@ def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
     events = list(training)
     assert len(events) > 2 and training.report["trained_samples"] == 128
     assert ipucnn.read_history("runs/again") == ipucnn.read_history("runs/mine")
-    there, here = (
+    of_command, of_api = (
         {path.name for path in Path("runs", name).iterdir()} - {"tensorboard"} for name in ("mine", "again")
     )
-    assert there == here and "report.html" in here
+    assert of_command == of_api and "report.html" in of_api
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
 
 
 def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
-    """One pair is divided, the same each time; a run goes on and is evaluated with arrays; the command line cannot."""
+    """One pair is split, always the same way; runs resume and are evaluated with arrays, but not by commands."""
     monkeypatch.chdir(tmp_path)
     labels = np.arange(60) % 3
     images = np.random.RandomState(0).randint(0, 256, (60, 28, 28)).astype(np.uint8)
@@ -225,8 +225,8 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
     assert training.report["trained_samples"] == 48
     with pytest.raises(ConfigurationError, match=r"--dataset arrays-.*the run in run has arrays-"):
         ipucnn.train("lenet", dataset=(images[:30], labels[:30]), resume=True, run_dir="run", num_epochs=2)
-    again = ipucnn.train("lenet", dataset=(images, labels), resume=True, run_dir="run", num_epochs=2)
-    assert len(list(again)) and again.report["trained_samples"] == 96
+    resumed = ipucnn.train("lenet", dataset=(images, labels), resume=True, run_dir="run", num_epochs=2)
+    assert len(list(resumed)) and resumed.report["trained_samples"] == 96
     assert ipucnn.evaluate("run", dataset=(images, labels))["measured"]["samples"] == 60
     two = ipucnn.train(
         "lenet",
@@ -248,27 +248,27 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
     del two
 
 
-def test_a_training_is_iterated_over_once(tmp_path, monkeypatch):
-    """Also one that stopped early: a second pass would write a second run, with the first one's rows in it."""
+def test_a_training_can_be_iterated_over_only_once(tmp_path, monkeypatch):
+    """Also after an early stop: a second pass would write a second run that contains the rows of the first."""
     monkeypatch.chdir(tmp_path)
     options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
 
     def written():
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    for wanted in (None, 1):
+    for num_events in (None, 1):
         training = ipucnn.train("toy_model", **options)
         events = iter(training)
-        taken = [event for event, _ in zip(events, range(wanted or 1000))]
-        assert len(taken) == wanted or len(taken) > 3
+        taken = [event for event, _ in zip(events, range(num_events or 1000))]
+        assert len(taken) == num_events or len(taken) > 3
         before = written()
-        for again in (iter, list):
+        for iterate in (iter, list):
             with pytest.raises(ConfigurationError, match="it trains only once; its run is ") as caught:
-                again(training)
+                iterate(training)
             assert str(training.folder) in caught.value.message and "ipucnn.train()" in caught.value.hint
         assert written() == before
-        if wanted:
-            # The first pass goes on where it was.
+        if num_events:
+            # The first pass continues where it stopped.
             assert len(list(events)) > 2
         assert training.report["trained_samples"] == 32
         assert len(ipucnn.read_history(training.folder)) == len(
@@ -285,13 +285,13 @@ def test_a_training_is_iterated_over_once(tmp_path, monkeypatch):
         ("studies/sweep.py", "sweep.py"),
     ],
 )
-def test_a_run_tells_the_program_that_made_it(monkeypatch, program, told):
-    """A script that calls the interface is not the command, and nobody needs the place of either."""
+def test_a_run_records_the_program_that_made_it(monkeypatch, program, told):
+    """A script that calls the API is recorded under its own name, and without its folder."""
     monkeypatch.setattr(sys, "argv", [program, "my words", "3"])
     assert environment()["command"] == f"{told} 'my words' 3"
 
 
-def test_nothing_heavy_is_imported_until_it_is_used():
+def test_heavy_modules_are_imported_on_first_use():
     code = (
         "import sys, ipucnn; assert set(sys.modules).isdisjoint({'numpy', 'tensorflow', 'typer', 'ipucnn.api'});"
         "ipucnn.load; assert 'tensorflow' not in sys.modules"
@@ -299,7 +299,7 @@ def test_nothing_heavy_is_imported_until_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_declares_its_types():
     package = Path(ipucnn.__file__).parent
     assert (package / "py.typed").is_file()
     stub = (package / "__init__.pyi").read_text()
@@ -307,7 +307,7 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_the_page_can_be_pasted_into_an_empty_folder(tmp_path, monkeypatch, capsys):
-    """The block of docs/api.md as it stands, with nothing made before it."""
+    """Runs the block of docs/api.md unchanged, without any preparation."""
     text = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -321,7 +321,7 @@ def test_the_page_can_be_pasted_into_an_empty_folder(tmp_path, monkeypatch, caps
 
 @pytest.mark.slow
 def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
-    """Its cells, one after the other, as a notebook runs them: no cell may fail, and what it shows is right."""
+    """Runs the cells in order, as a notebook does: no cell may fail, and the results must be right."""
     notebook = json.loads((Path(__file__).parents[1] / "docs" / "api.ipynb").read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     monkeypatch.chdir(tmp_path)
@@ -331,7 +331,7 @@ def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
         if cell["cell_type"] == "code":
             assert (
                 cell["outputs"] == [] and cell["execution_count"] is None
-            )  # nothing that could be out of date
+            )  # no stored output that could be out of date
             exec(compile(cell["source"], f"cell {number}", "exec"), names)
     assert names["right"] > 0.9 and names["report"]["trained_samples"] > 0
     assert len(names["losses"]) == 5 and names["losses"][-1][1] < names["losses"][0][1]
@@ -340,8 +340,8 @@ def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
     assert "epoch 5" in capsys.readouterr().out
 
 
-def test_errors_of_the_system_are_told_as_on_the_command_line(folder, monkeypatch):
-    """Wherever they come up: what nobody expected to fail included."""
+def test_system_errors_are_reported_as_on_the_command_line(folder, monkeypatch):
+    """This holds wherever an operating system error occurs, also in calls that are not expected to fail."""
     refused = OSError(28, "No space left on device", "/full")
 
     def refuse(*_, **__):

@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md, read off the imports: what may import what, and no circles."""
+"""The layers of docs/architecture.md, checked on the imports: what may import what, and no cycles."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ from typing import Dict, List, Set, Tuple
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 
-# From the ground up.  A module imports from its own layer and from those above it in this list.
+# From the lowest layer up.  A module imports from its own layer and from those above it in this list.
 LAYERS = (
     ("__init__", "errors"),
     ("aliases", "text", "interrupts", "hardware", "compat"),
@@ -40,17 +40,17 @@ SAME_LAYER_APART = {"planning", "sessions"}
 
 @functools.lru_cache(maxsize=None)
 def _modules() -> Dict[str, Path]:
-    found = {}
+    modules = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 @functools.lru_cache(maxsize=None)
 def _imports() -> Dict[str, Set[str]]:
-    """The modules each module imports, at its top or inside a function."""
-    modules, found = _modules(), {}  # type: Dict[str, Path], Dict[str, Set[str]]
+    """Returns the modules that each module imports, at its top or inside a function."""
+    modules, imports = _modules(), {}  # type: Dict[str, Path], Dict[str, Set[str]]
     for name, path in modules.items():
         named: List[str] = []
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -60,8 +60,8 @@ def _imports() -> Dict[str, Set[str]]:
                 assert node.level == 0, f"{path} has a relative import, which this test does not follow"
                 inside = [f"{node.module}.{alias.name}" for alias in node.names]
                 named += [module if module in modules else node.module for module in inside]
-        found[name] = {module for module in named if module in modules and module != name}
-    return found
+        imports[name] = {module for module in named if module in modules and module != name}
+    return imports
 
 
 def _part(module: str) -> str:
@@ -76,9 +76,11 @@ def test_imports_point_downwards():
     upwards = []
     for name, imported in _imports().items():
         for other in imported:
-            here, there = _part(name), _part(other)
-            is_apart = here != there and {here, there} <= SAME_LAYER_APART and HEIGHT[here] == HEIGHT[there]
-            if HEIGHT[there] > HEIGHT[here] or is_apart:
+            source, target = _part(name), _part(other)
+            is_apart = (
+                source != target and {source, target} <= SAME_LAYER_APART and HEIGHT[source] == HEIGHT[target]
+            )
+            if HEIGHT[target] > HEIGHT[source] or is_apart:
                 upwards.append(f"{name} imports {other}")
     assert not upwards, "\n".join(sorted(upwards))
 
@@ -93,8 +95,8 @@ def test_only_commands_and_the_api_import_reports():
     assert not wrong
 
 
-def test_no_circles():
-    """Takes away modules that import none of those left, until none can be: what stays stands in a circle."""
+def test_imports_have_no_cycles():
+    """Removes modules that import none of the remaining ones until none is left to remove: the rest form cycles."""
     left = {name: set(imported) for name, imported in _imports().items()}
     while left:
         ground = {name for name, imported in left.items() if not imported & set(left)}
@@ -104,7 +106,7 @@ def test_no_circles():
     assert not left, f"circles among {sorted(left)}"
 
 
-# What is handed on unread as keyword arguments, what annotations themselves are, and a field that is text or a list.
+# Keyword arguments that are passed on unread, annotations themselves, and a field that is text or a list.
 ANY_PARAMETERS = {
     "config.help_page.__init__(details)",
     "config.spec.option(details)",
@@ -115,8 +117,8 @@ ANY_PARAMETERS = {
 
 
 def test_parameters_have_types():
-    """None is ``Any``, but for those above and in the script that runs without this package: see ``aliases.py``."""
-    found = set()
+    """No parameter is ``Any``, except those above and in the script that runs without this package (``aliases.py``)."""
+    untyped = set()
     for name, path in _modules().items():
         if name == "ipucnn.runs.runtimes":
             continue
@@ -127,12 +129,12 @@ def test_parameters_have_types():
                 for arg in filter(None, given):
                     inner = ast.walk(arg.annotation) if arg.annotation is not None else ()
                     if any(isinstance(part, ast.Name) and part.id == "Any" for part in inner):
-                        found.add(f"{name[len('ipucnn.') :]}.{node.name}({arg.arg})")
-    assert found == ANY_PARAMETERS
+                        untyped.add(f"{name[len('ipucnn.') :]}.{node.name}({arg.arg})")
+    assert untyped == ANY_PARAMETERS
 
 
 def test_docstrings_name_modules_that_exist():
-    """``file.py`` of a package's own description, and ``module.Class`` of any docstring."""
+    """Checks ``file.py`` in the docstring of a package, and ``module.Class`` in any docstring."""
     modules = {name.rpartition(".")[2]: path for name, path in _modules().items()}
     absent = []
     for name, path in _modules().items():
@@ -152,8 +154,8 @@ def test_docstrings_name_modules_that_exist():
     assert not absent
 
 
-# (code lines, AST statements) of each part at most: both, so that denser lines gain nothing.  Docstrings, comments and
-# blank lines are not counted.  A change that needs more raises its number here, in the same commit.
+# The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
+# blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
     "benchmarking": (2830, 2145),
     "commands": (1830, 1075),
@@ -171,7 +173,7 @@ BUDGET = {
 
 
 def _size(text: str) -> Tuple[int, int]:
-    """Code lines and statements of a module."""
+    """Returns the code lines and statements of a module."""
     tree, lines = ast.parse(text), text.splitlines()
     num_statements = num_documented = 0
     for node in ast.walk(tree):
@@ -197,5 +199,5 @@ def test_no_part_outgrows_its_budget():
         if size[0] > BUDGET[part][0] or size[1] > BUDGET[part][1]
     }
     assert not over
-    # Whoever makes a part smaller lowers its number, too.
+    # A change that makes a part smaller lowers its number, too.
     assert all(BUDGET[part][0] - size[0] < 200 for part, size in sizes.items())

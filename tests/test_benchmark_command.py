@@ -1,4 +1,4 @@
-"""``ipucnn benchmark`` as a user runs it: what is measured, reported, compared, refused and interrupted."""
+"""``ipucnn benchmark`` as a user runs it: measurements, reports, comparisons, refusals and interrupts."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ def call(capsys, *args):
 
 
 def valid(report):
-    """The report, after it was read as ``--baseline`` reads it."""
+    """Returns the report after reading it as ``--baseline`` does."""
     from_plain(report, BenchmarkReport, "report", "")
     return report
 
@@ -74,7 +74,7 @@ def test_inference_on_generated_data(capsys, tmp_path):
     assert [p["precision"] for p in report["predicted"]] == ["32.32", "16.16"]
     assert all(p["images_per_s"] > 0 and p["num_ipus"] == 2 for p in report["predicted"])
     assert report["environment"]["sources_sha256"] and report["device"]["kind"] == "cpu"
-    # Measured and predicted never share a column; percentiles are blank with the count that they need.
+    # Measured and predicted figures never share a column; blank percentiles show the count that they need.
     lines = out.splitlines()
     place = next(i for i, line in enumerate(lines) if line.split() == ["measured", "predicted", "predicted"])
     assert lines[place + 1].split() == ["CPU", "m2000,", "32.32", "m2000,", "16.16"]
@@ -123,7 +123,7 @@ def test_inference_against_keras_on_a_constant_batch(capsys):
 
 
 def measured(**changes):
-    """Settings for a library call."""
+    """Returns settings for a call of the library."""
     return dataclasses.replace(BenchmarkSettings(limits=LIMITS), **changes)
 
 
@@ -131,8 +131,8 @@ def resolved(model="lenet", **flags):
     return resolve("benchmark", {"host_generated_data": True, "seed": "1", **flags}, model=model)
 
 
-def test_the_session_computes_what_keras_does():
-    """Both contenders of a comparison run the same network: logits of the same images agree."""
+def test_the_session_computes_the_same_logits_as_keras():
+    """Both sides of a comparison run the same network: their logits of the same images agree."""
     work = prepare(resolved("cifar_resnet8", micro_batch_size="2"), measured())
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
@@ -143,8 +143,8 @@ def test_the_session_computes_what_keras_does():
 
     rival, _ = keras_contender(work, model)
     batches = input_pipeline.images_only(dataset(work, 2)).take(3)
-    own = np.concatenate(session.predict(batches))
-    np.testing.assert_allclose(own, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
+    logits = np.concatenate(session.predict(batches))
+    np.testing.assert_allclose(logits, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
     assert type(rival._model.layers[2]).__module__.startswith("keras")
 
 
@@ -225,30 +225,30 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
     valid(outcome.report.to_dict())
 
 
-def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch):
+def test_images_beyond_memory_are_refused_before_they_are_drawn(monkeypatch):
     from ipucnn.datasets.sources import embedded as random_data
 
     def drawn(*args, **values):
         raise AssertionError("drew images")
 
     monkeypatch.setattr(random_data, "open_random", drawn)
-    with pytest.raises(InfeasibleError, match=r"60000x60000x3 take .* GiB") as found:
+    with pytest.raises(InfeasibleError, match=r"60000x60000x3 take .* GiB") as caught:
         work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
         prepare(work, measured())
-    assert "--image-size" in found.value.hint
+    assert "--image-size" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     "given, least",
     [({"max_time_s": 5.0}, 5.0), ({"max_time_s": 50.0}, 10.0), ({}, 10.0)],
 )
-def test_a_least_time_that_nobody_gave_is_at_most_the_most_time(given, least):
+def test_the_default_min_time_is_at_most_max_time(given, least):
     assert make_settings(**given).limits.min_time_s == least
     with pytest.raises(ConfigurationError, match="--max-time 5 is less than --min-time 10"):
         make_settings(max_time_s=5.0, min_time_s=10.0)
 
 
-def test_what_keras_does_not_do_is_told():
+def test_differences_of_keras_optimizers_are_reported():
     from ipucnn.benchmarking.contenders import keras_optimizer
     from ipucnn.training.optimizers import make_settings as optimizer
 
@@ -256,7 +256,7 @@ def test_what_keras_does_not_do_is_told():
         return keras_optimizer(optimizer(name, {}, global_batch_size=8, **more), is_keras_3)
 
     assert of("adam", True, weight_decay=0.01)[1]["weight_decay"] == 0.01
-    assert of("adamw", True)[1]["weight_decay"] == 0.0  # not Keras' 0.004
+    assert of("adamw", True)[1]["weight_decay"] == 0.0  # not Keras's default 0.004
     assert of("adamw", True)[0] == "AdamW" and of("adamw", False)[0] == "Adam"
     assert of("sgd", True, weight_decay=0.01)[2] == []
     for name, is_keras_3, more, words in (
@@ -267,8 +267,8 @@ def test_what_keras_does_not_do_is_told():
         assert words in "; ".join(of(name, is_keras_3, **more)[2])
 
 
-def test_an_execution_without_results_does_not_count(monkeypatch):
-    """Neither no logits at all, nor fewer than there are images, nor any that are not finite."""
+def test_an_execution_without_results_is_refused(monkeypatch):
+    """An execution fails if logits are missing or not finite."""
     from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
@@ -294,7 +294,7 @@ def test_an_execution_without_results_does_not_count(monkeypatch):
 
 
 def baseline_of(work, **changes):
-    """A whole report of a benchmark, of made-up figures."""
+    """Returns a complete benchmark report with made-up figures."""
     speed = {"value": 100.0, "lower": None, "upper": None}
     row = {"samples": 16, "wall_s": 0.1, "cpu_s": 0.1, "reference_s": 0.02, "reference_cpu_s": 0.02}
     report = running.first_report(work, DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
@@ -341,8 +341,8 @@ def against(report, settings=None, **flags):
     return prepare(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
 
 
-def test_executions_are_the_baselines(whole_baseline):
-    """What it computed as one too: executions of 4 micro-batches would be none of the 64 that the host fuses."""
+def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
+    """Also the fused micro-batches: an execution of 4 micro-batches could not hold the 64 that the host fuses."""
     work = against(whole_baseline)
     from ipucnn.benchmarking.work import fused_in_inference
 
@@ -370,7 +370,7 @@ def test_executions_are_the_baselines(whole_baseline):
         ((), {"image_size": "64"}, "input shape"),
     ],
 )
-def test_unlike_baselines_are_refused(whole_baseline, change, flags, reason):
+def test_baselines_of_other_settings_are_refused(whole_baseline, change, flags, reason):
     report = json.loads(whole_baseline)
     if change:
         *parents, last = change[0].split(".")
@@ -382,15 +382,15 @@ def test_unlike_baselines_are_refused(whole_baseline, change, flags, reason):
         against(report, **flags)
 
 
-def test_the_seed_and_the_places_of_a_baseline_may_differ(whole_baseline):
+def test_a_baseline_may_have_another_seed_and_other_paths(whole_baseline):
     against(whole_baseline, seed="7", run_dir="elsewhere")
 
 
 class Clock:
-    """Times what a benchmark measures.  It goes on only where a test says so, whatever else the machine is busy with.
+    """A clock for benchmarks that advances only when a test advances it, however busy the machine is.
 
     Attributes:
-        unit_s: what a unit of a contender's work takes, up to a tenth more or less.
+        unit_s: seconds that one unit of work takes, with a scatter of up to 10 %.
     """
 
     def __init__(self, patch, contender, unit_s):
@@ -421,7 +421,7 @@ class Clock:
         self._now_s += seconds
 
 
-def test_a_baseline_is_held(capsys, monkeypatch):
+def test_a_regression_against_a_baseline_fails(capsys, monkeypatch):
     clock = Clock(monkeypatch, contenders.SessionInference, unit_s=0.001)
     small = [*SMALL, *QUICK, "--executions", "20", "--max-time", "60"]
     assert call(capsys, *small, "--run-dir", "base")[0] == 0
@@ -431,7 +431,7 @@ def test_a_baseline_is_held(capsys, monkeypatch):
     code, out, err = call(capsys, *held, "--run-dir", "same")
     assert code == 0 and "not slower than allowed" in out, err
     now = valid(json.loads(Path("same/report.json").read_text()))
-    assert now["execution"] == before["execution"]  # as long as then, and the yardstick too
+    assert now["execution"] == before["execution"]  # also the repeats of the reference workload
     assert now["regression"]["verdict"] == "not slower"
     clock.unit_s *= 1.5
     code, out, err = call(capsys, *held, "--run-dir", "slow")
@@ -485,16 +485,16 @@ def test_folders_are_not_overwritten(tmp_path):
     folder = tmp_path / "r"
     folder.mkdir()
     (folder / "report.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="already exists") as found:
+    with pytest.raises(ConfigurationError, match="already exists") as caught:
         check_folder(resolved(run_dir="r"))
-    assert "--overwrite" in found.value.hint
+    assert "--overwrite" in caught.value.hint
     assert check_folder(resolved(run_dir="r", overwrite=True)) == Path("r")
     (folder / "mine.txt").write_text("x")
     with pytest.raises(ConfigurationError, match="mine"):
         check_folder(resolved(run_dir="r", overwrite=True))
 
 
-def test_mistakes_are_found_without_tensorflow(tmp_path):
+def test_invalid_options_are_refused_without_tensorflow(tmp_path):
     program = (
         "import sys; from ipucnn import cli; "
         "codes = [cli.run(['benchmark', 'lenet', *a.split()]) for a in sys.argv[1:]]; "
@@ -535,7 +535,7 @@ def test_ctrl_c_keeps_what_was_measured(capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def image_folder(tmp_path_factory):
-    """A small folder of JPEG files of two classes."""
+    """Writes a small folder of JPEG files of two classes."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("photographs")
@@ -574,44 +574,44 @@ def test_the_input_pipeline_by_stage(kind, capsys, image_folder):
     report = valid(json.loads(Path(f"runs/{model}-benchmark/report.json").read_text()))
     assert (report["scope"], report["mode"], report["data"]["name"]) == ("data", "training", kind)
     assert report["compilation"] is None and report["measured"]["flop_per_s"] is None
-    found = report["data_pipeline"]
-    names = [stage["name"] for stage in found["stages"]]
+    pipeline = report["data_pipeline"]
+    names = [stage["name"] for stage in pipeline["stages"]]
     assert names == ["read", "decode", *(["augment"] if "--augment" in flags else []), "batch"]
-    assert found["stages"][-1]["images_per_s"] == report["measured"]["images_per_s"]
+    assert pipeline["stages"][-1]["images_per_s"] == report["measured"]["images_per_s"]
     costs = []
-    for stage in found["stages"]:
+    for stage in pipeline["stages"]:
         rows = stage["executions"]
         costs.append(sum(r["wall_s"] for r in rows) / sum(r["samples"] for r in rows))
         assert stage["images_per_s"]["value"] == pytest.approx(1 / costs[-1])
         assert len(rows) >= 3
-    own = [stage["own_s_per_image"]["value"] for stage in found["stages"]]
-    assert own == pytest.approx([b - a for a, b in zip([0.0, *costs], costs)])
-    assert len(found["feeds"]) == 2 and all(stage in out for stage in names)
-    for feed, column in zip(found["feeds"], report["predicted"]):
+    stage_costs = [stage["own_s_per_image"]["value"] for stage in pipeline["stages"]]
+    assert stage_costs == pytest.approx([b - a for a, b in zip([0.0, *costs], costs)])
+    assert len(pipeline["feeds"]) == 2 and all(stage in out for stage in names)
+    for feed, column in zip(pipeline["feeds"], report["predicted"]):
         each = column["images_per_s"] / column["num_ipus"]
         assert feed["num_ipus"]["value"] == pytest.approx(1 / costs[-1] / each)
         assert feed["images_per_s_per_ipu"] == pytest.approx(each)
     assert "IPUs the pipeline could feed" in out
 
 
-def test_end_to_end_says_what_the_data_cost(capsys):
+def test_end_to_end_reports_the_cost_of_the_data(capsys):
     code, out, err = call(capsys, "benchmark", "lenet", "--mode", "end-to-end", "--dataset", "digits",
                           "--micro-batch-size", "8", *QUICK)  # fmt: skip
     assert code == 0, err
     report = valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))
     assert (report["scope"], report["mode"]) == ("end-to-end", "training")
-    found = report["end_to_end"]
+    end_to_end = report["end_to_end"]
     rates = [
         sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
-        for rows in (report["executions"], found["constant_batch"]["executions"])
+        for rows in (report["executions"], end_to_end["constant_batch"]["executions"])
     ]
-    assert found["data_share"]["value"] == pytest.approx(1 - rates[0] / rates[1])
-    assert len(found["pipeline"]["executions"]) == len(report["executions"])
+    assert end_to_end["data_share"]["value"] == pytest.approx(1 - rates[0] / rates[1])
+    assert len(end_to_end["pipeline"]["executions"]) == len(report["executions"])
     assert "data cost" in out and "end to end" in out
 
 
-def test_a_slow_input_pipeline_is_seen(monkeypatch):
-    """Waiting for images takes most of the time here, and the share says so."""
+def test_a_slow_input_pipeline_is_reported(monkeypatch):
+    """Most of the time is spent waiting for images, and the reported share says so."""
     from ipucnn.datasets import pipeline
 
     real, clock = pipeline.train_batches, Clock(monkeypatch, contenders.SessionTraining, unit_s=0.02)
@@ -628,7 +628,7 @@ def test_a_slow_input_pipeline_is_seen(monkeypatch):
             images.set_shape(element[0].shape)
             return (images, *element[1:])
 
-        # Nothing is made ahead of this: it is done when the image is asked for, by whoever asks.
+        # This stage is not prefetched: it runs when an image is requested, in the thread that requests it.
         return real(*args, **values).map(tf.autograph.experimental.do_not_convert(wait))
 
     monkeypatch.setattr(pipeline, "train_batches", slow)
@@ -636,7 +636,7 @@ def test_a_slow_input_pipeline_is_seen(monkeypatch):
     settings = measured(mode="training", scope="end-to-end")
     report = running.run(prepare(resolved(micro_batch_size="2"), settings)).report
     assert report.void is None, report.traceback
-    # An update computes two images for 0.02 s, and waits 0.1 s for them where they are not always the same ones.
+    # An update computes two images in 0.02 s, and waits 0.1 s for them unless it repeats a constant batch.
     assert report.end_to_end.data_share.value == pytest.approx(0.1 / 0.12, rel=0.1)
     assert report.end_to_end.constant_batch.images_per_s.value == pytest.approx(2 / 0.02, rel=0.1)
     assert report.end_to_end.pipeline.images_per_s.value == pytest.approx(2 / 0.1)

@@ -1,4 +1,4 @@
-"""Phases, rounds and limits of a measurement, with contenders and a clock of the test's own."""
+"""Phases, rounds and limits of a measurement, with test doubles of the contenders and of the clock."""
 
 import pytest
 
@@ -14,7 +14,7 @@ class Clock:
 
 
 class Fake(Contender):
-    """Takes ``cost(call, units)`` seconds; ``log`` lists every execution."""
+    """A contender that takes ``cost(call, units)`` seconds; ``log`` lists every execution."""
 
     def __init__(self, clock, cost, name="session", samples=4, granule=1, fixed=None, log=None, raises=None):
         self.name, self.samples_per_unit, self.granule, self.fixed_units = name, samples, granule, fixed
@@ -31,11 +31,11 @@ class Fake(Contender):
 
     def check(self):
         self.checked += 1
-        self.clock.now += 100.0  # off the clock: in no measured time
+        self.clock.now += 100.0  # not part of any measured time
 
 
 def alone(cost, limits, **values):
-    """One contender that takes ``cost(call, units)`` seconds and checks nothing: the result, and the clock's time."""
+    """Measures one contender of ``cost(call, units)`` seconds without checks; returns the result and the time."""
     clock = Clock()
     contender = Fake(clock, cost)
     contender.check = lambda: None
@@ -46,7 +46,7 @@ def compiling(call, units):
     return 0.01 * units + (5.0 if call == 1 else 0.0)
 
 
-def test_compiling_warm_up_and_measuring_are_apart():
+def test_compiling_and_warm_up_are_not_measured():
     clock = Clock()
     contender = Fake(clock, compiling)
     result = measure(
@@ -55,14 +55,14 @@ def test_compiling_warm_up_and_measuring_are_apart():
     assert result.first_s == pytest.approx(5.01)
     assert result.steady and result.warmup_executions >= 6
     assert len(result.executions) == 10
-    # Long enough to be timed, and as many samples as were computed.
+    # Executions are long enough to be timed, and count the samples that were computed.
     assert all(e.wall_s == pytest.approx(0.01 * result.units) for e in result.executions)
     assert result.executions[0].wall_s >= 0.05
     assert all(e.samples == 4 * result.units for e in result.executions)
     assert contender.checked == contender.calls
 
 
-def test_warm_up_goes_on_until_steady():
+def test_warm_up_continues_until_steady():
     limits = Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9)
     result = alone(lambda call, units: 1.0 * (1 + 8 * 0.7**call), limits)[0].measurements[0]
     assert result.steady and result.warmup_executions > 8
@@ -88,15 +88,15 @@ def test_prescribed_executions_and_granules():
     assert all(units % 16 == 0 for _, units in grained.log)
 
 
-def test_an_execution_that_does_not_hold_whole_granules_is_no_execution():
+def test_an_execution_must_hold_whole_granules():
     contender = Fake(Clock(), compiling, granule=64, fixed=100)
     with pytest.raises(ValueError, match="100 units are no multiple of 64"):
         measure([contender], Limits(min_time_s=0))
     assert contender.calls == 0
 
 
-def test_the_least_time_is_that_of_the_first_contender():
-    """Neither the other contender nor the reference count, both of which take far longer."""
+def test_min_time_counts_the_first_contender_only():
+    """The other contender and the reference workload, which take far longer, do not count."""
     clock = Clock()
 
     class Slow(Reference):
@@ -136,17 +136,17 @@ def test_contenders_take_turns_in_alternating_order():
             True,
             " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over",
         ),
-        # Compiling leaves a third of the time; and three executions are made, whatever they take.
+        # Compiling leaves the executions a third of the time; three are made however long they take.
         (lambda c, u: 500.0 if c == 1 else 5.0, Limits(max_time_s=90.0), (6, 6), True, ""),
         (lambda c, u: 200.0, Limits(max_time_s=100.0), (3, 3), True, ""),
     ],
 )
-def test_least_time_and_most_time(cost, limits, counts, out_of_time, note):
+def test_min_time_and_max_time(cost, limits, counts, out_of_time, note):
     result, now = alone(cost, limits)
     assert counts[0] <= len(result.measurements[0].executions) <= counts[1]
     assert result.out_of_time == out_of_time
-    told = shortfall(result, limits)
-    assert told is None if note is None else told.endswith(note)
+    note_of_shortfall = shortfall(result, limits)
+    assert note_of_shortfall is None if note is None else note_of_shortfall.endswith(note)
     assert not note or now <= limits.max_time_s
 
 
@@ -177,7 +177,7 @@ def test_the_reference_is_timed_around_each_round():
     assert reference.suited == 1.0
 
 
-def test_what_a_contender_prepares_is_off_the_clock():
+def test_preparation_of_a_contender_is_not_timed():
     clock = Clock()
     contender = Fake(clock, lambda c, u: 1.0)
     prepared = []
@@ -192,8 +192,8 @@ def test_what_a_contender_prepares_is_off_the_clock():
     assert len(prepared) == contender.calls and prepared == [units for _, units in contender.log]
 
 
-def test_warm_up_leaves_the_time_that_the_executions_need():
-    """Executions of 12 s: one to warm up, and ten measured, within 150 s; not six to see whether times are steady."""
+def test_warm_up_leaves_time_for_the_executions():
+    """Executions of 12 s within 150 s: one warms up and ten are measured, without six to test for steady times."""
     result, now = alone(lambda c, u: 16.0 if c == 1 else 12.0, Limits(max_warmup_s=1e9))
     first = result.measurements[0]
     assert first.warmup_executions == 1 and len(first.executions) == 10 and now <= 150.0
@@ -201,17 +201,17 @@ def test_warm_up_leaves_the_time_that_the_executions_need():
 
 
 @pytest.mark.parametrize("decides_at, count", [(0, 10), (25, 25), (10**9, 80)])
-def test_measuring_goes_on_until_decided_or_out_of_time(decides_at, count):
-    asked = []
+def test_measuring_continues_until_decided_or_out_of_time(decides_at, count):
+    checked = []
 
     def is_decided(measurements):
-        asked.append(len(measurements[0].executions))
-        return asked[-1] >= decides_at
+        checked.append(len(measurements[0].executions))
+        return checked[-1] >= decides_at
 
     limits = Limits(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
     result, now = alone(lambda c, u: 1.0, limits, is_decided=is_decided)
     assert abs(len(result.measurements[0].executions) - count) <= 5 * (count == 80)
-    assert asked[0] == 10 and now <= 90.0 and not result.out_of_time
+    assert checked[0] == 10 and now <= 90.0 and not result.out_of_time
 
 
 @pytest.mark.parametrize("call, finished", [(1, 0), (3, 0), (12, 5)])
@@ -227,18 +227,20 @@ def test_an_interrupt_keeps_whole_rounds(call, finished):
     assert finished == 0 or counts[0] == second.calls - 1 - 1 - result.measurements[1].warmup_executions
 
 
-def test_what_a_contender_raises_comes_out():
+def test_exceptions_of_a_contender_are_raised():
     clock = Clock()
     contender = Fake(clock, lambda c, u: 1.0, raises={3: ValueError("broken")})
     with pytest.raises(ValueError, match="broken"):
         measure([contender], Limits(), clock=clock)
 
 
-def test_progress_is_told():
-    clock, told = Clock(), []
+def test_progress_is_reported():
+    clock, events = Clock(), []
     contender = Fake(clock, lambda c, u: 1.0)
-    measure([contender], Limits(min_time_s=0, max_time_s=1e9), lambda *event: told.append(event), clock=clock)
-    phases = [phase for phase, done, of, _ in told if done == of]
+    measure(
+        [contender], Limits(min_time_s=0, max_time_s=1e9), lambda *event: events.append(event), clock=clock
+    )
+    phases = [phase for phase, done, of, _ in events if done == of]
     assert phases == ["session: first execution", "session: warm-up", "measured"]
-    assert [done for phase, done, _, _ in told if phase == "measured"] == list(range(1, 11))
-    assert "4 images/s" in told[-1][3]
+    assert [done for phase, done, _, _ in events if phase == "measured"] == list(range(1, 11))
+    assert "4 images/s" in events[-1][3]

@@ -1,4 +1,4 @@
-"""Intervals, percentiles and verdicts of a benchmark, against SciPy and against what is known of random draws."""
+"""Intervals, percentiles and verdicts of a benchmark, against SciPy and against known properties of random draws."""
 
 import math
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ from ipucnn.benchmarking.baseline import Gate
 from ipucnn.benchmarking.records import Execution, Interval, Spread
 
 times = st.floats(1e-3, 10.0)
-# What the code gave when it computed the distributions itself: (executions, width of their interval over that of a
-# normal distribution's scatter), and (samples, ranks of the bounds of p50, p90, p95 and p99).
+# Results of an earlier version that computed the distributions itself: (executions, width of their interval over that
+# of a normal distribution's scatter), and (samples, ranks of the bounds of p50, p90, p95 and p99).
 FORMER_WIDTHS = [
     (6, 5.1087), (7, 4.1697), (8, 3.6477), (10, 3.0963), (12, 2.8128), (20, 2.6905), (40, 2.2586), (100, 2.1474),
     (400, 2.0209),
@@ -34,17 +34,17 @@ def test_samples_for_the_percentiles():
 
 
 @given(st.floats(1.0, 99.9), st.floats(0.5, 0.999))
-def test_the_count_is_the_least_that_a_binomial_allows(percent, confidence):
+def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence):
     n = statistics.samples_for_percentile(percent, confidence)
     p = percent / 100
-    # All n samples below the quantile: P(X = n) of a binomial; from n on it is at most 1 - confidence.
+    # P(X = n) of a binomial, that all n samples lie below the quantile; from n on it is at most 1 - confidence.
     assert stats.binom.pmf(n, n, p) <= (1 - confidence) * (1 + 1e-9)
     assert n == 1 or stats.binom.pmf(n - 1, n - 1, p) > (1 - confidence) * (1 - 1e-9)
 
 
 @tries(30, slow=100)
 @given(st.integers(1, 600), st.sampled_from([50.0, 90.0, 95.0, 99.0]))
-def test_the_bound_is_the_least_rank_that_is_surely_above(n, percent):
+def test_the_bound_is_the_smallest_rank_with_the_confidence(n, percent):
     rank = statistics.percentile_bound_rank(n, percent)
     p = percent / 100
     at_least = math.ceil(n * p)
@@ -98,39 +98,39 @@ def test_the_interval_covers_the_true_speed(count):
 
 
 @pytest.mark.parametrize("count, wide", FORMER_WIDTHS)
-def test_the_expansion_is_that_of_students_t(count, wide):
-    """Against SciPy's own distribution, and within the 3.5 % of the expansion that was computed here before."""
+def test_the_expansion_equals_students_t(count, wide):
+    """Compares with SciPy's distribution; the earlier version's expansion is within 3.5 %."""
     blocks = count / statistics.block_length(count)
     exact = math.sqrt(blocks / (blocks - 1)) * stats.t.ppf(0.975, blocks - 1)
-    found = stats.norm.ppf((1 + statistics.expanded_confidence(count)) / 2)
-    assert found == pytest.approx(exact, rel=1e-6)
-    assert found == pytest.approx(wide, rel=0.035)
+    quantile = stats.norm.ppf((1 + statistics.expanded_confidence(count)) / 2)
+    assert quantile == pytest.approx(exact, rel=1e-6)
+    assert quantile == pytest.approx(wide, rel=0.035)
 
 
 @pytest.mark.parametrize("num_samples, ranks", FORMER_RANKS)
-def test_the_bounds_of_percentiles_are_those_of_before(num_samples, ranks):
-    """The ranks that a sum of the binomial distribution's terms gave, written here by hand."""
-    found = [statistics.percentile_bound_rank(num_samples, p) for p in statistics.PERCENTILES]
-    assert found == ranks
+def test_the_bounds_of_percentiles_have_the_known_ranks(num_samples, ranks):
+    """Compares with ranks from a sum of the binomial distribution's terms, written out above."""
+    bounds = [statistics.percentile_bound_rank(num_samples, p) for p in statistics.PERCENTILES]
+    assert bounds == ranks
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 10])
 def test_intervals_are_blank_with_few_executions(count):
-    """All of them: with two executions a bootstrap covers the truth half of the time, not 95 %."""
+    """Holds for every interval: with two executions a bootstrap covers the truth half of the time, not 95 %."""
     a, b = np.random.RandomState(0).uniform(1, 2, (2, count))
     counts = [3] * count
-    found = [
+    intervals = [
         statistics.throughput(counts, a),
         statistics.paired_ratio((counts, counts), (a, b)),
         statistics.paired_share((counts, counts), (a, b)),
         statistics.paired_difference((counts, counts), (a, b)),
         statistics.unpaired_ratio([a], [b]).together,
     ]
-    for interval in found:
+    for interval in intervals:
         assert (interval.lower is None) is (interval.upper is None) is (count < 6)
 
 
-def test_what_drifts_has_a_wider_interval():
+def test_drifting_times_have_a_wider_interval():
     drifting = np.exp(np.repeat(np.random.RandomState(9).normal(0, 0.1, 16), 8))
     shuffled = np.random.RandomState(10).permutation(drifting)
     ones = [1.0] * len(drifting)
@@ -138,7 +138,7 @@ def test_what_drifts_has_a_wider_interval():
     assert wide.upper - wide.lower > 1.3 * (narrow.upper - narrow.lower)
 
 
-def test_what_slows_down_a_whole_round_cancels_in_the_paired_ratio():
+def test_a_slow_round_cancels_in_the_paired_ratio():
     random = np.random.RandomState(3)
     weather = random.uniform(1, 3, size=20)
     ours, theirs = weather * random.normal(1, 0.01, 20), 2 * weather * random.normal(1, 0.01, 20)
@@ -166,8 +166,8 @@ def test_steadiness(costs, steady):
 
 
 def test_spread():
-    found = statistics.spread([1.0, 2.0, 3.0])
-    assert found == Spread(1.0, 2.0, 3.0, 0.5)
+    spread = statistics.spread([1.0, 2.0, 3.0])
+    assert spread == Spread(1.0, 2.0, 3.0, 0.5)
     assert statistics.spread([2.0]).coefficient_of_variation is None
 
 
@@ -176,27 +176,27 @@ def test_the_difference_of_two_costs_is_paired():
     weather = random.uniform(1, 3, size=30)
     long, short = 1.2 * weather, 1.0 * weather
     counts = [4] * 30
-    found = statistics.paired_difference((counts, counts), (long, short))
-    assert found.value == pytest.approx((long.sum() - short.sum()) / 120)
-    assert found.lower <= found.value <= found.upper
-    # Ten blocks of three around the circle; the tails of the normal distribution where Student's t of the ten
-    # blocks has its 2.5 %.
+    difference = statistics.paired_difference((counts, counts), (long, short))
+    assert difference.value == pytest.approx((long.sum() - short.sum()) / 120)
+    assert difference.lower <= difference.value <= difference.upper
+    # Circular bootstrap of ten blocks of three; the normal quantile is widened to the 2.5 % tail of Student's t
+    # for ten blocks.
     first = np.random.RandomState(7).randint(0, 30, (4000, 10))
     naive = []
     for starts in first:
         p = [(s + k) % 30 for s in starts for k in range(3)]
         naive.append((long[p].mean() - short[p].mean()) / 4)
     tail = stats.norm.sf(stats.t.ppf(0.975, 9) * math.sqrt(10 / 9))
-    assert found.lower == pytest.approx(np.quantile(naive, tail), rel=0.05)
-    assert found.upper == pytest.approx(np.quantile(naive, 1 - tail), rel=0.05)
+    assert difference.lower == pytest.approx(np.quantile(naive, tail), rel=0.05)
+    assert difference.upper == pytest.approx(np.quantile(naive, 1 - tail), rel=0.05)
     alone = statistics.paired_difference((counts, None), (long, None))
     assert alone.value == pytest.approx(long.sum() / 120)
     assert statistics.paired_difference(([4], [4]), ([2.0], [1.0])) == Interval(0.25, None, None)
 
 
 def test_a_share_of_time():
-    found = statistics.paired_share(([10] * 9, [20] * 9), ([4.0] * 9, [6.0] * 9))
-    assert [found.value, found.lower, found.upper] == pytest.approx([0.25, 0.25, 0.25])
+    share = statistics.paired_share(([10] * 9, [20] * 9), ([4.0] * 9, [6.0] * 9))
+    assert [share.value, share.lower, share.upper] == pytest.approx([0.25, 0.25, 0.25])
     assert statistics.paired_share(([1], [1]), ([4.0], [3.0])) == Interval(0.25, None, None)
 
 
@@ -212,20 +212,21 @@ def test_measures_are_weighted_by_their_precision():
     assert ratio.together.upper - ratio.together.lower < ratio.each[0].upper - ratio.each[0].lower
 
 
-def test_blocks_widen_the_interval_of_what_drifts():
-    """Neighbours that are alike say less than as many independent executions."""
+def test_blocks_widen_the_interval_of_drifting_times():
+    """Similar neighbours carry less information than the same number of independent executions."""
     steps = np.random.RandomState(9).normal(0, 0.1, 16)
     drifting = np.exp(np.repeat(steps, 8))
     shuffled = np.random.RandomState(10).permutation(drifting)
-    found = [statistics.unpaired_ratio([c], [c[::-1]]).together for c in (drifting, shuffled)]
-    widths = [interval.upper - interval.lower for interval in found]
+    ratios = [statistics.unpaired_ratio([c], [c[::-1]]).together for c in (drifting, shuffled)]
+    widths = [interval.upper - interval.lower for interval in ratios]
     assert widths[0] > 1.3 * widths[1]
 
 
 def executions(random, speed, count=40, busy=0.0):
-    """Executions of a machine whose speed drifts, the yardstick with it.
+    """Returns executions on a machine whose speed drifts, together with that of the reference workload.
 
-    ``busy``: others take part of it, so that times scatter widely, to the long side; processor times hardly.
+    ``busy``: how much other processes use the machine: wall times then scatter widely, towards longer times, and
+    processor times hardly.
     """
     drift = np.exp(np.cumsum(random.normal(0, 0.05, count)))
     noise = random.normal(1.0, 0.03, count) + busy * random.exponential(0.6, count)
@@ -238,7 +239,7 @@ def executions(random, speed, count=40, busy=0.0):
 
 
 def report(rows, others=0.0):
-    """As much of a report as a gate looks at."""
+    """Returns the part of a report that a gate reads."""
     speed = Interval(sum(r.samples for r in rows) / sum(r.wall_s for r in rows), None, None)
     return SimpleNamespace(
         executions=rows,
@@ -249,13 +250,13 @@ def report(rows, others=0.0):
 
 @pytest.mark.parametrize("busy", [0.0, 0.6])
 @pytest.mark.parametrize("slowdown, at_least, at_most", [(0.0, 0, 1), (0.10, 36, 40)])
-def test_regressions_are_found_and_not_invented(slowdown, at_least, at_most, busy):
-    """40 simulated trials; the machine as a whole drifts far more than what is looked for."""
+def test_regressions_are_found_without_false_alarms(slowdown, at_least, at_most, busy):
+    """40 simulated trials; the drift of the machine is far larger than the regression."""
     random = np.random.RandomState(4)
-    found = 0
+    num_regressed = 0
     for trial in range(40):
         before = executions(random, 100.0, busy=busy)
-        speed = random.uniform(0.5, 2.0)  # all that the machine does is faster or slower the second time
+        speed = random.uniform(0.5, 2.0)  # the whole machine is faster or slower the second time
         now = executions(random, 100.0 * speed * (1 - slowdown), busy=busy)
         now = [
             structs.replace(
@@ -263,15 +264,15 @@ def test_regressions_are_found_and_not_invented(slowdown, at_least, at_most, bus
             )
             for row in now
         ]
-        found += Gate(report(before, busy), "b.json", 0.05, trial).compare(now, busy).regressed
-    assert at_least <= found <= at_most
+        num_regressed += Gate(report(before, busy), "b.json", 0.05, trial).compare(now, busy).regressed
+    assert at_least <= num_regressed <= at_most
 
 
 def rows_of(walls, cpus):
     return [Execution(1, w, c, 1.0, 1.0) for w, c in zip(walls, cpus)]
 
 
-def test_on_a_busy_machine_time_alone_decides_nothing():
+def test_wall_time_alone_is_inconclusive_on_a_busy_machine():
     steady = [1.0 + 0.001 * i for i in range(30)]
     before, waits = rows_of(steady, steady), rows_of([1.3 * s for s in steady], steady)
     quiet = Gate(report(before), "b", 0.05).compare(waits, 0.01)
@@ -287,21 +288,21 @@ def test_on_a_busy_machine_time_alone_decides_nothing():
 
 
 @pytest.mark.parametrize("before, now, who", [(19, 40, "the baseline has 19"), (40, 19, "this run has 19")])
-def test_few_executions_prove_nothing(before, now, who):
-    """However clear it looks: here it is twice as slow."""
+def test_few_executions_are_inconclusive(before, now, who):
+    """This holds however clear the difference is: here the run is twice as slow."""
     fast, slow = rows_of([1.0] * before, [1.0] * before), rows_of([2.0] * now, [2.0] * now)
     gate = Gate(report(fast), "b.json", 0.05)
     result = gate.compare(slow, 0.0)
     assert result.verdict == "inconclusive" and not result.regressed
     assert result.why_inconclusive.startswith(who)
-    # Measuring does not go on until --max-time for a baseline that can decide nothing.
+    # Measuring does not continue until --max-time for a baseline that is too short for a verdict.
     assert gate.is_decided(slow, 0.0) is (before < 20)
     enough = Gate(report(rows_of([1.0] * 20, [1.0] * 20)), "b", 0.05).compare(slow + slow, 0.0)
     assert enough.verdict == "slower" and enough.why_inconclusive is None
 
 
-def test_a_gate_looks_now_and_then():
-    """Between two looks nothing is decided: looking after every execution would find what chance shows once."""
+def test_a_gate_tests_only_now_and_then():
+    """The gate tests only now and then: a test after every execution would report differences due to chance."""
     steady = [1.0 + 0.001 * i for i in range(100)]
     gate = Gate(report(rows_of(steady, steady)), "b", 0.05)
     now = rows_of([2 * s for s in steady], steady)

@@ -1,4 +1,4 @@
-"""Suites: command lines in YAML, what is typed beside them, rows in processes of their own, tables and speed-ups."""
+"""Suites: command lines in YAML, typed options, rows in separate processes, tables and speed-ups."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def plan(text=SMALL, model=None, typed=""):
 
 def report(images_per_s=100.0, **changes):
     speed = {"value": images_per_s, "lower": None, "upper": None}
-    made = {
+    values = {
         "executions": [],
         "program": PROGRAM,
         "measured": {"images_per_s": speed, "step_s": 0.1, "peak_memory_bytes": 10},
@@ -60,11 +60,11 @@ def report(images_per_s=100.0, **changes):
         "predicted": [{"images_per_s": 400.0, "num_ipus": 2}],
         "notes": ["a note"],
     }
-    return {**made, **changes}
+    return {**values, **changes}
 
 
 def answering(monkeypatch, *codes):
-    """Rows end with these exit codes, then with 0, without a process; the words of each are kept."""
+    """Makes rows end with these exit codes, then with 0, without a process; returns the list of their words."""
     ran = []
 
     def run_command(words, verbose):
@@ -90,7 +90,7 @@ def call(capsys, *args):
 # -- files
 
 
-def test_braces_and_names_make_rows():
+def test_braces_and_names_expand_to_rows():
     rows = plan().rows
     assert [row.id for row in rows] == [
         *("lenet-inference-micro-batch-size-1", "lenet-inference-micro-batch-size-8"),
@@ -103,7 +103,7 @@ def test_braces_and_names_make_rows():
     assert all(row.options["seed"] == ["--seed", "1"] for row in rows)
 
 
-def test_built_in_suites_are_what_they_say():
+def test_built_in_suites_have_their_rows():
     ulhpc = plan_suite(find_suite("ulhpc"), None, []).rows
     assert (
         len(ulhpc) == 84
@@ -117,7 +117,7 @@ def test_built_in_suites_are_what_they_say():
     assert steps[4].resolve().config.device_mapping == (0, 1)
 
 
-def test_what_is_typed_takes_the_place_of_what_a_row_says():
+def test_typed_options_replace_those_of_rows():
     rows = plan(typed="--dataset digits --training --micro-batch-size 4").rows
     assert [row.id for row in rows] == ["lenet", "two-replicas"], "equal rows are one"
     config = rows[0].resolve().config
@@ -129,7 +129,7 @@ def test_what_is_typed_takes_the_place_of_what_a_row_says():
         plan("rows: [train lenet]", typed="--compare-with keras")
 
 
-def test_an_image_size_becomes_one_that_the_network_takes():
+def test_an_image_size_is_adapted_to_the_network():
     (row,) = plan("rows: [benchmark inceptionv3 --host-generated-data --image-size 32]").rows
     assert row.options["image-size"][1] == "75x75" and "75x75 instead of 32x32" in row.notes[0]
 
@@ -162,7 +162,7 @@ def test_an_image_size_becomes_one_that_the_network_takes():
         ("rows: [benchmark lenet\n", "not readable as YAML", ""),
     ],
 )  # fmt: skip
-def test_mistakes_in_suites(text, said, hint):
+def test_invalid_suites_are_refused(text, said, hint):
     with pytest.raises(ConfigurationError) as caught:
         plan(text)
     assert said in caught.value.message and hint in caught.value.hint and "\n" not in caught.value.message
@@ -171,7 +171,7 @@ def test_mistakes_in_suites(text, said, hint):
 # -- running
 
 
-def test_rows_run_and_one_that_fails_fails_alone(monkeypatch, capsys):
+def test_a_failed_row_does_not_stop_the_others(monkeypatch, capsys):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, 3)
     code, out, err = call(capsys, "--suite", "my.yml", "--seed", "3", "--run-dir", "s", "--executions", "5")
@@ -185,44 +185,44 @@ def test_rows_run_and_one_that_fails_fails_alone(monkeypatch, capsys):
     result = read_suite(Path("s"))
     assert [row.status for row in result.rows] == ["done", "failed", "done", "done", "done"]
     assert result.rows[1].error == "it broke" and result.rows[0].images_per_s == 100
-    # Whole batches alone: 12 of 8 in 100 images.
+    # Only whole batches count: 12 of 8 in 100 images.
     assert result.rows[2].epoch_s == 96 / 300 and result.rows[0].epoch_s is None
     assert (
         Path("s/suite.csv").read_text().startswith("id,name,model,command") and Path("s/speedup.png").exists()
     )
     assert "total epoch time" in out and "failed" in out and "a note" in out
-    again = shlex.split(err.split("to try them again: ")[-1])[2:]
+    retry = shlex.split(err.split("to try them again: ")[-1])[2:]
     for width in (60, 80, 160):
         monkeypatch.setenv("COLUMNS", str(width))
-        code, out, err = call(capsys, *again)
+        code, out, err = call(capsys, *retry)
         assert code == 0 and max(map(len, out.splitlines())) <= width, err
     assert len(ran) == 6, "only the one that had failed ran again"
 
 
-def test_a_suite_goes_on_where_it_was_interrupted(monkeypatch, capsys):
+def test_an_interrupted_suite_resumes(monkeypatch, capsys):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, "interrupt")
     code, _, err = call(capsys, "--suite", "my.yml", "--dataset-path", "here")
     assert code == 130 and "1 of 5 rows are finished" in err
-    again = shlex.split(err.strip().split("go on with ")[-1])
+    resume = shlex.split(err.strip().split("go on with ")[-1])
     first = read_suite(Path("runs/my-suite")).rows[0]
     ran = answering(monkeypatch)
     with pytest.raises(ConfigurationError, match="holds another suite"):
         other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"])
         with_kept_rows(pending(other), Path("runs/my-suite"))
-    # Where data lie is no other suite.
-    code, _, err = call(capsys, *[word.replace("here", "there") for word in again[2:]])
+    # Another path of the data is still the same suite.
+    code, _, err = call(capsys, *[word.replace("here", "there") for word in resume[2:]])
     assert code == 0 and len(ran) == 4 and "1 of 5 rows in runs/my-suite have a result" in err, err
     assert read_suite(Path("runs/my-suite")).rows[0] == first
     saved = json.loads(Path("runs/my-suite/suite.json").read_text())
     saved["machine"]["cpu"] = "another CPU"
     Path("runs/my-suite/suite.json").write_text(json.dumps(saved))
-    code, _, err = call(capsys, *again[2:])
+    code, _, err = call(capsys, *resume[2:])
     assert code == 2 and "measured with cpu another CPU" in err and "--versus" in err
 
 
 @pytest.mark.parametrize("left", ["mine.txt", "config.yml"])
-def test_folders_that_hold_something_else_are_refused(tmp_path, left):
+def test_folders_with_other_files_are_refused(tmp_path, left):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / left).write_text("x")
     for options in ({"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}):
@@ -230,7 +230,7 @@ def test_folders_that_hold_something_else_are_refused(tmp_path, left):
             suite_folder("s", str(tmp_path / "r"), **options)
 
 
-def test_results_of_other_versions_are_refused_in_words(tmp_path):
+def test_results_of_other_versions_are_refused(tmp_path):
     old = {"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s", "rows": []}
     (tmp_path / "suite.json").write_text(json.dumps(old))
     with pytest.raises(DataError, match="has schema_version 2, this ipucnn reads 3"):
@@ -256,7 +256,7 @@ rows:
     assert "held-out" in out and os.listdir("r/rows")
 
 
-# -- what they came to
+# -- results
 
 
 def rows_of(*speeds):
@@ -275,24 +275,24 @@ def test_an_epoch_below_a_global_batch_has_no_time():
 
 def test_speedups_of_another_machine_and_of_ipus():
     result = pending(plan())
-    here = structs.replace(result, rows=rows_of(100.0, 200.0))
-    there = structs.replace(
+    first = structs.replace(result, rows=rows_of(100.0, 200.0))
+    second = structs.replace(
         result, rows=[*rows_of(50.0), structs.replace(rows_of(1, 1)[1], micro_batch_size=9)]
     )
-    compared = speedups(here, there, "there")
+    compared = speedups(first, second, "there")
     assert [(row.id, times, ipus) for row, times, ipus in compared.pairs] == [("r0", 0.5, None)]
     assert compared.first_s == 96 / 100 and compared.second_s == 96 / 50
-    predicted = speedups(here)
+    predicted = speedups(first)
     assert [(times, ipus) for _, times, ipus in predicted.pairs] == [(4.0, 2), (2.0, 2)]
-    assert "speed-up" in columns(here, predicted)
-    write_result(Path(), here)
+    assert "speed-up" in columns(first, predicted)
+    write_result(Path(), first)
     assert len(Path("suite.csv").read_text().splitlines()) == 3
     draw_speedups(predicted, ".svg", Path("a.svg"))
     draw_speedups(predicted, ".svg", Path("b.svg"))
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
-def test_versus_of_another_suite_is_refused_before_anything_runs(monkeypatch, capsys):
+def test_versus_with_another_suite_is_refused_before_any_row_runs(monkeypatch, capsys):
     ran = answering(monkeypatch)
     result = pending(plan())
     Path("other.json").write_text(structs.replace(result, rows=rows_of(100.0)).to_json())

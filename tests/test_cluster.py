@@ -121,7 +121,7 @@ def test_tf_config_and_slurm_name_the_same_workers():
         (slurm(SLURM_DISTRIBUTION="cyclic"), {}, "order 'cyclic'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(environment, options, named):
+def test_invalid_worker_settings_are_refused(environment, options, named):
     with pytest.raises(ConfigurationError) as refused:
         find_workers(RunConfig(**options), environment)
     assert named in refused.value.message and refused.value.hint

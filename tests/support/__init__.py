@@ -1,1 +1,1 @@
-"""What several test files share: small networks and programs, training on a session, and a naive reference."""
+"""Code shared by test files: small networks and programs, training on a session, and a naive reference."""

@@ -12,12 +12,12 @@ from ipucnn.datasets.sources import cifar
 
 
 def noise(seed, *shape):
-    """uint8 of a shape."""
+    """Returns uint8 noise of a shape."""
     return np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
 
 
 def encode(image, form="PNG", **options):
-    """The bytes of an image file; of uint8 [h, w], [h, w, 3] or a Pillow image."""
+    """Returns the bytes of an image file, from uint8 [h, w], [h, w, 3] or a Pillow image."""
     buffer = io.BytesIO()
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(buffer, form, **options)
@@ -25,7 +25,7 @@ def encode(image, form="PNG", **options):
 
 
 def smooth(seed, width, height):
-    """A Pillow image with slopes, as photographs have them."""
+    """Returns a Pillow image with gradients of brightness, as photographs have them."""
     return Image.fromarray(noise(seed, 4, 5, 3)).resize((width, height), Image.BICUBIC)
 
 
@@ -34,7 +34,7 @@ def idx_bytes(array, kind=8):
 
 
 def write_mnist(folder, counts=(20, 10), compress=True):
-    """The four idx files; returns images [n, 28, 28] and labels by "train" and "eval"."""
+    """Writes the four idx files; returns images [n, 28, 28] and labels by "train" and "eval"."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for seed, (part, stem, count) in enumerate(zip(("train", "eval"), ("train", "t10k"), counts)):
@@ -48,17 +48,17 @@ def write_mnist(folder, counts=(20, 10), compress=True):
 
 
 def cifar_arrays(num, num_classes=10, seed=0):
-    """uint8 [n, 32, 32, 3] and labels [n]."""
+    """Returns uint8 [n, 32, 32, 3] and labels [n]."""
     return noise(seed, num, 32, 32, 3), (np.arange(num) + 8 * seed) % num_classes
 
 
 def planes(images):
-    """uint8 [n, 3072] as CIFAR's files have them: red, green, blue."""
+    """Returns uint8 [n, 3072] in the order of CIFAR's files: red, green, blue."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
 
 
 def write_cifar10(folder, batches=(1, 2), num=6, num_test=5, binary=False):
-    """The files of CIFAR-10; batch n has the arrays of seed n, and the test batch those of seed 9."""
+    """Writes the files of CIFAR-10; batch n has the arrays of seed n, and the test batch those of seed 9."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in [*((n, f"data_batch_{n}") for n in batches), (9, "test_batch")]:
         images, labels = cifar_arrays(num_test if name == "test_batch" else num, seed=seed)
@@ -76,7 +76,7 @@ def write_cifar10(folder, batches=(1, 2), num=6, num_test=5, binary=False):
 
 
 def write_class_folders(folder, counts, size=lambda number: (30, 20), form="PNG", ending="png"):
-    """Images of noise, ``PART/CLASS/K.png``, by (part, class) how many; ``size`` is (width, height) by number."""
+    """Writes images of noise as ``PART/CLASS/K.png``, by counts of (part, class); ``size(K)`` is (width, height)."""
     number = 0
     for (part, name), count in counts.items():
         (folder / part / name).mkdir(parents=True)

@@ -18,10 +18,10 @@ MOMENTUM = 0.9
 
 
 class Reference:
-    """Stochastic gradient descent with momentum, a mean over micro-batches, batch norm of each micro-batch.
+    """Stochastic gradient descent with momentum: mean over micro-batches, batch norm of each micro-batch.
 
     Args:
-        images, labels: of all weight updates.
+        images, labels: samples of all weight updates.
         batch, count: samples of a micro-batch, and micro-batches of a weight update.
         rate: learning rate.
     """
@@ -35,16 +35,16 @@ class Reference:
         self.nearest = np.inf
 
     def network(self) -> Any:
-        """The network, with its first weights."""
+        """Returns the network with its initial weights."""
         size = self.images.shape[1]
         return build_model(
             get_model("cifar_resnet8"), BuildOptions(input_shape=(size, size, 3), num_classes=10, seed=3)
         )
 
     def run(self, fused: int) -> Weights:
-        """Weights by name after all weight updates, ``fused`` micro-batches computed as one batch.
+        """Returns weights by name after all weight updates, with ``fused`` micro-batches computed as one batch.
 
-        ``nearest`` is then the smallest number that a ReLU was given, whatever its sign.
+        Sets ``nearest`` to the smallest absolute input of any ReLU.
         """
         weights = {name: value.astype(np.float64) for name, value in self._start.items()}
         trained = [name for name in weights if "moving" not in name]
@@ -66,8 +66,8 @@ class Reference:
                 for name, d in zip(trained, tape.gradient(loss, [values[name] for name in trained])):
                     sums[name] += d.numpy() * (fused / self.count)
                 for norm, pair in statistics.items():
-                    for own in zip(*pair):
-                        for word, value in zip(("moving_mean", "moving_variance"), own):
+                    for moments in zip(*pair):
+                        for word, value in zip(("moving_mean", "moving_variance"), moments):
                             old = weights[f"{norm}/{word}"]
                             weights[f"{norm}/{word}"] = momenta[norm] * old + (1 - momenta[norm]) * value
             for name in trained:
@@ -112,17 +112,17 @@ class Reference:
 
 
 def _kind(step: Any) -> str:
-    """A layer's class; Keras 2.6 writes a package before it."""
+    """Returns a layer's class without the package name that Keras 2.6 puts before it."""
     return str(step.kind.rpartition(">")[2])
 
 
 def distance(one: Weights, other: Weights) -> float:
-    """The largest difference."""
+    """Returns the largest difference of two networks' weights."""
     return max(float(np.abs(np.float64(one[name]) - other[name]).max()) for name in other)
 
 
 def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Images of normal numbers, and labels."""
+    """Returns normally distributed images and random labels."""
     rng = np.random.default_rng(seed)
     return rng.normal(0, 1, (count, size, size, 3)).astype(np.float32), rng.integers(0, 10, count).astype(
         np.int32
@@ -130,7 +130,7 @@ def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def on_the_host(reference: Reference, fused: int) -> Weights:
-    """The host session's weights of the same run."""
+    """Returns the host session's weights after the same run."""
     updates = len(reference.images) // (reference.batch * reference.count)
     program = make_program(reference.batch, reference.count, updates_per_epoch=updates).with_fused(fused)
     optimizer, rate = ("sgd", {"momentum": MOMENTUM}, {}), constant(reference.rate)

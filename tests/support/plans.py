@@ -1,4 +1,4 @@
-"""Plans for tests: ``plan-splits`` as it is typed, and a small network whose splits can all be tried."""
+"""Plans for tests: ``plan-splits`` as a user types it, and a small network whose splits can all be tried."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
 
 def run(capsys, *args):
-    """``plan-splits`` with words, of which each text may be several: exit code, stdout and stderr."""
+    """Runs ``plan-splits`` with arguments, each of which may hold several words: exit code, stdout and stderr."""
     capsys.readouterr()
     code = cli.run(["plan-splits", *(word for arg in args for word in str(arg).split())])
     captured = capsys.readouterr()
@@ -23,14 +23,14 @@ def run(capsys, *args):
 
 
 def plan(capsys, *args):
-    """The plan of ``plan-splits --json``."""
+    """Returns the plan of ``plan-splits --json``."""
     code, out, err = run(capsys, *args, "--json")
     assert code == 0, err
     return PipelinePlan.from_dict(json.loads(out))
 
 
 def refused(capsys, code, error, hint, *args):
-    """Checks that ``plan-splits`` ends with a code, one line of an error and one of a hint, and nothing else."""
+    """Checks that ``plan-splits`` ends with a code and prints one line of an error, one of a hint, and nothing else."""
     got, out, err = run(capsys, *args)
     lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
     assert (got, out, len(lines)) == (code, "", 2), err
@@ -39,7 +39,7 @@ def refused(capsys, code, error, hint, *args):
 
 
 def conv(name, source, size, inputs, outputs, kernel=3, stride=1, groups=1, **more):
-    """A convolution without a bias, on images of ``size`` x ``size``."""
+    """Returns a convolution without a bias, for images of ``size`` x ``size``."""
     weights = kernel * kernel * inputs // groups * outputs
     values = {
         "op_class": "conv" if groups == 1 else "depthwise_conv" if groups == inputs else "grouped_conv",
@@ -55,7 +55,7 @@ def conv(name, source, size, inputs, outputs, kernel=3, stride=1, groups=1, **mo
 
 
 def network(widths, size=16, block=2):
-    """Convolutions with relus; every ``block`` of them a sum with what was there before."""
+    """Returns convolutions with ReLUs; after every ``block`` of them a sum with the block before."""
     layers = [Layer("input", "input", (), (size, size, 3))]
     last, channels, before = "input", 3, None
     for i, width in enumerate(widths):
@@ -72,7 +72,7 @@ def network(widths, size=16, block=2):
 
 
 def system(kib_per_tile=624):
-    """An IPU-POD16 with less memory."""
+    """Returns an IPU-POD16 with less memory."""
     pod = get_system("pod16")
     return replace(pod, ipu=replace(pod.ipu, sram_per_tile_bytes=int(kib_per_tile * 1024)))
 
@@ -83,12 +83,12 @@ def all_splits(graph, num_stages):
 
 
 def fill(graph, splits, settings, machine):
-    """Share of its memory that the fullest IPU takes."""
+    """Returns the share of its memory that the fullest IPU uses."""
     return max(memory.fill for memory in program_memory(graph, splits, settings, machine.ipu))
 
 
 def naive_best(graph, settings, machine, limit):
-    """(tick, splits) of the fastest splits that fit, by trying all; None if none do."""
+    """Returns (tick, splits) of the fastest splits that fit, by trying all; None if none fit."""
     fitting = [
         (predict(graph, splits, settings, machine).tick_s, splits)
         for splits in all_splits(graph, settings.num_stages)

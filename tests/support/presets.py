@@ -1,4 +1,4 @@
-"""A few presets in place of the shipped ones, whose values tests must not depend on."""
+"""A few presets that replace the shipped ones, whose values tests must not depend on."""
 
 import pytest
 
@@ -12,7 +12,7 @@ efficientnet-b0@digits: {<<: *b0, image-size: 32}
 
 @pytest.fixture
 def few_presets(monkeypatch, tmp_path_factory):
-    """Makes them the built-in ones."""
+    """Makes them the built-in presets."""
     folder = tmp_path_factory.mktemp("presets")
     (folder / "presets.yml").write_text(TEXT)
     monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", folder)

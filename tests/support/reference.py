@@ -22,7 +22,7 @@ class Naive:
     frozen: Tuple[str, ...] = ()
 
     def forward(self, values: Dict[str, Any], images: np.ndarray, group: int):
-        """Logits and batch statistics of ``group`` replicas' micro-batches normalised together."""
+        """Returns logits and batch statistics of ``group`` replicas' micro-batches normalised as one batch."""
         x, statistics = tf.constant(images), {}
         for i in range(2):
             x = tf.nn.conv2d(x, values[f"conv{i}/kernel"], 1, "SAME")
@@ -39,10 +39,10 @@ class Naive:
                 x, mean, variance = tf.compat.v1.nn.fused_batch_norm(
                     x, values[f"norm{i}/gamma"], values[f"norm{i}/beta"], epsilon=EPSILON, is_training=True
                 )[:3]
-                # IPUs: the group's biased variance times n / (n - 1), of the n numbers that a replica has.
-                together = images.shape[0] * images.shape[1] * images.shape[2]
-                n = together // group
-                unbiased = variance.numpy() * (together - 1) / together * n / (n - 1)
+                # IPUs: the group's biased variance times n / (n - 1), where n counts the values of one replica.
+                num_values = images.shape[0] * images.shape[1] * images.shape[2]
+                n = num_values // group
+                unbiased = variance.numpy() * (num_values - 1) / num_values * n / (n - 1)
                 statistics[f"norm{i}"] = (mean.numpy(), unbiased)
             else:
                 per_group = []
@@ -64,7 +64,7 @@ class Naive:
         for g in range(p.gradient_accumulation_count):
             gradient = {k: np.zeros_like(self.weights[k]) for k in trainable}
             for r in range(0, p.num_replicas, p.dbn_replica_group_size):
-                # The replicas of one distributed batch norm group normalise together.
+                # The replicas of one distributed batch norm group share their statistics.
                 start = (g * p.num_replicas + r) * size
                 stop = start + size * p.dbn_replica_group_size
                 values = {k: tf.Variable(np.float32(v)) for k, v in self.weights.items()}

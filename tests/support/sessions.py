@@ -14,7 +14,7 @@ from ipucnn.training.program import Program
 
 CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
 SIZE, CLASSES, MOMENTUM, EPSILON = 6, 3, 0.8, 1e-3
-# Name, parameters and the settings beside them.
+# Name, parameters and further settings of an optimizer.
 SGD: Any = ("sgd", {"momentum": 0.9}, {})
 PLAIN: Any = ("sgd", {"momentum": 0.0}, {})
 
@@ -58,7 +58,7 @@ def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
 
 
 def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
-    """Two convolutions with a norm after each, dropout and drop connect; no two layers alike."""
+    """Returns two convolutions, each with a norm, dropout and drop connect; no two layers are alike."""
     keras.backend.clear_session()
     inputs = keras.Input((SIZE, SIZE, 2), name="input")
     x = inputs
@@ -81,14 +81,14 @@ def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
 
 
 def frozen(model: Any, layers: Any) -> Any:
-    """The model with some of its layers frozen."""
+    """Returns the model with some of its layers frozen."""
     for name in layers:
         model.get_layer(name).trainable = False
     return model
 
 
 def data(samples: int, seed: int) -> Any:
-    """Images and labels."""
+    """Returns images and labels."""
     rng = np.random.default_rng(seed)
     return (
         rng.normal(0.5, 1.0, (samples, SIZE, SIZE, 2)).astype(np.float32),
@@ -97,17 +97,17 @@ def data(samples: int, seed: int) -> Any:
 
 
 def falling(rate: float = 0.05) -> Any:
-    """A schedule: another learning rate in each weight update."""
+    """Returns a schedule with a lower learning rate in each weight update."""
     return lambda updates: np.full(np.shape(updates), rate, np.float32) / (1 + np.asarray(updates))
 
 
 def constant(rate: float) -> Any:
-    """A schedule of one learning rate."""
+    """Returns a schedule with one learning rate."""
     return lambda updates: np.full(np.shape(updates), rate, np.float32)
 
 
 def batches(program: Program, *parts: Any) -> Any:
-    """What ``train`` takes: the arrays from a weight update on, over and over."""
+    """Returns the data argument of ``train``: the arrays, repeated, from a weight update on."""
 
     def make(first: int, per_element: int) -> Any:
         endless = tf.data.Dataset.from_tensor_slices(parts).repeat()
@@ -117,7 +117,7 @@ def batches(program: Program, *parts: Any) -> Any:
 
 
 class Trained(NamedTuple):
-    """What training left: arrays by name, all events, and how many weight updates' batches statistics were taken of."""
+    """The result of a training: arrays by name, all events, and the number of weight updates behind the statistics."""
 
     weights: Dict[str, np.ndarray]
     slots: Dict[str, np.ndarray]
@@ -134,11 +134,11 @@ def compile_session(
     loss: Any = "cross_entropy",
     make_dataset: Any = None,
 ) -> Any:
-    """The session, ready to train.
+    """Returns the session, ready to train.
 
     Args:
-        loss: its name, or a function.
-        make_dataset: to be traced with.
+        loss: name of a loss, or a function.
+        make_dataset: data set function for the trace.
     """
     name, params, more = optimizer
     settings = make_settings(name, params, global_batch_size=program.global_batch_size, **more)
@@ -148,7 +148,7 @@ def compile_session(
 
 
 def set_state(session: Any, weights: Any, slots: Any, weight_updates: int) -> None:
-    """Puts a compiled session to where another one stood."""
+    """Sets the state of a compiled session to that of another one."""
     for variables, values in ((session.state.weights, weights), (session.state.slots, slots)):
         for name, value in values.items():
             variables[name].assign(value)
@@ -170,7 +170,7 @@ def run(
     """Trains a program from the start, or from a state: weights, slots, weight updates.
 
     Args:
-        weights: of the samples; None: all count.
+        weights: sample weights; None: all samples count.
     """
     compile_session(session, model, program, optimizer, schedule, loss)
     if state is not None:

@@ -1,4 +1,4 @@
-"""Runs that several test files evaluate, predict with and export; each is trained when the first one asks for it."""
+"""Trained runs that several test files evaluate, predict with and export; each is trained on first use."""
 
 import atexit
 import functools
@@ -17,7 +17,7 @@ _LINES = {
 
 @functools.lru_cache(maxsize=None)
 def run_of(name: str) -> Path:
-    """The run folder; nothing may change it."""
+    """Returns the run folder, which no test may change."""
     from ipucnn import cli
 
     folder = Path(tempfile.mkdtemp(prefix="ipucnn-tests-")) / name
