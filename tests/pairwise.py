@@ -1,4 +1,4 @@
-"""All pairs of values of several factors in few rows (Cohen et al. 1997, "The AETG system"), greedily."""
+"""Finds few rows with all pairs of values of several factors, greedily (Cohen et al. 1997, "The AETG system")."""
 
 import itertools
 import random
@@ -19,14 +19,14 @@ def pairwise(
     seed: int = 0,
     tries: int = 60,
 ) -> List[Row]:
-    """Rows in which every pair of values that some legal row holds occurs at least once.
+    """Returns rows in which every pair of values that some legal row has occurs at least once.
 
     Args:
         factors: values (hashable) by name.
-        is_legal: whether a full row may be.
-        minimum: rows are added up to this number.
-        seed: of the search; the same seed gives the same rows.
-        tries: random rows that the best is taken of.
+        is_legal: says whether a complete row is legal.
+        minimum: smallest number of rows; more are added up to it.
+        seed: seed of the search; the same seed gives the same rows.
+        tries: number of random rows among which the best is chosen.
     """
     rng = random.Random(seed)
     names = list(factors)

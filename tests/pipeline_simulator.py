@@ -1,4 +1,4 @@
-"""A pipeline run tick by tick, from nothing but what may run when: an independent check of the planner's formulas.
+"""Simulates a pipeline tick by tick from its dependencies alone: an independent check of the planner's formulas.
 
 Micro-batches move through queues.  A stage takes the next one whose input (or gradient) an earlier exchange
 brought; all stages compute at once and wait for the slowest; then everything computed moves at once and all
@@ -17,11 +17,11 @@ Operation = Tuple[str, int, int]  # "F" or "B", stage, micro-batch
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened.
+    """The operations of a simulated pipeline and their times.
 
     Attributes:
-        phases: of each phase (all compute, then exchange), the operations that ran.
-        phase_s: seconds of each.
+        phases: the operations that ran in each phase (all compute, then exchange).
+        phase_s: seconds of each phase.
         num_phases_per_tick: phases after which the schedule repeats.
         max_in_flight: per stage, the most micro-batches that were between their forward and backward pass.
     """
@@ -41,7 +41,7 @@ class Simulation:
 
     @property
     def longest_tick_s(self) -> float:
-        """The longest run of phases that makes a tick; that of the full pipeline, if it ever was full."""
+        """Returns the longest run of phases that makes a tick: of the full pipeline, if it was ever full."""
         width = self.num_phases_per_tick
         return max(sum(self.phase_s[t : t + width]) for t in range(0, len(self.phases), width))
 
@@ -72,9 +72,9 @@ class _Pipeline:
         return self.finished == self.count
 
     def phase(self, forward: Sequence[int], backward: Sequence[int]) -> None:
-        """Runs the given stages' passes, where something waits for them, and exchanges.
+        """Runs the given stages' passes that have an input, and exchanges.
 
-        Under Interleaved, what goes forward and what goes backward in one phase move in two exchanges.
+        Under Interleaved, forward and backward results of one phase move in two exchanges.
         """
         ran: List[Operation] = []
         ran += [("F", s, self.inputs[s].pop(0)) for s in forward if self.inputs[s]]
@@ -104,7 +104,7 @@ class _Pipeline:
 
 
 def simulate(tables: StageTables, starts: Sequence[int], schedule: str, num_micro_batches: int) -> Simulation:
-    """Takes ``num_micro_batches`` micro-batches through the stages that open at ``starts``, and back in training.
+    """Runs ``num_micro_batches`` micro-batches through the stages that open at ``starts``, and back in training.
 
     Raises:
         ValueError: an unknown schedule.
@@ -146,7 +146,7 @@ def simulate_stages(
     num_micro_batches: int,
     training: bool = True,
 ) -> Simulation:
-    """Stages of given seconds; ``receive`` is the transfer into each of them, in one direction."""
+    """Simulates stages of given seconds; ``receive`` is the transfer into each of them, in one direction."""
     n = len(forward)
     tables = StageTables(
         forward, backward, np.append(receive, 0.0), 1.0, lambda k, s: np.zeros((n, n + 1)), training=training

@@ -1,8 +1,8 @@
-"""Twelve programs on the double of the SDK, each trained, evaluated, inferred and benchmarked, beside the host.
+"""Compares twelve programs on the test double of the SDK with the host: training, evaluation, inference, benchmark.
 
 ``python tests/poplar_covering.py`` runs all of them on the facts of SDK 3.0 and 3.4 and prints the table of
-docs/contributing/poplar-double.md; ``--only ROW ...`` and ``--sdk VERSION ...`` choose.  Exit code 1: a row differs
-from the host.
+docs/contributing/poplar-double.md; ``--only ROW ...`` and ``--sdk VERSION ...`` choose some.  The exit code is 1 if a
+row differs from the host.
 """
 
 import argparse
@@ -29,16 +29,16 @@ class Row:
     """One program.
 
     Attributes:
-        name: of the row.
-        model: to be trained.
-        stages, schedule: of its pipeline.
+        name: name of the row.
+        model: network to train.
+        stages, schedule: the pipeline.
         replicas, accumulation: micro-batches of a weight update.
-        size: height and width of its images.
+        size: height and width of the images.
         precision: 32.32, 16.16 or 16.32.
         more: further options.
         ipu: options of IPUs alone.
-        ahead: compiled without IPUs first.
-        generated: the benchmark's data is made up on the device, not on the host.
+        ahead: whether it is compiled without IPUs first.
+        generated: whether the benchmark's data is generated on the device, not on the host.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def group(self) -> int:
-        """Replicas that share statistics, whose micro-batches the host computes as one."""
+        """Replicas that share statistics; the host computes their micro-batches as one."""
         words = dict(zip(self.more, self.more[1:]))
         return int(words.get("--dbn-replica-group-size", 1))
 
     def flags(self) -> List[str]:
-        """Of ``ipucnn train``, three weight updates in as many executions."""
+        """Returns options of ``ipucnn train`` for three weight updates, each an execution."""
         batch = self.micro_batch * self.accumulation * self.replicas
         found = ["--dataset", "random", "--image-size", str(self.size), "--limit-train", str(UPDATES * batch)]
         found += [
@@ -141,7 +141,7 @@ ROWS = (
 
 
 def call(*words: Any) -> str:
-    """The standard output of a command.
+    """Runs a command; returns its standard output.
 
     Raises:
         RuntimeError: it failed.
@@ -158,14 +158,14 @@ def call(*words: Any) -> str:
 
 @dataclass
 class Found:
-    """What a row came to.
+    """The comparison of a row with the host.
 
     Attributes:
-        weights: largest difference from the host's, or in steps of 16 bits (``in_steps``).
-        loss: largest difference of the evaluated loss, relative to it.
-        inferred: images of which the host says the same.
-        images_per_s: of the benchmark, which on the double means nothing but that it ran.
-        programs: compiled.
+        weights: largest difference from the host's, for 16 bits in steps between numbers (``in_steps``).
+        loss: relative difference of the evaluated loss.
+        inferred: number of images with the host's prediction.
+        images_per_s: the benchmark's figure, which on the test double only shows that it ran.
+        programs: number of compiled programs.
     """
 
     weights: float
@@ -187,7 +187,7 @@ class Found:
 
 @dataclass
 class Host:
-    """What the host comes to with a row."""
+    """The host's result for a row."""
 
     weights: Dict[str, Any]
     loss: float
@@ -195,14 +195,14 @@ class Host:
 
 
 def on_the_host(row: Row, folder: Path) -> Host:
-    """Trains, evaluates and infers, micro-batch by micro-batch as IPUs do."""
+    """Trains, evaluates and infers on the host, micro-batch by micro-batch as IPUs do."""
     train = ["train", row.model, *row.flags(), "--fused-micro-batches", row.group]
     call(*train, "--device", "cpu", "--run-dir", folder / "run")
     return Host(_weights(folder), *_judged(row, folder, "cpu"))
 
 
 def cover(row: Row, sdk: str, host: Host, folder: Path) -> Found:
-    """Trains, evaluates, infers and benchmarks a row on the double.
+    """Trains, evaluates, infers and benchmarks a row on the test double.
 
     Raises:
         RuntimeError: a command failed.
@@ -243,7 +243,7 @@ def _weights(folder: Path) -> Dict[str, Any]:
 
 
 def _compare(here: Dict[str, Any], there: Dict[str, Any], precision: str) -> float:
-    """The largest difference; of 16 bits in steps between two of their numbers, at the size of the weight."""
+    """Returns the largest difference; for 16 bits in steps between two numbers at the size of the weight."""
     if list(here) != list(there):
         raise RuntimeError("other weights than the host's")
     far = 0.0
@@ -257,7 +257,7 @@ def _compare(here: Dict[str, Any], there: Dict[str, Any], precision: str) -> flo
 
 
 def _judged(row: Row, folder: Path, device: str) -> Tuple[float, List[Any]]:
-    """The loss of all evaluation images, and the class or mask of some."""
+    """Returns the loss of all evaluation images, and the class or mask of some."""
     report = json.loads(
         call("evaluate", folder / "run", "--limit-eval", _EVALUATED, "--device", device, "--json")
     )
@@ -277,7 +277,7 @@ def _judged(row: Row, folder: Path, device: str) -> Tuple[float, List[Any]]:
 
 
 def _benchmarked(row: Row) -> float:
-    """Images per second of training on the double, of three executions."""
+    """Benchmarks training on the test double; returns the images per second of three executions."""
     words = ["benchmark", row.model, "--training", "--device", "ipu", "--json", "--executions", 3]
     words += ["--min-time", 0.01, "--max-time", 2, "--image-size", row.size, "--precision", row.precision]
     words += ["--micro-batch-size", row.micro_batch, "--num-replicas", row.replicas, "--dropout", 0]

@@ -1,4 +1,4 @@
-"""``python recomputation_memory.py on|off``: the MiB that one weight update of cifar_resnet56 in four stages takes."""
+"""``recomputation_memory.py on|off`` prints the MiB that one weight update of cifar_resnet56 in four stages takes."""
 
 import dataclasses
 import resource
@@ -15,7 +15,7 @@ from ipucnn.training.program import make_program
 
 
 def peak_mib(recomputation: bool) -> float:
-    """What the process takes at most, beyond what it had before the weight update."""
+    """Returns the process's peak memory beyond the memory before the weight update, in MiB."""
     config = dataclasses.replace(
         RunConfig(),
         micro_batch_size=32,

@@ -1,8 +1,8 @@
-"""A stand-in for the Poplar SDK's Python API, made from recorded facts (``facts.json``).
+"""A test double of the Poplar SDK's Python API, made from recorded facts (``facts.json``).
 
-``installed()`` puts it where the SDK's modules would be and takes all of it away again.  It refuses what the SDK
-refuses, keeps a log of what was configured, and trains with stock Keras underneath.  What it cannot show is in
-docs/contributing/hardware-checklist.md.
+``installed()`` puts it in place of the SDK's modules, and removes it afterwards.  It raises the SDK's errors, logs the
+configuration, and trains with stock Keras underneath.  docs/contributing/hardware-checklist.md lists what it cannot
+show.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from .surroundings import surroundings
 __all__ = ["Machine", "ProcessAborted", "installed"]
 
 _VARIABLES = ("TF_POPLAR_FLAGS",)
-# Loaded by their own import and by nothing else; only that binds them in their packages.
+# Loaded only by their own import, which binds them in their packages.
 _LATE = (
     "popdist.tensorflow",
     "tensorflow.python.ipu.distributed",
@@ -35,7 +35,7 @@ _LATE = (
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is imported late."""
+    """Finds modules that are imported late."""
 
     def __init__(self, made: Dict[str, types.ModuleType]) -> None:
         self._made = made
@@ -54,7 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _functional() -> Any:
-    """The class that Keras makes of ``keras.Model(inputs, outputs)``."""
+    """Returns the class that Keras makes of ``keras.Model(inputs, outputs)``."""
     inputs = keras.Input((1,))
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
@@ -64,15 +64,15 @@ def _functional() -> Any:
     "kernels poprand/random.cc PopopsStatelessV2Op",
 )
 def _poprand(stateless_uniform: Any) -> Any:
-    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator.
+    """Draws other numbers than the CPU for the same seed: the seed is the key of poprand's own generator.
 
-    TensorFlow 2.6 takes the key from an operation that takes seeds of any width, and looks at their shape itself.
+    TensorFlow 2.6 takes the key from an operation that accepts seeds of any width, and checks their shape itself.
     """
 
     import tensorflow as tf
 
     def draw(shape: Any, seed: Any, **others: Any) -> Any:
-        if tf.distribute.has_strategy():  # what is traced for IPUs
+        if tf.distribute.has_strategy():  # being traced for IPUs
             seed = tf.convert_to_tensor(seed)
             if seed.shape != (2,):
                 raise tf.errors.InvalidArgumentError(
@@ -93,10 +93,10 @@ def _poprand(stateless_uniform: Any) -> Any:
 
 @contextlib.contextmanager
 def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Machine]:
-    """The SDK of a machine with IPUs, while the context lasts.
+    """Installs the SDK of a machine with IPUs while the context lasts.
 
     Args:
-        sdk: its version.
+        sdk: version of the SDK.
         num_ipus: IPUs of the machine.
         facts: further attributes of :class:`Machine`.
     """
@@ -107,8 +107,8 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     import tensorflow.python as python
 
     functional = _functional()
-    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and another of
-    # the same text, which ``import tensorflow.keras`` makes, and with TensorFlow 2.6 puts where the loader was.
+    # Several objects represent Keras, which loads on first use: loaders, the module they load, and a copy of the module
+    # that ``import tensorflow.keras`` makes and that TensorFlow 2.6 puts in the loader's place.
     names = (keras.__name__, functional.__module__.split(".")[0], "tensorflow.keras")
     named = [sys.modules.get(name) for name in names]
     places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
@@ -143,7 +143,7 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
         sys.meta_path.remove(finder)
         del python.ipu
         for place in places.values():
-            # The loader passes on what it does not have, and has nothing of its own to delete then.
+            # The loader passes on missing attributes, and then has none of its own to delete.
             vars(place).pop("ipu", None)
         for name, module in saved.items():
             if module is None:

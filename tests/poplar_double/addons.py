@@ -11,7 +11,7 @@ from .sources import rule
 
 
 class _Dropout(keras.layers.Layer):
-    """Masks from the IPUs' seed."""
+    """Draws masks from the IPUs' seed."""
 
     machine: Any = None
 
@@ -27,7 +27,7 @@ class _Dropout(keras.layers.Layer):
             return inputs
         shape = self.noise_shape or inputs.shape
         if self.noise_shape and shape[0] not in (1, None, inputs.shape[0]):
-            # Replicas that share batch norm's statistics are one batch here, where each has its own masks.
+            # Replicas that share batch norm's statistics are one batch here, but each has its own masks.
             shape = [inputs.shape[0], *shape[1:]]
         if any(d is None for d in shape):
             raise ValueError("the noise shape must be static")
@@ -101,7 +101,7 @@ class _GroupNormalization(keras.layers.Layer):
 
 
 def build(machine: Any) -> Dict[str, types.ModuleType]:
-    """The modules, each layer behind its recorded signature."""
+    """Builds the modules, each layer behind its recorded signature."""
     dropout = type("Dropout", (_Dropout,), {"machine": machine})
     group_norm = type("GroupNormalization", (_GroupNormalization,), {})
     layers = types.ModuleType("ipu_tensorflow_addons.keras.layers")

@@ -21,7 +21,7 @@ _IPUS = ("auto_select_ipus", "select_ipus")
 
 @rule("ipu gradient_accumulation.py GradientAccumulationReductionMethod.parse")
 def _parse(cls: Any, value: Any) -> Any:
-    """A member from itself or its name in any case."""
+    """Returns the member for a member, or for its name in any case."""
     if isinstance(value, cls):
         return value
     if isinstance(value, str) and value.upper() in cls.__members__:
@@ -86,7 +86,7 @@ class Category:
 
 
 def make_config_class(machine: Any) -> Any:
-    """``IPUConfig`` bound to a machine."""
+    """Makes the ``IPUConfig`` of a machine."""
 
     class IPUConfig(Category):
         def __init__(self) -> None:
@@ -104,7 +104,7 @@ def make_config_class(machine: Any) -> Any:
 
 
 def make_functions(machine: Any) -> Dict[str, Any]:
-    """The functions of ``ipu.config``."""
+    """Makes the functions of ``ipu.config``."""
 
     @like("ipu.config.configure_ipu_system")
     @rule("ipu config.py configure_ipu_system")
@@ -129,7 +129,7 @@ def make_functions(machine: Any) -> Dict[str, Any]:
     "driver config.proto IpuOptions",
 )
 def check_options(options: Dict[Any, Any]) -> None:
-    """Poplar options are strings; protobuf refuses anything else."""
+    """Checks that Poplar options are strings; protobuf refuses anything else."""
     for key, value in options.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"{key!r}: {value!r} has type {type(value).__name__}, but expected one of: str")
@@ -140,7 +140,7 @@ def check_options(options: Dict[Any, Any]) -> None:
     "driver tools/poplar_util.cc PoplarExceptionToTensorflowStatus",
 )
 def check_option_words(kind: str, options: Dict[str, str]) -> None:
-    """What Poplar finds when it plans an operation: unknown keys, and values that are none."""
+    """Refuses unknown keys and invalid values, as Poplar does when it plans an operation."""
     known = FACTS["poplar_options"].get(kind)
     for key, value in options.items():
         fact = known.get(key) if known is not None else {}
@@ -162,7 +162,7 @@ def check_option_words(kind: str, options: Dict[str, str]) -> None:
     "ipu config.py configure_ipu_system",
 )
 def configure(machine: Any, leaves: Dict[str, Any]) -> None:
-    """What ``configure_ipu_system`` checks and the driver finds out."""
+    """Checks a configuration as ``configure_ipu_system`` and the driver do, and applies it."""
     machine.flags  # noqa: B018 - the first access of the driver parses them
     values = dict(leaves)
     for name in FACTS["leaves"]:
@@ -171,7 +171,7 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
             values[name] = dict(values[name])
     devices = _devices(values)
     _check_widths(values)
-    # The configuration itself is rewritten: what was a number is a list afterwards.
+    # The configuration itself is changed: a number becomes a list.
     leaves.update((name, values[name]) for name in _IPUS)
     connection = values["device_connection.type"].name
     if connection in ("PRE_COMPILE", "NEVER") and not values["device_connection.version"]:
@@ -192,8 +192,8 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     if connection in ("ALWAYS", "ON_DEMAND"):
         _find_device(machine, ipus, connection)
         if count > 1 and devices[0][0] == "auto":
-            # The driver finds no fault here, but every process takes the first IPUs that are free, and they are not
-            # those that the links between the instances are set up for; popdist.getDeviceId() knows which are.
+            # The driver does not refuse this, but every process takes the first free IPUs, and the links between the
+            # instances are set up for others; popdist.getDeviceId() returns those.
             raise RuntimeError("instances must select their device: select_ipus = popdist.getDeviceId(...)")
     if machine.config is not None and machine.config["leaves"] != values:
         warnings.warn("Resetting existing IPU configuration before applying new configuration", stacklevel=3)
@@ -203,10 +203,10 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
 
 @rule("driver config.proto IpuOptions")
 def _check_widths(values: Dict[str, Any]) -> None:
-    """Protobuf refuses integers that its fields do not hold: int64, int32 for IPUs (driver/config.proto).
+    """Refuses integers that protobuf's fields do not hold: int64, int32 for IPUs (driver/config.proto).
 
     Raises:
-        ValueError: naming the integer.
+        ValueError: an integer is out of range; the message names it.
     """
     for name, fact in FACTS["leaves"].items():
         if "bits" not in fact:
@@ -219,14 +219,14 @@ def _check_widths(values: Dict[str, Any]) -> None:
 
 @rule("ipu config.py IPUConfig._to_protobuf")
 def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
-    """("select", id) or ("auto", number of IPUs) of /device:IPU:0, /device:IPU:1, ...
+    """Returns ("select", id) or ("auto", number of IPUs) of /device:IPU:0, /device:IPU:1, ...
 
-    As config.py has it: [] and 0 are both nothing where the two are compared; after that a number is a list of one,
-    and [0] is device 0, or 0 IPUs.
+    As in config.py, [] and 0 both count as unset when the two are compared; after that a number is a list of one, and
+    [0] is device 0, or 0 IPUs.
 
     Raises:
         Exception: both are given.
-        ValueError: a device twice.
+        ValueError: a device is given twice.
     """
     if values["auto_select_ipus"] and values["select_ipus"]:
         raise Exception("Only one of auto_select_ipus and select_ipus can be set")
@@ -245,7 +245,7 @@ def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
 
 @rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> int:
-    """IPUs of /device:IPU:0."""
+    """Returns the number of IPUs of /device:IPU:0."""
     kind, value = devices[0]
     if kind == "auto":
         return value
@@ -257,10 +257,10 @@ def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> 
 
 @rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _ipus_of(device_id: int, machine: Any) -> int:
-    """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ...
+    """Returns the IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ...
 
     Raises:
-        ProcessAborted: there is no such device; the driver asks for it with ``at``, and nobody catches the exception.
+        ProcessAborted: there is no such device; the driver looks it up with ``at``, and nothing catches the exception.
     """
     first, size = 0, 1
     while size <= machine.num_ipus:

@@ -1,8 +1,8 @@
 """The variables of ``PopDistStrategy``: mirrored and sync-on-read containers of one component, as in the SDK.
 
-After PopDistExtendedV1 of tensorflow/python/ipu/distributed/popdist_strategy.py (release 3.4): what is created is
-broadcast from instance 0, an update is given the component, and a sync-on-read variable that the host reads is
-reduced over all instances, which therefore have to read it at the same places.
+They follow PopDistExtendedV1 of tensorflow/python/ipu/distributed/popdist_strategy.py (release 3.4): new variables are
+broadcast from instance 0, an update gets the component, and a sync-on-read variable is reduced over all instances when
+the host reads it, so all instances have to read it at the same places.
 """
 
 from typing import Any, List
@@ -16,7 +16,7 @@ from .sources import rule
 
 
 def components(variable: Any) -> List[Any]:
-    """The variables that a container holds, under Keras' automatic casts; of any other variable, itself."""
+    """Returns the variables of a container, without Keras' automatic casts; any other variable is returned itself."""
     inner = getattr(variable, "_variable", variable)  # of an AutoCastVariable
     return list(inner.values) if isinstance(inner, tf.distribute.DistributedValues) else [variable]
 
@@ -31,7 +31,7 @@ class PopDistExtended(mirrored_strategy.MirroredExtended):  # type: ignore[misc]
         self._running = 0
 
     def _make_collective_ops(self, devices: Any) -> None:
-        """None: a thread pool would come with them, which complains when the process ends."""
+        """Returns None: a thread pool would come with them, which complains when the process ends."""
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -39,7 +39,7 @@ class PopDistExtended(mirrored_strategy.MirroredExtended):  # type: ignore[misc]
 
     @property
     def _global_batch_size(self) -> bool:
-        # In the SDK, too: Keras 2.6 takes the batch_size of an Input for that of all replicas.
+        # The SDK does so, too: Keras 2.6 takes an Input's batch_size for that of all replicas.
         return True
 
     def _get_variable_creator_initial_value(
@@ -74,7 +74,7 @@ class PopDistExtended(mirrored_strategy.MirroredExtended):  # type: ignore[misc]
                 value,
                 lambda parts: np.sum(parts, axis=0) / (len(parts) if mean else 1),
             )
-        # cross_replica_sum and _mean of what is on the IPUs.  Gradients come here summed already.
+        # cross_replica_sum and _mean of variables on the IPUs.  Gradients are already summed here.
         return self._machine.replicas.reduced(value, mean) if is_variable else value
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""``fit``, ``evaluate`` and ``predict`` of a model on the double: the SDK's checks, then stock TensorFlow.
+"""``fit``, ``evaluate`` and ``predict`` of a model on the test double: the SDK's checks, then stock TensorFlow.
 
 Replicas run one after the other; gradients are accumulated per replica and summed over replicas before the optimizer
-is applied once.  Everything that IPUs would run is traced in the strategy's ``run``.
+is applied once.  All code that IPUs would run is traced in the strategy's ``run``.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from .feeding import Data, unpack
 from .replicas import KERAS_3, Asked, Replicas, combine, variable_of
 from .sources import rule
 
-# Arguments of fit that the double would have to do something about.
+# Arguments of fit that the test double does not implement.
 _LACKING = ("validation_split", "validation_data", "class_weight")
 
 
@@ -40,7 +40,7 @@ class Engine:
         self._ready, self._functions, self._built = {}, {}, False
 
     def _run(self, name: str, make: Any, *args: Any) -> Any:
-        """Runs a function in a replica's context, traced on its first call; without a device it is traced only."""
+        """Runs a function in a replica's context, traced on its first call; without a device it is only traced."""
         if name not in self._functions:
             self._functions[name] = tf.function(self._placed(make()), autograph=False)
         function, strategy = self._functions[name], self._extension.strategy
@@ -55,14 +55,14 @@ class Engine:
 
     @rule("driver poplar_executor.cc PoplarExecutor::PrecompileOutputAllocation::PopulateBuffer")
     def _fill_with_zeros(self) -> None:
-        """Without a device: a variable that the program writes is one of its outputs, and outputs are zeros."""
+        """Fills variables that a program writes with zeros: without a device, all outputs of a program are zeros."""
         for handle in self._written:
             variable = self._machine.placed.get(handle)
             if variable is not None:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def _placed(self, function: Any) -> Any:
-        """The function, whose variables have to lie on the IPUs."""
+        """Wraps a function to check that its variables are on the IPUs."""
 
         def call(*args: Any) -> Any:
             found = function(*args)
@@ -87,7 +87,7 @@ class Engine:
         "driver poplar_executable.cc PoplarExecutable::ExecuteAsyncOnStream",
     )
     def _compile(self, kind: str, steps: int, spec: Any) -> int:
-        """Checks and "compiles" a program; returns its replicas."""
+        """Checks and "compiles" a program; returns the number of its replicas."""
         machine, extension = self._machine, self._extension
         replicas = rules.num_replicas(machine, extension)
         key = (kind, steps, repr(tf.nest.map_structure(lambda s: (s.shape, s.dtype.name), spec)))
@@ -136,9 +136,9 @@ class Engine:
         "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
     )
     def _announce(self, key: Any) -> None:
-        """The driver's progress bar on file descriptor 1, unless the program is in the executable cache.
+        """Writes the driver's progress bar to file descriptor 1, unless the program is in the executable cache.
 
-        When a device is attached, and which, is no part of the cache's key; how many IPUs it has is.
+        The cache's key has the number of IPUs, but not which device is attached, or when.
         """
         machine = self._machine
         machine.programs.append((self._model.name, *key))
@@ -150,7 +150,7 @@ class Engine:
             "experimental.multi_replica_distribution.",
         )
         leaves = {k: str(v) for k, v in machine.config["leaves"].items() if not k.startswith(elsewhere)}
-        # Not the model's configuration: names that Keras counts up differ from process to process.
+        # Not the model's configuration: Keras numbers names, so they differ from process to process.
         shapes = [
             (layer.name, [str(part.shape) for part in tf.nest.flatten(layer.output)])
             for layer in self._model.layers
@@ -176,7 +176,7 @@ class Engine:
     # --- fit -------------------------------------------------------------------------------------------
 
     def _build(self, spec: Any) -> None:
-        """Makes what Keras makes in its first step: the variables of losses, metrics and the optimizer."""
+        """Makes the variables of losses, metrics and the optimizer, which Keras makes in its first step."""
         if self._built:
             return
         model, self._built = self._model, True
@@ -211,7 +211,7 @@ class Engine:
         return loss
 
     def _gradients(self, elements: Any) -> Any:
-        """Gradients of one micro-batch (of each of several replicas that share batch norm statistics)."""
+        """Computes the gradients of one micro-batch (one of each replica if several share batch norm statistics)."""
         model, group = self._model, len(elements)
 
         def step(*elements: Any) -> Any:
@@ -229,9 +229,9 @@ class Engine:
         return self._run(f"train{group}", lambda: step, *elements)
 
     def _transformed(self, sums: List[Any]) -> List[Any]:
-        """Each replica's gradients after the optimizer's hook that Keras calls before it sums them over replicas.
+        """Returns each replica's gradients after the optimizer's hook that Keras calls before summing over replicas.
 
-        A hook that reduces over replicas is asked twice, as metrics are.
+        A hook that reduces over replicas runs twice, as metrics do.
         """
         hook = getattr(self._model.optimizer, "_transform_unaggregated_gradients", None)
         if hook is None:
@@ -251,7 +251,7 @@ class Engine:
         return found
 
     def _apply(self, gradients: List[Any]) -> None:
-        """One weight update: the optimizer in a graph, as in the SDK."""
+        """Runs one weight update: the optimizer in a graph, as in the SDK."""
         model = self._model
         trained = list(model.trainable_weights)
 
@@ -295,7 +295,7 @@ class Engine:
             self._apply(total)
             replicas.take_averaged()
         if pipelined:
-            # The SDK warns that it does not update moving statistics correctly: here, not at all.
+            # The SDK warns that it does not update moving statistics correctly: here they are not updated.
             for variable, value in zip(map(variable_of, model.non_trainable_weights), statistics):
                 variable.assign(value)
 
@@ -318,7 +318,7 @@ class Engine:
         steps_per_epoch: Any,
         **others: Any,
     ) -> Any:
-        """``Model.fit`` on IPUs.  What else Keras takes only means something with validation data or a generator."""
+        """Trains as ``Model.fit`` on IPUs.  Keras' other arguments only matter with validation data or a generator."""
         model, machine = self._model, self._machine
         _require_compiled(model)
         if others["validation_split"] and isinstance(x, tf.data.Dataset):
@@ -379,10 +379,10 @@ class Engine:
 
     @rule("extensions extensions_base.py KerasExtensionBase._get_last_batch_results")
     def _results(self, count: int) -> Dict[str, float]:
-        """The last replica's metrics, or those of all reduced, if that was asked for and is no pipeline.
+        """Returns the last replica's metrics, or those of all replicas reduced, if requested and not in a pipeline.
 
-        Metrics that reduce over replicas by themselves are asked twice: once for what each replica has, and once
-        more when all have been heard.
+        Metrics that reduce over replicas themselves run twice: first to collect each replica's values, then with the
+        reduced values.
         """
         if self._machine.is_synthetic("outfeed"):
             return dict.fromkeys(self._read(0), 0.0)
@@ -402,7 +402,7 @@ class Engine:
             self._machine.replicas = None
 
     def _read(self, replica: int) -> Dict[str, float]:
-        """One replica's metrics, computed in a graph."""
+        """Computes one replica's metrics in a graph."""
         model = self._model
 
         def results() -> Any:
@@ -414,10 +414,10 @@ class Engine:
         return {k: float(v) for k, v in self._run("metrics", lambda: results).items()}
 
     def _forward(self, elements: List[Any]) -> List[Any]:
-        """The outputs of replicas that share batch norm statistics, of one micro-batch each.
+        """Returns the outputs of replicas that share batch norm statistics, of one micro-batch each.
 
-        Theirs is one batch here.  What it returns for each sample is split again; what it returns once is each
-        replica's.
+        Their micro-batches are one batch here.  Outputs with one row per sample are split again; other outputs go to
+        each replica unchanged.
         """
         model, group = self._model, len(elements)
 
@@ -443,7 +443,7 @@ class Engine:
     # --- evaluate and predict --------------------------------------------------------------------------
 
     def evaluate(self, **arguments: Any) -> Any:
-        """``Model.evaluate``: not used by the session, which predicts."""
+        """Evaluates as ``Model.evaluate``: the session does not use it, it predicts."""
         raise NotImplementedError("the double lacks evaluate: predict, and compare on the host")
 
     @rule(
@@ -452,7 +452,7 @@ class Engine:
         "driver poplar_executor.cc PoplarExecutor::GetTensorsFromOutfeed",
     )
     def predict(self, *, x: Any, batch_size: Any, steps: Any, callbacks: Any, **others: Any) -> Any:
-        """``Model.predict`` on IPUs."""
+        """Predicts as ``Model.predict`` on IPUs."""
         machine, model = self._machine, self._model
         if callbacks:
             raise NotImplementedError("the double lacks callbacks of predict")
@@ -473,7 +473,7 @@ class Engine:
             for outputs in self._forward([next(elements) for _ in range(group)])
         ]
         if machine.is_precompiling:
-            # Every execution is followed by one dequeue, which finds one element of each replica.
+            # One dequeue follows every execution; it returns one element of each replica.
             found = found[: each // per_execution * replicas]
         elif machine.is_synthetic("outfeed"):
             # _get_all_batch_results: zeros of the batches of one replica.
@@ -491,7 +491,7 @@ def _require_compiled(model: Any) -> None:
 
 @rule("extensions extensions_base.py _sanity_check_optimizer")
 def _check_optimizer(optimizer: Any) -> None:
-    """``minimize`` of a class must be its parent's where gradients are accumulated."""
+    """Checks that ``minimize`` of a class is its parent's, which gradient accumulation requires."""
     if optimizer is None:
         return
     own, parent = type(optimizer).__mro__[:2]
@@ -504,14 +504,14 @@ def _check_optimizer(optimizer: Any) -> None:
     "keras keras/optimizer_v2/optimizer_v2.py OptimizerV2.get_gradients",
 )
 def _check_gradients(gradients: List[Any], weights: List[Any]) -> None:
-    """Every weight has one, with accumulation and without."""
+    """Checks that every weight has a gradient, with accumulation and without."""
     missing = [w.name for g, w in zip(gradients, weights) if g is None]
     if missing:
         raise ValueError(f"Variable {missing[0]} has `None` for gradient.")
 
 
 def _check_samples_stay_apart(graph: Any, size: int) -> None:
-    """Refuses sums over samples outside of batch norm's operation, which would see all replicas of a group here."""
+    """Refuses sums over samples outside of batch norm's operation: here they would include all replicas of a group."""
     for op in graph.get_operations():
         if op.type not in ("Mean", "Sum", "Max", "Min", "Prod") or op.inputs[0].shape[:1] != (size,):
             continue
@@ -521,7 +521,7 @@ def _check_samples_stay_apart(graph: Any, size: int) -> None:
 
 
 def _written(graph: Any) -> Set[int]:
-    """Handles of the variables that a traced function writes, itself or in a branch or loop, by ``id``."""
+    """Returns the ``id`` of handles of the variables that a traced function writes, itself or in a branch or loop."""
     outer = {inner.name: id(handle) for handle, inner in graph.captures}
     kinds = ("Assign", "ResourceApply", "ResourceScatter", "If", "While", "Case")
     writes = [op for op in graph.get_operations() if op.type.startswith(kinds)]
@@ -533,7 +533,7 @@ def _is_stock_of_keras_3(layer: Any) -> bool:
 
 
 def _moving_variances(model: Any, group: int) -> List[Any]:
-    """(layer, its moving variance) of each batch norm whose variance is not what IPUs make of it."""
+    """Returns (layer, its moving variance) of each batch norm whose variance differs from that of IPUs."""
     found = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
     return [
         (layer, variable_of(v).numpy())
@@ -547,14 +547,14 @@ def _moving_variances(model: Any, group: int) -> List[Any]:
     "poplibs lib/popnn/BatchNorm.cpp distributedBatchNormStatistics",
 )
 def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
-    """Moving variances: a group's is made unbiased with N/(N-1) of one replica's N.
+    """Makes moving variances unbiased as IPUs do: those of a group with N/(N-1) of one replica's N.
 
-    So is stock Keras 3's, which takes the biased one; the SDK has Keras 2.6 and its kernel's.
+    Those of stock Keras 3, which are biased, are corrected, too; the SDK has Keras 2.6 and its kernel's variance.
     """
     for layer, old in before:
         variable, momentum = variable_of(layer.moving_variance), layer.momentum
         if np.array_equal(variable.numpy(), old):
-            continue  # nothing moved it: a layer whose statistics wait for the weight update
+            continue  # not moved: a layer whose statistics wait for the weight update
         numbers = micro_batch_size * int(np.prod([int(n) for n in layer.output.shape[1:-1]]))
         together = numbers * group
         biased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)

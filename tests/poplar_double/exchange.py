@@ -1,6 +1,6 @@
-"""What travels between the instances of ``poprun``: arrays, through files in a folder that all of them see.
+"""Exchanges arrays between the instances of ``poprun``, through files in a folder that all of them see.
 
-Without a folder an instance is alone, and behaves as if the others had the values that it has itself.
+Without a folder an instance is alone, and behaves as if the others had its own values.
 """
 
 import os
@@ -21,9 +21,9 @@ class Exchange:
 
     Args:
         folder: empty before the first instance starts.
-        index: of this instance.
-        count: of instances.
-        timeout_s: that an instance waits for another.
+        index: number of this instance.
+        count: number of instances.
+        timeout_s: seconds that an instance waits for another.
     """
 
     def __init__(self, folder: Path, index: int, count: int, timeout_s: float = 120.0) -> None:
@@ -35,11 +35,11 @@ class Exchange:
 
     @own("what travels between processes that play instances")
     def gather(self, name: str, arrays: Sequence[Any]) -> List[List[Any]]:
-        """The arrays of all instances, by instance.
+        """Returns the arrays of all instances, by instance.
 
         Raises:
-            RuntimeError: another instance calls something else; devices would wait for each other for ever.
-            TimeoutError: another instance does not come.
+            RuntimeError: another instance makes another call; devices would wait for each other forever.
+            TimeoutError: another instance does not arrive.
         """
         own = self._path(self._index, self._sequence)
         own.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class Exchange:
         os.replace(temporary, own)
         gathered = [self._read(index, name, len(arrays)) for index in range(self._count)]
         if self._sequence:
-            # Whoever wrote this call's file has read all those of the call before.
+            # An instance that wrote this call's file has read all files of the call before.
             self._path(self._index, self._sequence - 1).unlink()
         self._sequence += 1
         return gathered
@@ -71,18 +71,18 @@ class Exchange:
 
 
 class Alone:
-    """One process, or one that stands for all."""
+    """Exchanges nothing: one process, alone or in place of all instances."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
     def gather(self, name: str, arrays: Sequence[Any]) -> List[List[Any]]:
-        """This instance's arrays, once for each instance."""
+        """Returns this instance's arrays, repeated for each instance."""
         return [[np.asarray(a) for a in arrays]] * self._count
 
 
 def make_exchange(index: int, count: int) -> Any:
-    """From the environment: ``POPLAR_DOUBLE_EXCHANGE`` is the folder."""
+    """Makes the exchange of this process; ``POPLAR_DOUBLE_EXCHANGE`` is the folder."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if count < 2 or not folder:
         return Alone(count)

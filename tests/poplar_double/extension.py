@@ -12,7 +12,7 @@ from .sources import rule
 
 
 class StageAssignment:
-    """``FunctionalLayerPipelineStageAssignment``: one call of a layer and its stage."""
+    """One call of a layer and its stage, as ``FunctionalLayerPipelineStageAssignment``."""
 
     def __init__(self, layer: Any, node_index: int, pipeline_stage: Any = None) -> None:
         self._layer, self._node_index = layer, node_index
@@ -23,7 +23,7 @@ class StageAssignment:
 
 
 class PipelineStageOptions:
-    """Poplar options of one stage: dictionaries of strings."""
+    """Holds the Poplar options of one stage: dictionaries of strings."""
 
     @rule("ipu ops/pipelining_ops.py PipelineStageOptions.__init__")
     def __init__(self, **options: Any) -> None:
@@ -38,7 +38,7 @@ make_stage_options = like("ipu.ops.pipelining_ops.PipelineStageOptions")(Pipelin
 
 
 def make_stage_scope(machine: Any) -> Any:
-    """``keras.ipu.PipelineStage``."""
+    """Makes ``keras.ipu.PipelineStage``."""
 
     class PipelineStage:
         def __init__(self, stage: int) -> None:
@@ -62,7 +62,7 @@ def make_stage_scope(machine: Any) -> Any:
 
 
 def layer_calls(model: Any) -> List[Any]:
-    """(layer, node index) of every call of a functional model in post order, without the inputs."""
+    """Returns (layer, node index) of every call of a functional model in post order, without the inputs."""
     found: List[Any] = []
     seen = set()
 
@@ -143,7 +143,7 @@ class Extension:
         gradient_accumulation_reduction_method: Any,
         **keywords: Any,
     ) -> None:
-        # SDK 3.0 lacks the parameter, and finds a keyword of the optimizer that it does not know.
+        # SDK 3.0 lacks the parameter, and takes it for an unknown keyword of the optimizer.
         absent = FACTS["absent_in"].get(self.machine.sdk, {}).get("parameters", {})
         own = "use_v2_gradient_accumulation_optimizer"
         is_v2 = own not in absent.get("set_gradient_accumulation_options", ()) and keywords.pop(own, False)
@@ -223,7 +223,7 @@ class Extension:
             raise ValueError(f"the stage assignment must be a list of {len(calls)} entries")
         if not all(isinstance(entry, StageAssignment) for entry in given):
             raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
-        if self.machine.sdk == "3.0":  # which takes them in any order
+        if self.machine.sdk == "3.0":  # accepted in any order
             places = {(id(layer), index): number for number, (layer, index, _) in enumerate(calls)}
             given = sorted(given, key=lambda entry: places.get((id(entry.layer), entry.node_index), -1))
         stages: Dict[int, int] = {}

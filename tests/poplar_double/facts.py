@@ -27,7 +27,7 @@ def _default(text: str) -> Any:
 
 
 def signature_of(params: List[Dict[str, Any]], absent: List[str] = ()) -> inspect.Signature:
-    """The signature of recorded parameters, without those that a version lacks."""
+    """Returns the signature of recorded parameters, without those that a version lacks."""
     made = []
     for p in params:
         if p["name"] in absent:
@@ -40,7 +40,7 @@ def signature_of(params: List[Dict[str, Any]], absent: List[str] = ()) -> inspec
 
 @own("Python's own TypeError for arguments that a recorded signature does not have")
 def checked(signature: inspect.Signature, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function(**arguments)`` behind a recorded signature: TypeError for what Python itself would refuse."""
+    """Puts ``function(**arguments)`` behind a recorded signature: TypeError wherever Python itself would raise it."""
     variable = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What ``fit`` and ``predict`` are given, as keras/ipu/extensions/data_adapter.py takes it."""
+"""Reads the data of ``fit`` and ``predict`` as keras/ipu/extensions/data_adapter.py does."""
 
 from typing import Any, Iterator
 
@@ -14,11 +14,11 @@ class Data:
     """A data set and its steps.
 
     Args:
-        steps: of an epoch over the replicas of this instance, or None.
-        epochs: that the data has to last for.
+        steps: steps of an epoch over the replicas of this instance, or None.
+        epochs: epochs that the data has to last for.
 
     Raises:
-        ValueError: for what Keras or its IPU version refuse.
+        ValueError: Keras or its IPU version refuse the data.
     """
 
     @rule("keras keras/engine/data_adapter.py DatasetAdapter._validate_args")
@@ -68,7 +68,7 @@ class Data:
         "extensions data_adapter.py IPUDataHandler._validate_data_handler",
     )
     def steps_per_replica(self, replicas: int, steps_per_execution: int) -> int:
-        """Steps each replica runs in an epoch."""
+        """Returns the steps that each replica runs in an epoch."""
         steps, cardinality = self._steps, int(self.dataset.cardinality())
         if steps is None:
             steps = cardinality if self._is_dataset else self._length
@@ -94,9 +94,9 @@ class Data:
         "extensions data_adapter.py _autocast_dataset",
     )
     def elements(self, machine: Any) -> Iterator[Any]:
-        """Elements as IPUs get them: an end or an error is the end of the process, synthetic data is zeros.
+        """Yields elements as IPUs get them: an end or an error ends the process, synthetic data is zeros.
 
-        No infeed runs where nothing is executed.
+        No infeed runs if nothing is executed.
         """
         if machine.is_synthetic("infeed") or machine.is_precompiling:
             while True:
@@ -116,6 +116,6 @@ class Data:
 
 
 def unpack(element: Any) -> Any:
-    """(x, y, weights) of an element, as Keras takes them."""
+    """Returns (x, y, weights) of an element, as Keras takes them."""
     parts = element if isinstance(element, tuple) else (element,)
     return (*parts, None, None)[:3]

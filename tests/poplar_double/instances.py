@@ -1,6 +1,6 @@
 """Several instances: ``popdist``, ``popdist.tensorflow`` and ``tensorflow.python.ipu.distributed``.
 
-popdist is closed source; what it does here is what public programs need it to do.
+popdist is closed source; the test double does what public programs need of it.
 """
 
 import os
@@ -13,11 +13,11 @@ import tensorflow as tf
 from .facts import FACTS, like
 from .sources import own, rule
 
-_AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's
+_AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's environment variables
 
 
 def number(name: str, default: int) -> int:
-    """A number that ``poprun`` set."""
+    """Returns a number that ``poprun`` set."""
     return int(os.environ.get("POPDIST_" + name, default))
 
 
@@ -27,18 +27,18 @@ def is_distributed() -> bool:
 
 
 def num_instances() -> int:
-    """Processes of the run; 1 without ``poprun``."""
+    """Returns the number of processes of the run; 1 without ``poprun``."""
     return number("NUM_TOTAL_REPLICAS", 1) // number("NUM_LOCAL_REPLICAS", 1)
 
 
 def instance_index() -> int:
-    """Of this process."""
+    """Returns the number of this process among the instances."""
     return number("REPLICA_INDEX_OFFSET", 0) // number("NUM_LOCAL_REPLICAS", 1)
 
 
 @own("popdist is closed source: getDeviceId is what public programs need it to be")
 def device_id(machine: Any, ipus_per_replica: int) -> int:
-    """The device of this instance, as ``gc-info -l`` numbers them: every IPU, then the pairs, the fours, ...
+    """Returns this instance's device as ``gc-info -l`` numbers them: every IPU, then the pairs, the fours, ...
 
     Raises:
         RuntimeError: the host has no such group of IPUs left.
@@ -54,7 +54,7 @@ def device_id(machine: Any, ipus_per_replica: int) -> int:
 
 
 def set_distribution(config: Any) -> None:
-    """What ``update_ipu_config`` and ``set_ipu_config`` have in common."""
+    """Sets the leaves that ``update_ipu_config`` and ``set_ipu_config`` have in common."""
     config.experimental.multi_replica_distribution.process_count = num_instances()
     config.experimental.multi_replica_distribution.process_index = instance_index()
 
@@ -66,7 +66,7 @@ def _module(name: str, **members: Any) -> types.ModuleType:
 
 
 def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
-    """``popdist`` and ``popdist.tensorflow``."""
+    """Builds ``popdist`` and ``popdist.tensorflow``."""
 
     def init() -> None:
         machine.note("popdist.init")
@@ -114,7 +114,7 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
 
 
 def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool = True) -> Any:
-    """A host collective, or what is like one: eagerly, or as an operation of a graph."""
+    """Runs a host collective, or something like one: eagerly, or as an operation of a graph."""
 
     def run(array: Any) -> Any:
         machine.note(name)
@@ -131,7 +131,7 @@ def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool 
 
 
 def build_distributed(machine: Any) -> types.ModuleType:
-    """``tensorflow.python.ipu.distributed``: popdist's collectives since 3.1, Horovod's before."""
+    """Builds ``tensorflow.python.ipu.distributed``: popdist's collectives since 3.1, Horovod's before."""
     module = _module("tensorflow.python.ipu.distributed")
     module.__path__ = []  # type: ignore[attr-defined]
     vars(module).update(_horovod(machine) if machine.sdk in ("2.6", "3.0") else _collectives(machine))
@@ -154,13 +154,13 @@ def _collectives(machine: Any) -> Dict[str, Any]:
     @like("ipu.distributed.allreduce")
     @rule("ipu distributed/host_collective_ops.py allreduce")
     def allreduce(value: Any, reduce_op: Any, tensor_name: Any) -> Any:
-        word = reduce_op.value  # AttributeError, as in host_collective_ops.py, for what is no ReduceOp
+        word = reduce_op.value  # AttributeError, as in host_collective_ops.py, for anything but a ReduceOp
         if not isinstance(word, str):
             raise TypeError(f"Expected string for argument 'reduce_op' not {word!r}.")
 
         def combine(parts: Any) -> Any:
             total = sum(parts[1:], parts[0])
-            # The kernel sums, and divides for the one word MEAN.
+            # The kernel sums, and divides only for the word MEAN.
             return total / len(parts) if word == "MEAN" else total
 
         return on_host(machine, "distributed.allreduce", ready(value), combine)

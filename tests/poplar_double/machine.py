@@ -1,4 +1,4 @@
-"""What the double knows: the IPUs that are there, what was configured, and a log of every call."""
+"""The state of the test double: the machine's IPUs, the configuration, and a log of every call."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from .sources import rule
 
 
 class ProcessAborted(BaseException):
-    """Where the SDK's driver ends the process (LOG(FATAL)); no ``except Exception`` may catch it."""
+    """Raised where the SDK's driver ends the process (LOG(FATAL)); no ``except Exception`` may catch it."""
 
 
 @dataclass
@@ -24,18 +24,18 @@ class Machine:
     Attributes:
         sdk: version whose API is there.
         num_ipus: IPUs of the largest device group; 0: none.
-        busy: every device is taken.
-        surroundings: what differs around the SDK; see :func:`.surroundings.surroundings`.
-        remote_memory: IPUs have memory besides their own, at the host or in their machine.
-        gc_info: gc-info is there, which says so.
-        tile_bytes: weights beyond this many bytes per IPU are out of memory; None: nothing is.
-        config: what ``configure_ipu_system`` applied, by leaf; None before.
+        busy: whether every device is taken.
+        surroundings: differences from a sound environment; see :func:`.surroundings.surroundings`.
+        remote_memory: whether IPUs have memory besides their own, at the host or in their machine.
+        gc_info: whether gc-info is there, which reports it.
+        tile_bytes: weights beyond this many bytes per IPU are out of memory; None: no limit.
+        config: the configuration that ``configure_ipu_system`` applied, by leaf; None before.
         log: (name of the call, arguments) in order.
-        programs: keys of what was compiled.
-        user_ops: what a user's library computes, by the name of its function: (tensors, attributes) -> tensors.
-        unhashable_ops: those of them whose metadata says that a compiled program must not be kept.
-        popdist_ready: ``popdist.init()`` was called.
-        horovod_ready: ``distributed.init()`` was called, which SDK 3.0 has.
+        programs: keys of the compiled programs.
+        user_ops: a user's library, by the name of its function: (tensors, attributes) -> tensors.
+        unhashable_ops: those of them whose metadata forbids keeping a compiled program.
+        popdist_ready: whether ``popdist.init()`` was called.
+        horovod_ready: whether ``distributed.init()`` was called, which SDK 3.0 has.
     """
 
     sdk: str = "3.4"
@@ -61,11 +61,11 @@ class Machine:
     _exchange: Any = None
 
     def note(self, call: str, **arguments: Any) -> None:
-        """Adds to the log."""
+        """Adds a call to the log."""
         self.log.append((call, arguments))
 
     def calls(self, name: str) -> List[Dict[str, Any]]:
-        """The arguments of every call of a name, in order."""
+        """Returns the arguments of every call of a name, in order."""
         return [arguments for call, arguments in self.log if call == name]
 
     def place(self, next_creator: Any, **arguments: Any) -> Any:
@@ -77,7 +77,7 @@ class Machine:
 
     @rule("stock tensorflow/core/framework/resource_mgr.cc ValidateDevice")
     def check_placed(self, graph: Any) -> None:
-        """What a program reads and writes has to lie on the IPUs.
+        """Checks that variables that a program reads or writes are on the IPUs.
 
         Raises:
             InvalidArgumentError: a variable was made outside of the strategy's scope.
@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def strategy(self) -> Any:
-        """The innermost strategy whose scope is entered."""
+        """Returns the innermost strategy whose scope is entered."""
         return self.strategies[-1] if self.strategies else None
 
     @property
@@ -100,7 +100,7 @@ class Machine:
         """TF_POPLAR_FLAGS, parsed once, on the first access of the driver.
 
         Raises:
-            ProcessAborted: an unknown flag or word, as the driver does.
+            ProcessAborted: a flag or word is unknown, where the driver aborts, too.
         """
         if self._flags is None:
             absent = FACTS["absent_in"].get(self.sdk, {}).get("flags", ())
@@ -121,14 +121,14 @@ class Machine:
         return self._flags
 
     def is_synthetic(self, feed: str) -> bool:
-        """Whether nothing goes through a feed, "infeed" or "outfeed", as TF_POPLAR_FLAGS has it."""
+        """Says whether TF_POPLAR_FLAGS make the data of a feed, "infeed" or "outfeed", synthetic."""
         words = self.flags.get("synthetic_data_categories", "").split(",")
         return "use_synthetic_data" in self.flags or feed in words
 
     @property
     @rule("driver poplar_executor.cc PoplarExecutor::ExecuteEngineImpl")
     def is_precompiling(self) -> bool:
-        """Programs are compiled for a device that is not attached; what would have run on it gives zeros."""
+        """Whether programs are compiled for a device that is not attached; running them gives zeros."""
         leaves = self.config["leaves"] if self.config is not None else {}
         return bool(leaves) and leaves["device_connection.type"].name == "PRE_COMPILE"
 
@@ -156,7 +156,7 @@ class Machine:
 
     @property
     def num_processes(self) -> int:
-        """Instances that execute a program together, as configured; without ``process_count`` each is alone."""
+        """Instances that execute a program together, by the configuration; without ``process_count`` each is alone."""
         leaves = self.config["leaves"] if self.config is not None else {}
         return max(1, leaves.get("experimental.multi_replica_distribution.process_count", 0))
 
@@ -166,7 +166,7 @@ class Machine:
         return self.device_ipus * self.num_processes
 
     def gather(self, name: str, arrays: Any) -> Any:
-        """The arrays of every instance of ``poprun``, by instance."""
+        """Returns the arrays of every instance of ``poprun``, by instance."""
         from .instances import instance_index, num_instances
 
         if self._exchange is None:
@@ -174,5 +174,5 @@ class Machine:
         return self._exchange.gather(name, arrays)
 
     def gather_on_ipus(self, name: str, arrays: Any) -> Any:
-        """The same for what IPUs exchange: among those that were configured to."""
+        """Returns the same for exchanges between IPUs: among the instances that were configured for it."""
         return self.gather(name, arrays) if self.num_processes > 1 else [arrays]

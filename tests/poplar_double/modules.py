@@ -1,4 +1,4 @@
-"""The module tree of the double: ``tensorflow.python.ipu``, ``keras.ipu``, ``ipu_tensorflow_addons``, ``popdist``."""
+"""The test double's modules: ``tensorflow.python.ipu``, ``keras.ipu``, ``ipu_tensorflow_addons``, ``popdist``."""
 
 import contextlib
 import os
@@ -24,10 +24,10 @@ def _module(name: str, **members: Any) -> types.ModuleType:
 
 
 def _strategies(machine: Any) -> Any:
-    """The two strategies; the scope is where models get the SDK's methods.
+    """Makes the two strategies; models get the SDK's methods in their scope.
 
-    Neither is derived from the other, as in the SDK; below both is one device of stock TensorFlow, so that what is
-    traced in ``run`` finds the strategy, and is in a replica's context.
+    Neither is derived from the other, as in the SDK.  Both wrap one device of stock TensorFlow, so that code traced in
+    ``run`` sees the strategy, and is in a replica's context.
     """
 
     class Strategy:
@@ -53,9 +53,9 @@ def _strategies(machine: Any) -> Any:
         def __init__(self, extends: bool) -> None:
             super().__init__("/cpu:0")
             self.extends = extends
-            machine.generator  # noqa: B018 - a generator that a scope makes would belong to its strategy
+            machine.generator  # noqa: B018 - a generator first made in a scope would belong to its strategy
 
-    # Keras 3, which the SDK never has, updates variables that are not the components of ours: one device there.
+    # Keras 3, which the SDK never has, updates variables that are not this test double's components: one device there.
     base = tf.distribute.OneDeviceStrategy if KERAS_3 else tf.distribute.Strategy
 
     class PopDistStrategy(Strategy, base):  # type: ignore[misc,valid-type]
@@ -99,7 +99,7 @@ def _utils(machine: Any) -> types.ModuleType:
         if isinstance(seed, str):
             raise TypeError(f"Expected int for argument 'seed' not {seed!r}.")
         try:
-            seed = int(seed)  # so does TensorFlow with an attribute of an operation: 1.5 is 1
+            seed = int(seed)  # as TensorFlow does with an operation's attribute: 1.5 is 1
         except (TypeError, ValueError):
             raise TypeError(f"Expected int for argument 'seed' not {seed!r}.") from None
         if not -(2**31) <= seed < 2**31:
@@ -147,7 +147,7 @@ def _serving(machine: Any) -> types.ModuleType:
         def predict(images: Any) -> Any:
             return model(images, training=False)
 
-        # Weights are part of the compiled program: what happens to the model later does not reach it.
+        # Weights are part of the compiled program: later changes of the model do not reach it.
         frozen = convert_variables_to_constants_v2(predict.get_concrete_function())
         module = tf.Module()
         module.serve = tf.function(lambda images: frozen(images), input_signature=[spec])
@@ -170,7 +170,7 @@ def _serving(machine: Any) -> types.ModuleType:
 
 @own("the double's own table of modules against the recorded facts")
 def build(machine: Any) -> Dict[str, types.ModuleType]:
-    """Modules by the name they are imported as; ``keras.ipu`` is to be set on the Keras modules, too."""
+    """Builds modules by their import names; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)
     functions = config.make_functions(machine)
     enums = {
@@ -211,7 +211,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
         keras_ipu.ReplicatedMetricReductionMethod = config.ENUMS["ReplicatedMetricReductionMethod"]
     return {
         "tensorflow.python.ipu": ipu,
-        # Files that can be imported by their path; the operations can be reached as attributes only.
+        # Files that can be imported by their path; the operations are only reachable as attributes.
         "tensorflow.python.ipu.config": parts["config"],
         "tensorflow.python.ipu.utils": parts["utils"],
         "tensorflow.python.ipu.ipu_strategy": parts["ipu_strategy"],

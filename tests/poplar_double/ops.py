@@ -50,12 +50,12 @@ def _cross_replica_ops(machine: Any) -> types.ModuleType:
     "kernels popops/normalise_image.cc NormaliseImageOp",
 )
 def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale: Any, name: Any) -> Any:
-    """ops/image_ops.py, then what kernels/popops/normalise_image.cc checks while it compiles."""
+    """Checks images as ops/image_ops.py does, then as kernels/popops/normalise_image.cc does when it compiles."""
     if image.dtype not in [tf.as_dtype(word) for word in FACTS["image_types"]]:
         raise TypeError("the image must be float16, float32 or uint8")
     if not isinstance(scale, (numbers.Real, np.number)):
         raise TypeError(f"Expected float for argument 'scale' not {scale!r}.")
-    # 8-bit pixels become halves, whatever the network computes in.
+    # 8-bit pixels become halves, whatever type the network computes in.
     result_type = tf.float16 if image.dtype == tf.uint8 else image.dtype
 
     def constant(values: Any) -> Any:
@@ -127,7 +127,7 @@ def _custom_ops(machine: Any) -> types.ModuleType:
 def _run_user_op(
     machine: Any, inputs: Any, library: Any, name: str, attributes: str, types_: Any, shapes: Any
 ) -> List[Any]:
-    """kernels/poputil/user_op.cc: the library and its symbol are looked for while the graph is compiled."""
+    """Runs a user operation as kernels/poputil/user_op.cc: looks library and symbol up when the graph is compiled."""
     if not isinstance(types_, (list, tuple)) or not isinstance(shapes, (list, tuple)):
         raise TypeError("Expected list for argument 'output_types' or 'output_shapes'")
     types_, shapes = [tf.as_dtype(t) for t in types_], [tf.TensorShape(s) for s in shapes]
@@ -156,7 +156,7 @@ def _run_user_op(
             raise tf.errors.InternalError(None, None, f"{name} builds other outputs than {declared}")
 
         def gradient(*_: Any) -> Any:
-            # The driver asks the library for another function; one that computes is not needed so far.
+            # The driver looks up another function in the library; no test needs one that computes so far.
             raise _invalid(f"Couldn't read {name}_grad symbol from library")
 
         return [tf.identity(f) for f in found], gradient
@@ -166,7 +166,7 @@ def _run_user_op(
 
 
 def build(machine: Any) -> Dict[str, types.ModuleType]:
-    """The modules; they can be reached as attributes of ``tensorflow.python.ipu`` only."""
+    """Builds the modules, which are only reachable as attributes of ``tensorflow.python.ipu``."""
     return {
         "cross_replica_ops": _cross_replica_ops(machine),
         "image_ops": _module("image_ops", normalise_image=normalise_image),

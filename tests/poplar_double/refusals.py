@@ -1,15 +1,16 @@
-"""What the driver's own sources refuse, pass by pass, and where the double does: or why it does not (``refusals.csv``).
+"""Lists the refusals in the driver's own sources, and the test double's rule or a reason for each (``refusals.csv``).
 
-Of graphcore/tensorflow, below ``tensorflow/compiler/plugin/poplar/``: FailedPrecondition, InvalidArgument and
-Unimplemented of the passes and visitors that a Keras model with replicas, accumulation, a pipeline, recomputation or
-offloading goes through, of the compiler, of what executes a program, of kernels, and of what makes Poplar's program of
-an instruction (``ops/``, ``tools/``: nearly all of these look at what the driver's own passes made, which none of its
-users can make wrong).  They were read in public versions of these files from the history of r2.6/sdk-release-3.4, not
-each of which is the release's last.  Left out are what only host embeddings, ``outside_compilation_scope``, recurrent
-layers and the embedded runtime reach, and InternalError, which stands for a mistake of the driver.  ``files_read.json``
-says which passes were read, in which stored version, and which were not.
+The sources are those of graphcore/tensorflow, below ``tensorflow/compiler/plugin/poplar/``. The list has
+FailedPrecondition, InvalidArgument and Unimplemented of the passes and visitors that a Keras model with replicas,
+accumulation, a pipeline, recomputation or offloading goes through, of the compiler, of the program's execution, of
+kernels, and of the code that turns an instruction into Poplar's program (``ops/``, ``tools/``: nearly all of these
+check the output of the driver's own passes, which no user can make wrong). They were read in public versions of these
+files from the history of r2.6/sdk-release-3.4, not each of which is the release's last. Left out are those that only
+host embeddings, ``outside_compilation_scope``, recurrent layers and the embedded runtime reach, and InternalError,
+which means a mistake of the driver. ``files_read.json`` lists the passes that were read, in which stored version, and
+those that were not.
 
-A program means the XLA graph that ``keras/ipu`` makes; what that never makes wrong, no caller can see.
+A program is the XLA graph that ``keras/ipu`` makes; callers cannot see errors that this graph never causes.
 """
 
 import csv
@@ -21,12 +22,12 @@ class Refusal(NamedTuple):
     """One refusal.
 
     Attributes:
-        file: below ``driver/``, or ``kernels/...``.
-        symbol: that refuses.
+        file: path below ``driver/``, or ``kernels/...``.
+        symbol: the function that refuses.
         error: "FailedPrecondition", "InvalidArgument" or "Unimplemented".
-        when: in short.
-        rule: the function of the double that refuses it too (``module.function``); "" where none does.
-        why_not: where none does, the reason.
+        when: the condition, in short.
+        rule: the test double's function that refuses it, too (``module.function``); "" if none does.
+        why_not: the reason if none does.
     """
 
     file: str
@@ -38,6 +39,6 @@ class Refusal(NamedTuple):
 
 
 def read_refusals() -> List[Refusal]:
-    """All rows of the table."""
+    """Reads all rows of the table."""
     with Path(__file__).with_name("refusals.csv").open(encoding="utf-8", newline="") as lines:
         return [Refusal(**row) for row in csv.DictReader(lines)]

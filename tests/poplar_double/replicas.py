@@ -1,4 +1,4 @@
-"""Replicas of one model: what each has of its own, and what they reduce over all of them, in all instances."""
+"""The replicas of one model: each one's own values, and the reductions over all of them, in all instances."""
 
 from functools import partial
 from typing import Any, Dict, List
@@ -14,12 +14,12 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
 
 def variable_of(weight: Any) -> Any:
-    """TensorFlow's variable of a Keras weight; the component that lies on the IPUs, if a container holds it."""
+    """Returns TensorFlow's variable of a Keras weight; for a container, the component that is on the IPUs."""
     return components(weight.value if KERAS_3 and not isinstance(weight, tf.Variable) else weight)[0]
 
 
 class Replicas:
-    """Replicas run one after the other, each with its own copy of what is not trained (moving statistics, metrics)."""
+    """Replicas run one after the other, each with its own copy of untrained variables (moving statistics, metrics)."""
 
     def __init__(self, machine: Any, model: Any) -> None:
         self._machine, self._model = machine, model
@@ -29,7 +29,7 @@ class Replicas:
         self._halves: List[Any] = []
 
     def open(self, count: int, training: bool) -> None:
-        """Every replica begins with the model's values."""
+        """Starts every replica with the model's values."""
         model = self._model
         metrics = [v for m in model.metrics for v in m.variables] if training else []
         self._local = [variable_of(v) for v in [*model.non_trainable_weights, *metrics]]
@@ -38,25 +38,25 @@ class Replicas:
         self.round_halves()
 
     def load(self, replica: int) -> None:
-        """Makes a replica's copy the model's."""
+        """Copies a replica's values into the model."""
         if len(self._copies) > 1:
             for variable, value in zip(self._local, self._copies[replica]):
                 variable.assign(value)
 
     def save(self, replica: int) -> None:
-        """Takes the model's values as a replica's copy."""
+        """Copies the model's values into a replica."""
         self.round_halves()
         if len(self._copies) > 1:
             self._copies[replica] = [v.numpy() for v in self._local]
 
     @rule("keras keras/layers/normalization/batch_normalization.py BatchNormalizationBase")
     def round_halves(self) -> None:
-        """The SDK's batch norm keeps its float16 parameters in float16, stock Keras in float32: here rounded."""
+        """Rounds float16 batch norms: the SDK keeps their parameters in float16, stock Keras in float32."""
         for variable in self._halves:
             variable.assign(tf.cast(tf.cast(variable, tf.float16), variable.dtype))
 
     def sum_gradients(self, sums: List[List[Any]]) -> List[Any]:
-        """A weight's gradients, one list for each replica, summed over the replicas of all instances."""
+        """Sums a weight's gradients, one list for each replica, over the replicas of all instances."""
         local = [sum(parts[1:], parts[0]) for parts in zip(*sums)]
         if self._machine.num_processes == 1:
             return local
@@ -66,7 +66,7 @@ class Replicas:
     # --- cross_replica_sum and _mean in a weight update ------------------------------------------------
 
     def reduced(self, x: Any, mean: bool) -> Any:
-        """The sum or mean of a variable that each replica has its own copy of."""
+        """Returns the sum or mean of a variable that each replica has its own copy of."""
         for i, local in enumerate(self._local):
             if local is variable_of(x):
                 self._averaged.append(i)
@@ -84,7 +84,7 @@ class Replicas:
         return (total / len(parts) if mean else total).astype(own[0].dtype)
 
     def take_averaged(self) -> None:
-        """After a weight update: what was assigned a mean is every replica's."""
+        """Gives every replica the variables that were assigned a mean in a weight update."""
         self.round_halves()
         if len(self._copies) > 1:
             for i in set(self._averaged):
@@ -93,7 +93,7 @@ class Replicas:
 
 
 def _half_batch_norms(model: Any) -> List[Any]:
-    """Variables of batch norms whose policy is float16 that Keras holds in float32."""
+    """Returns variables of batch norms whose policy is float16 and that Keras holds in float32."""
     found = []
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization) and _variable_type(layer) == "float16":
@@ -107,7 +107,7 @@ def _variable_type(layer: Any) -> str:
 
 
 class Asked:
-    """Hears what each replica's metrics want reduced, in the order of the calls, and answers when all were heard."""
+    """Collects the values that each replica's metrics reduce, in call order, then returns the reduced values."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
@@ -116,21 +116,21 @@ class Asked:
         self._next = 0
 
     def close(self, replicas: int) -> bool:
-        """All replicas of this instance were heard; whether any of them asked."""
+        """Ends the collection after all replicas of this instance; returns whether any of them reduced a value."""
         everywhere = self._machine.gather_on_ipus("metrics", self._heard) if self._heard else [[]]
         each = len(self._heard) // replicas
         self._answers = [[value for one in everywhere for value in one[i::each]] for i in range(each)]
         return bool(self._answers)
 
     def reduced(self, x: Any, mean: bool) -> Any:
-        """While metrics, or a hook of the optimizer, are traced: the operation that asks when it runs."""
+        """Adds the operation that reduces when it runs, while metrics or a hook of the optimizer are traced."""
         machine, x = self._machine, tf.convert_to_tensor(x)
         result = tf.numpy_function(lambda value: machine.replicas.ask(value, mean), [x], x.dtype)
         result.set_shape(x.shape)
         return result
 
     def ask(self, value: Any, mean: bool) -> Any:
-        """One call of one replica."""
+        """Takes one value of one replica, or returns its reduction."""
         value = np.asarray(value)
         if not self._answers:
             self._heard.append(value)
@@ -142,7 +142,7 @@ class Asked:
 
 
 def combine(machine: Any, results: List[Dict[str, float]], mean: bool) -> Dict[str, float]:
-    """Every replica's metrics, summed or averaged over the replicas of all instances."""
+    """Sums or averages every replica's metrics over the replicas of all instances."""
     names = list(results[0])
     rows = [np.array([one[name] for name in names], np.float64) for one in results]
     rows = [row for one in machine.gather_on_ipus("metrics", rows) for row in one]

@@ -1,4 +1,4 @@
-"""What the SDK refuses when a model is compiled for IPUs, as the recorded facts have it."""
+"""The SDK's refusals when a model is compiled for IPUs, by the recorded facts."""
 
 from typing import Any, Dict, List
 
@@ -12,10 +12,10 @@ from .sources import own, rule
 
 @rule("extensions extensions_base.py KerasExtensionBase._make_pipeline")
 def stages_of(extension: Any) -> List[int]:
-    """The stage of every layer call; [] for a model that is no pipeline.
+    """Returns the stage of every layer call; [] for a model that is no pipeline.
 
     Raises:
-        RuntimeError: stage numbers with a hole, which SDK 3.0 refuses when they are set.
+        RuntimeError: stage numbers have a gap, which SDK 3.0 refuses when they are set.
     """
     if extension.assignment is None:
         return []
@@ -30,17 +30,17 @@ def stages_of(extension: Any) -> List[int]:
     "driver poplar_compiler.cc CompileEngine",
 )
 def num_replicas(machine: Any, extension: Any) -> int:
-    """The replication factor of a model on the configured device.
+    """Returns the replication factor of a model on the configured device.
 
     Raises:
-        ValueError: more shards than IPUs.
+        ValueError: there are more shards than IPUs.
         InternalError: the shards do not divide the IPUs.
     """
     stages = stages_of(extension)
     shards = 1
     if stages:
         shards = max(extension.device_mapping or [max(stages)]) + 1
-    # Keras divides what the driver counts in all instances by the instances of poprun, whatever was configured.
+    # Keras divides the driver's count of all instances by the instances of poprun, whatever was configured.
     ipus = machine.total_ipus // num_instances()
     if shards > ipus:
         raise ValueError(f"the model needs {shards} IPUs, but the device has {ipus}")
@@ -54,7 +54,7 @@ def num_replicas(machine: Any, extension: Any) -> int:
 
 @rule("driver poplar_compiler.cc GetNumIoTiles")
 def check_io_tiles(machine: Any) -> None:
-    """Found before any pass looks at the program."""
+    """Refuses too many I/O tiles before any pass checks the program."""
     tiles = machine.config["leaves"]["io_tiles.num_io_tiles"]
     if tiles > 192:
         raise tf.errors.InvalidArgumentError(
@@ -68,10 +68,10 @@ def check_io_tiles(machine: Any) -> None:
     "extensions extensions_base.py KerasExtensionBase._verify_and_get_gradient_accumulation_steps_per_replica",
 )
 def accumulation(extension: Any, pipelined: bool) -> int:
-    """Micro-batches of a weight update.
+    """Returns the micro-batches of a weight update.
 
     Raises:
-        ValueError: a pipeline without accumulation.
+        ValueError: a pipeline has no accumulation.
     """
     if pipelined and extension.pipelining is None:
         raise ValueError("a pipelined model needs gradient_accumulation_steps_per_replica to be trained")
@@ -80,7 +80,7 @@ def accumulation(extension: Any, pipelined: bool) -> int:
 
 @rule("ipu optimizers/gradient_accumulation_optimizer.py GradientAccumulationOptimizerV2.__init__")
 def check_accumulation(extension: Any) -> None:
-    """What ``GradientAccumulationOptimizerV2`` refuses; it is there with more than one step only."""
+    """Checks the arguments of ``GradientAccumulationOptimizerV2``, which is only used with more than one step."""
     keywords = extension.accumulation_keywords
     for name in keywords:
         if name not in FACTS["accumulation_keywords"]:
@@ -115,9 +115,9 @@ _NO_REMOTE_MEMORY = {
     "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
 )
 def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
-    """Refuses to compile what is to be kept in remote memory, where the executor knows of none.
+    """Refuses to compile a program with data in remote memory if the executor knows of none.
 
-    Only a device that is attached is asked, which is with ALWAYS; else the configuration says whether there is any.
+    An attached device decides, which there is with ALWAYS; otherwise the configuration says whether there is any.
     """
     leaves = machine.config["leaves"]
     is_there = machine.remote_memory
@@ -130,7 +130,7 @@ def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
 
 @own("Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text")
 def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
-    """A device that is attached on demand has to hold what the program was compiled for."""
+    """Checks that a device that is attached on demand can hold the compiled program's data."""
     is_attached_late = machine.config["leaves"]["device_connection.type"].name == "ON_DEMAND"
     if is_attached_late and not machine.remote_memory and any(map(keywords.get, _NO_REMOTE_MEMORY)):
         raise tf.errors.InternalError(
@@ -155,7 +155,7 @@ def _check_sharding(keywords: Dict[str, Any]) -> None:
     "ReplicatedResourceUpdateElementwiseClustering::AddClusterInput",
 )
 def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int) -> None:
-    """Replicas of one instance share their state out, which needs a whole IPU-Link domain where there are several.
+    """Refuses to share state out over less than a whole IPU-Link domain per instance, if there are several domains.
 
     The IPUs of the largest device are such a domain.
     """
@@ -176,7 +176,7 @@ def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int
     "ipu ipu_outfeed_queue.py IPUOutfeedQueue.__init__",
 )
 def check_queues(extension: Any) -> None:
-    """The keywords of the infeed, which ignores what it does not know, and of the outfeed, which does not."""
+    """Checks the depth of the infeed and the keywords of the outfeed; the infeed ignores unknown keywords."""
     depth = extension.infeed.get("prefetch_depth") or 3
     if not 1 <= depth <= 255:
         raise ValueError("prefetch_depth must be from 1 to 255")
@@ -188,7 +188,7 @@ def check_queues(extension: Any) -> None:
 
 
 def statistics_group(machine: Any, replicas: int) -> int:
-    """Replicas of this instance that share batch norm statistics."""
+    """Returns the replicas of this instance that share batch norm statistics."""
     group = int(machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"])
     if replicas % group:
         raise NotImplementedError("the double has batch norm within an instance only")
@@ -197,7 +197,7 @@ def statistics_group(machine: Any, replicas: int) -> int:
 
 @rule("driver tools/pipeline_util.cc CircularUnion")
 def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
-    """What the pipeline's depth must be a multiple of, for any device mapping."""
+    """Returns the number whose multiple the pipeline's depth must be, for any device mapping."""
     ring = mapping + mapping[::-1] if training else list(mapping)
     if schedule == "Grouped":
         return len(ring)
@@ -219,7 +219,7 @@ def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
     "driver passes/computation_flattener.cc ComputationFlattener::FindRecomputableComputations",
 )
 def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execution: int) -> None:
-    """The checks of ``pipeline()`` and of the driver that compiles it."""
+    """Runs the checks of ``pipeline()`` and of the driver that compiles it."""
     keywords: Dict[str, Any] = extension.pipelining_keywords
     absent = FACTS["absent_in"].get(machine.sdk, {}).get("parameters", {})
     known = set(FACTS["pipelining_keywords"]) - set(absent.get("ipu.ops.pipelining_ops.pipeline", ()))
@@ -248,7 +248,7 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
         raise NotImplementedError("the double accumulates in the weights' type")
     _check_stage_options(keywords, stages)
     if mode is not None:
-        # Asked for every pipeline, also where nothing is recomputed.
+        # Checked for every pipeline, also without recomputation.
         pair = (schedule.name, mode.name)
         if pair in (
             ("Sequential", "RecomputeThenBackpropagate"),
@@ -259,7 +259,7 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
     group = machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"]
     if group > 1 and max(mapping) > 0:
         # No pass refuses it, and PipeliningSeqRecomputationTest.testDistributedBatchNorm of the driver runs it on one
-        # IPU; IPUConfig's documentation advises against it across several, and nobody says what comes out.
+        # IPU; IPUConfig's documentation advises against it across several, and does not say what the result is.
         raise NotImplementedError("the double lacks distributed batch norm in a pipeline across several IPUs")
     depth = extension.pipelining if training else steps_per_execution
     overlap = overlap_length(schedule.name, mapping, training)
@@ -283,7 +283,7 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
     "driver tools/pipeline_util.cc PipelineDataflowAnalysis::VerifyGradientAccumulatorCreateUsage",
 )
 def _check_shared_layers(extension: Any, mapping: List[int]) -> None:
-    """Stages that use one variable lie on one IPU."""
+    """Checks that stages that use one variable are on one IPU."""
     places: Dict[int, int] = {}
     for entry in extension.assignment:
         ipu = mapping[entry.pipeline_stage]
@@ -322,7 +322,7 @@ def _check_stage_options(keywords: Dict[str, Any], stages: int) -> None:
     "driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice",
 )
 def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
-    """What Poplar and its libraries find while they compile."""
+    """Runs the checks of Poplar and its libraries at compile time."""
     leaves = machine.config["leaves"]
     for kind, leaf in (
         ("convolution", "convolutions.poplar_options"),
@@ -372,12 +372,12 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
     "kernels datastream/feeds.cc IPUCreateDatasetIteratorOp",
 )
 def check_feed(spec: Any) -> None:
-    """The types and shapes that an infeed takes.
+    """Checks the types and shapes of an infeed.
 
     Raises:
         ValueError: a shape is not static.
-        FailedPreconditionError: a type that IPUs do not take.
-        InvalidArgumentError: an input without numbers.
+        FailedPreconditionError: IPUs do not take a type.
+        InvalidArgumentError: an input has no elements.
     """
     for index, part in enumerate(tf.nest.flatten(spec)):
         if not part.shape.is_fully_defined():

@@ -1,8 +1,8 @@
-"""``python -m poplar_double.run ARGUMENTS``: the command line with the double installed, in a process of its own.
+"""``python -m poplar_double.run ARGUMENTS`` runs the command line with the test double, in a process of its own.
 
 Several such processes with POPDIST_* and ``POPLAR_DOUBLE_EXCHANGE`` set are the instances of one ``poprun``.
 Arguments may be those of several commands, with ``+`` between them, run one after the other as long as they succeed.
-``POPLAR_DOUBLE_SDK`` and ``POPLAR_DOUBLE_IPUS`` say which SDK and how many IPUs are there.
+``POPLAR_DOUBLE_SDK`` and ``POPLAR_DOUBLE_IPUS`` set the SDK's version and the number of IPUs.
 """
 
 import gc
@@ -30,7 +30,7 @@ def main(arguments: List[str]) -> int:
         end = arguments.index("+") if "+" in arguments else len(arguments)
         command, arguments = arguments[:end], arguments[end + 1 :]
         if exchange:
-            # As many commands, as many runs under poprun: each with an exchange of its own.
+            # Each command is a run of poprun with an exchange of its own.
             os.environ[FOLDER_VARIABLE] = os.path.join(exchange, str(number))
         with installed(sdk=sdk, num_ipus=int(ipus)):
             code = int(cli.run(command))

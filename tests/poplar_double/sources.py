@@ -1,7 +1,7 @@
-"""Where each rule of the double stands in the SDK's public sources: repository, branch, file and symbol.
+"""Names the place of each rule of the test double in the SDK's public sources: repository, branch, file and symbol.
 
-``@rule`` stands at the code that keeps a rule, ``@own`` at what no public source says.  :func:`declared` reads both in
-the double's own text; ``tests/test_poplar_sources.py`` refuses code that raises and names neither.
+``@rule`` marks code that follows a public source, ``@own`` a refusal that no public source states.  :func:`declared`
+reads both in the test double's own text; ``tests/test_poplar_sources.py`` refuses code that raises and has neither.
 """
 
 import ast
@@ -19,10 +19,10 @@ _REPOSITORIES = {
     "keras": ("graphcore/keras", _RELEASE),
     "addons": ("graphcore/ipu_tensorflow_addons", _RELEASE),
     "poplibs": ("graphcore/poplibs", "sdk-release-3.4"),
-    # What graphcore/tensorflow takes over as it is.
+    # Sources that graphcore/tensorflow takes over unchanged.
     "stock": ("tensorflow/tensorflow", "v2.6.3"),
 }
-# Folders of graphcore/tensorflow and graphcore/keras that most rules are in.
+# The folders of graphcore/tensorflow and graphcore/keras with most rules.
 _FOLDERS = {
     "driver": ("tensorflow", "tensorflow/compiler/plugin/poplar/driver/"),
     "kernels": ("tensorflow", "tensorflow/compiler/plugin/poplar/kernels/"),
@@ -42,7 +42,7 @@ class Source:
 
 
 def parse(place: str) -> Source:
-    """``"<repository or folder> <file> <symbol>"``.
+    """Parses ``"<repository or folder> <file> <symbol>"``.
 
     Raises:
         ValueError: one of the three is missing or unknown.
@@ -60,10 +60,10 @@ def parse(place: str) -> Source:
 
 
 def rule(*places: str) -> Callable[[Function], Function]:
-    """Declares where the SDK does what a function of the double does.
+    """Declares where the SDK does what a function of the test double does.
 
     Raises:
-        ValueError: no place, or one that :func:`parse` refuses.
+        ValueError: no place is given, or :func:`parse` refuses one.
     """
     if not places:
         raise ValueError("a rule names at least one place")
@@ -73,10 +73,10 @@ def rule(*places: str) -> Callable[[Function], Function]:
 
 
 def own(reason: str) -> Callable[[Function], Function]:
-    """Declares that no public source says what a function refuses, and why it does.
+    """Declares that no public source states a function's refusal, and gives the reason for it.
 
     Raises:
-        ValueError: no reason.
+        ValueError: no reason is given.
     """
     if not reason.strip():
         raise ValueError("say why")
@@ -85,12 +85,12 @@ def own(reason: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Declared:
-    """A function of the double, or a class, as its text has it.
+    """A function or class of the test double, read from its text.
 
     Attributes:
         name: ``module.Class.function``.
-        sources: of all its ``@rule``.
-        is_own: it has ``@own``.
+        sources: the sources of all its ``@rule``.
+        is_own: whether it has ``@own``.
     """
 
     name: str
@@ -99,9 +99,9 @@ class Declared:
 
 
 def declared() -> Tuple[Dict[str, Declared], List[str]]:
-    """What is declared, by name; and the places that raise and name neither a source nor a reason.
+    """Returns the declared functions by name, and the places that raise without a source or a reason.
 
-    What raises NotImplementedError("the double ...") says itself that the double lacks something.
+    NotImplementedError("the double ...") is exempt: it says itself that the test double lacks something.
     """
     found: Dict[str, Declared] = {}
     undeclared: List[str] = []
@@ -132,7 +132,7 @@ def _read(node: ast.AST, name: str, covered: bool, found: Dict[str, Declared], u
 
 
 def _is_lack(error: ast.expr) -> bool:
-    """NotImplementedError("the double ...")."""
+    """Whether a statement raises NotImplementedError("the double ...")."""
     if not (isinstance(error, ast.Call) and getattr(error.func, "id", "") == "NotImplementedError"):
         return False
     text = error.args[0]

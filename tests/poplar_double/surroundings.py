@@ -1,4 +1,4 @@
-"""What stands around the SDK on the double's machine: Python 3.8, its wheels, and a shell that enabled it."""
+"""The environment around the SDK on the test double's machine: Python 3.8, its wheels, and a shell that enabled it."""
 
 import os
 from typing import Any
@@ -7,9 +7,9 @@ from ipucnn.sessions.poplar.surroundings import SDK_MODULES, Surroundings
 
 
 def surroundings(machine: Any) -> Surroundings:
-    """Those of a sound environment of the machine's SDK, but for what ``machine.surroundings`` changes.
+    """Returns a sound environment of the machine's SDK, with the changes in ``machine.surroundings``.
 
-    There ``versions`` and ``variables`` add to the sound ones; a variable that is None is not set.
+    Its ``versions`` and ``variables`` are added to the sound ones; a variable that is None is not set.
     """
     version = f"{machine.sdk}.0"
     changes = dict(machine.surroundings)

@@ -1,1 +1,1 @@
-"""Mutations of everything the session tells the SDK, by the calls that are mutated; see test_poplar_mutations.py."""
+"""Mutations of every call of the session to the SDK, grouped by call; see test_poplar_mutations.py."""

@@ -13,7 +13,7 @@ from .setting import Setting, make_data, plain, small_model
 
 
 def calls(machine: Any) -> Group:
-    """Options of a model, its stages and its data: names, keywords, types, values, order."""
+    """Returns mutations of the options of a model, its stages and its data: names, keywords, types, values, order."""
     from tensorflow.python import ipu
 
     group = Group("options, stages and data of a model")
@@ -191,9 +191,9 @@ def calls(machine: Any) -> Group:
         internal,
         stages=1,
     )
-    # Graphcore advises against it across IPUs, and refuses it nowhere.
+    # Graphcore advises against it across IPUs, but never refuses it.
     group.allow("distributed batch norm in a pipeline on one IPU", lambda: _on_one_ipu(Setting(ipu)))
-    # What is to be kept in remote memory where there is none
+    # Data in remote memory on a machine without any
     for name, kind in (
         ("offload_weight_update_variables", {}),
         ("offload_weight_update_variables", {"stages": 1}),

@@ -1,4 +1,4 @@
-"""What a mutation is, and the SDK it is tried on."""
+"""Mutations of calls, and the SDK they are tried on."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class Group:
     """Mutations of some calls, and these calls unchanged.
 
     Attributes:
-        legal: what is mutated, without a mutation.
+        legal: the calls without a mutation.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Group:
         keywords: Dict[str, Any],
         *errors: Type[BaseException],
     ) -> None:
-        """Every keyword misspelt, a surplus one, and each required one missing.
+        """Adds every keyword misspelt, a surplus one, and each required one missing.
 
         Args:
-            params: as recorded.
-            keywords: of a legal call.
-            errors: beside TypeError.
+            params: the recorded parameters.
+            keywords: keywords of a legal call.
+            errors: errors allowed beside TypeError.
         """
         kinds = (TypeError, *errors)
         self.add(f"{where}: surplus", lambda: function(**keywords, surplus=1), *kinds)
@@ -68,7 +68,7 @@ class Group:
 
 
 def params_of(name: str, method: Optional[str] = None) -> List[Dict[str, Any]]:
-    """Recorded parameters of a callable or its method."""
+    """Returns the recorded parameters of a callable or its method."""
     fact = FACTS["callables"][name]
     return list(fact["params"] if method is None else fact["methods"][method])
 
@@ -89,7 +89,7 @@ def environment(variables: Dict[str, str]) -> Iterator[None]:
 
 
 def try_group(make: Callable[[Any], Group], sdk: str = "3.4", **variables: str) -> Tuple[Group, List[str]]:
-    """Makes a group on a machine of its own and tries all of it: the group, and what went otherwise than it says."""
+    """Makes a group on a machine of its own and tries every case; returns the group, and the unexpected outcomes."""
     wrong: List[str] = []
     with environment(variables), installed(sdk=sdk) as machine:
         group = make(machine)

@@ -19,7 +19,7 @@ _WRONG = {
 
 
 def leaves(machine: Any) -> Group:
-    """Every leaf of IPUConfig: misspelt, of wrong types, its category assigned."""
+    """Returns mutations of every leaf of IPUConfig: misspelt, of wrong types, its category assigned."""
     from tensorflow.python import ipu
 
     group = Group("leaves of IPUConfig")
@@ -61,7 +61,7 @@ def leaves(machine: Any) -> Group:
             limit = 2 ** (fact["bits"] - 1)
             for number in (limit, -limit - 1):
                 group.add(f"{name} = {number}", _configured(ipu, name, number), ValueError)
-            if not name.endswith(("_ipus", "process_count")):  # of which so many would have to be there
+            if not name.endswith(("_ipus", "process_count")):  # the number that would have to be there
                 group.allow(f"{name} = {limit - 1}", _configured(ipu, name, limit - 1))
         if fact["type"] == "dict":
             for bad in ({"availableMemoryProportion": 0.2}, {1: "x"}, {"partialsType": True}):

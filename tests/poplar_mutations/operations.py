@@ -14,7 +14,7 @@ _INVALID = tf.errors.InvalidArgumentError
 
 
 def names(machine: Any) -> Group:
-    """Modules and what is in them."""
+    """Returns mutations of modules and their members."""
     import importlib
 
     import popdist
@@ -32,14 +32,14 @@ def names(machine: Any) -> Group:
     )
     for part in parts:
         group.allow(part, lambda p=part: getattr(ipu, p))
-    # Packages that the SDK does not bind there.
+    # Packages that the SDK does not bind in their parents.
     for name in ("distributed", "horovod"):
         group.add(f"ipu.{name}", lambda n=name: getattr(ipu, n), AttributeError)
     for part in ("cross_replica_ops", "image_ops", "custom_ops", "pipelining_ops"):
         # Attributes of the package; the files lie elsewhere.
         load = lambda p=part: importlib.import_module("tensorflow.python.ipu." + p)  # noqa: E731
         group.add(f"import {part}", load, ModuleNotFoundError)
-    for name in set(FACTS["popdist"]) - {"execute_on_instances"}:  # which the double lacks
+    for name in set(FACTS["popdist"]) - {"execute_on_instances"}:  # not in the test double
         group.allow(f"popdist.{name}", lambda n=name: getattr(popdist, n))
     group.add("popdist.tensorflow, not imported", lambda: popdist.tensorflow, AttributeError)
     for name in ("PipelineSchedule", "RecomputationMode"):
@@ -49,7 +49,7 @@ def names(machine: Any) -> Group:
 
 
 def functions(machine: Any) -> Group:
-    """``reset_ipu_seed`` and the other functions, ``PipelineStageOptions``."""
+    """Returns mutations of ``reset_ipu_seed`` and the other functions, and of ``PipelineStageOptions``."""
     from tensorflow.python import ipu
 
     group = Group("functions and stage options")
@@ -66,7 +66,7 @@ def functions(machine: Any) -> Group:
 
     seed = configured(ipu.utils.reset_ipu_seed)
     group.allow("seed", lambda: seed(seed=1))
-    # The attribute of an operation: TensorFlow makes an integer of it.
+    # An operation's attribute: TensorFlow converts it to an integer.
     group.allow("seed 1.5", lambda: seed(1.5))
     group.signature("reset_ipu_seed", seed, params_of("ipu.utils.reset_ipu_seed"), dict(seed=1))
     for value in (2**31, -(2**31) - 1):
@@ -107,7 +107,7 @@ def functions(machine: Any) -> Group:
 
 
 def images(machine: Any) -> Group:
-    """``normalise_image``."""
+    """Returns mutations of ``normalise_image``."""
     from tensorflow.python import ipu
 
     group = Group("normalise_image")
@@ -139,7 +139,7 @@ def images(machine: Any) -> Group:
 
 
 def user_operations(machine: Any) -> Group:
-    """``precompiled_user_op``."""
+    """Returns mutations of ``precompiled_user_op``."""
     from tensorflow.python import ipu
 
     group = Group("precompiled_user_op")
@@ -203,7 +203,7 @@ def user_operations(machine: Any) -> Group:
 
 
 def layers(machine: Any) -> Group:
-    """The layers of the addons."""
+    """Returns mutations of the addons' layers."""
     from ipu_tensorflow_addons.keras import layers as addons
 
     group = Group("layers of the addons")

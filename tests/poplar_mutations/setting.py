@@ -1,4 +1,4 @@
-"""A small model in a strategy's scope, ready to be trained: what a mutation changes, it changes before."""
+"""A small model in a strategy's scope, ready to be trained; mutations change it before."""
 
 import contextlib
 from typing import Any, Callable, Dict
@@ -23,7 +23,7 @@ def make_data(
 
 
 class Setting:
-    """A model of two stages in a strategy's scope, ready to be trained; what a case changes, it changes before."""
+    """A model of two stages in a strategy's scope, ready to be trained; a case changes it before."""
 
     def __init__(self, ipu: Any, ipus: int = 2, stages: int = 2) -> None:
         self.ipu = ipu
@@ -72,7 +72,7 @@ class Setting:
 
 
 def plain(ipu: Any, **changes: Any) -> Setting:
-    """Without a pipeline, with gradient accumulation; ``changes`` are attributes of the setting."""
+    """Makes a setting without a pipeline, with gradient accumulation; ``changes`` are its attributes."""
     made = Setting(ipu, stages=1)
     made.arguments = dict(
         gradient_accumulation_steps_per_replica=4, gradient_accumulation_reduction_method="mean"

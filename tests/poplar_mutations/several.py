@@ -36,7 +36,7 @@ def _trained(ipu: Any, setting: Setting, init: bool = True, config: bool = True)
 
 
 def instances(machine: Any) -> Group:
-    """popdist and ``PopDistStrategy`` under poprun."""
+    """Returns mutations of popdist and ``PopDistStrategy`` under poprun."""
     import popdist
     import popdist.tensorflow
     from tensorflow.python import ipu
@@ -89,7 +89,7 @@ def instances(machine: Any) -> Group:
         wrong_index = lambda c=count, i=index: configured(c, i, select_ipus=17)  # noqa: E731
         group.add(f"{process}process_index = {index} of {count}", wrong_index, ValueError)
     group.allow("two stages", lambda: _trained(ipu, Setting(ipu)))
-    # Keras divides the IPUs by the instances of poprun, so that one is left for two stages.
+    # Keras divides the IPUs by the instances of poprun, so one IPU is left for two stages.
     group.add("not configured for several", lambda: _trained(ipu, Setting(ipu), config=False), ValueError)
 
     def stage_scope() -> None:
@@ -102,7 +102,7 @@ def instances(machine: Any) -> Group:
 
 
 def collectives(machine: Any) -> Group:
-    """Host collectives since 3.1."""
+    """Returns mutations of the host collectives since 3.1."""
     import popdist
     from tensorflow.python.ipu import distributed
 

@@ -11,7 +11,7 @@ from .setting import make_data, plain
 
 
 def training(machine: Any) -> Group:
-    """Keywords and values of ``fit`` and ``predict``."""
+    """Returns mutations of the keywords and values of ``fit`` and ``predict``."""
     from tensorflow.python import ipu
 
     group = Group("fit and predict")
@@ -49,7 +49,7 @@ def training(machine: Any) -> Group:
         ("sample_weight", np.ones(64, np.float32), ValueError),
         ("validation_split", 0.5, ValueError),
         ("steps_per_epoch", None, ValueError),
-        # 5 steps of each of 2 replicas are no multiple of 4; of 3, all are one execution, which is not 4 either.
+        # 5 steps of each of 2 replicas are no multiple of 4; with 3 steps all are one execution, which is not 4 either.
         ("steps_per_epoch", 10, ValueError),
         ("steps_per_epoch", 6, RuntimeError),
         ("steps_per_epoch", 0, (ValueError, TypeError)),
@@ -75,7 +75,7 @@ def training(machine: Any) -> Group:
 
 
 def strategies(machine: Any) -> Group:
-    """``IPUStrategy``, its scope and ``run``."""
+    """Returns mutations of ``IPUStrategy``, its scope and ``run``."""
     from tensorflow.python import ipu
     from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 

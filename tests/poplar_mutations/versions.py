@@ -1,4 +1,4 @@
-"""What SDK 3.0 and 3.1 lack."""
+"""Mutations for the differences of SDK 3.0, 3.1 and 3.4."""
 
 import os
 from typing import Any
@@ -28,7 +28,7 @@ def _flags(group: Group, flag: str, legal: bool) -> None:
 
 
 def flags(machine: Any) -> Group:
-    """TF_POPLAR_FLAGS of 3.4: a wrong one ends the process."""
+    """Returns mutations of TF_POPLAR_FLAGS of 3.4: a wrong one ends the process."""
     group = Group("TF_POPLAR_FLAGS")
     for flag in ("--use_on_demand", "--show_progress_bar=true", "--executable_cache_path=x"):
         _flags(group, flag, True)
@@ -45,7 +45,7 @@ def flags(machine: Any) -> Group:
 
 
 def _with_a_hole(model: Any) -> Any:
-    """Found when the stages are set, where later versions find it when they are trained."""
+    """Assigns stages with a gap: 3.0 refuses it when they are set, later versions when they are trained."""
     assignment = list(model.get_pipeline_stage_assignment())
     for entry in assignment[1:]:
         entry.pipeline_stage = 2
@@ -58,7 +58,7 @@ def _set_before(setting: Setting, before: Any) -> Setting:
 
 
 def version_3_1(machine: Any) -> Group:
-    """SDK 3.1."""
+    """Returns mutations of SDK 3.1."""
     group = Group("SDK 3.1")
     _flags(group, "--use_on_demand", False)
     _flags(group, "--show_progress_bar=true", True)
@@ -66,7 +66,7 @@ def version_3_1(machine: Any) -> Group:
 
 
 def version_3_0(machine: Any) -> Group:
-    """SDK 3.0, and its Horovod."""
+    """Returns mutations of SDK 3.0, and its Horovod."""
     from tensorflow.python import ipu
     from tensorflow.python.ipu import distributed
 
