@@ -1,8 +1,8 @@
 """Training augmentations of in-memory images, vectorised over the batch.
 
-Each sample's random numbers are a hash of (seed, epoch, round, index), so they do not depend on the batch the
-sample is in.  Everything else is integer arithmetic, gathers and one projective transform, none of which mix
-samples.  Images from files are augmented while they are decoded (:mod:`ipucnn.datasets.images`).
+Each sample's random numbers are a hash of (seed, epoch, round, index), so they do not depend on the batch that
+contains the sample.  Everything else is integer arithmetic, gathers and one projective transform; none of these
+mixes samples.  Images from files are augmented while they are decoded (:mod:`ipucnn.datasets.images`).
 """
 
 from typing import Callable, Dict, NamedTuple, Tuple
@@ -17,19 +17,19 @@ MAX_DEGREES = 12.0
 MAX_ZOOM = 0.1
 MAX_SHIFT = 0.0625
 _ANGLES = np.radians(np.linspace(-MAX_DEGREES, MAX_DEGREES, 257))
-# Tables: TensorFlow's sine may round differently in and out of its vector loop.
+# Tables, because TensorFlow's sine may round differently in its vector loop and in its scalar loop.
 _COSINES, _SINES = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
 
 
 def shift_right(word: Tensor, bits: int) -> Tensor:
-    """The shift :func:`ipucnn.datasets.hashing.mix` needs, for non-negative int64 tensors."""
+    """Shifts non-negative int64 tensors right, as :func:`ipucnn.datasets.hashing.mix` needs."""
     return tf.bitwise.right_shift(word, tf.constant(bits, tf.int64))
 
 
 def draws(
     seed: int, epochs: Tensor, rounds: Tensor, indices: Tensor, count: int, stream: int = AUGMENT
 ) -> Tensor:
-    """int64 [b, count]: hashes in [0, 2**32) for each sample; the inputs are int64 [b]."""
+    """Returns ``count`` hashes in [0, 2**32) for each sample: int64 [b, count], from int64 [b] inputs."""
     state = tf.fill(tf.shape(indices), tf.constant(stream_state(seed, stream), tf.int64))
     for word in (epochs, rounds, indices):
         state = chain(state, word, shift_right)
@@ -37,14 +37,14 @@ def draws(
 
 
 def below(draw: Tensor, bound: int) -> Tensor:
-    """int64 hashes to int64 in [0, bound), each as likely to within bound / 2**32."""
+    """Maps int64 hashes to int64 in [0, bound), uniformly to within bound / 2**32."""
     return shift_right(draw * bound, 32)
 
 
 def _move(images: Tensor, random: Tensor, reach_y: int, reach_x: int, flip: bool) -> Tensor:
-    """Shifts by whole pixels within the reach, zeros moving in; mirrors half of the images if ``flip``.
+    """Shifts images by whole pixels within the reach, fills with zeros, and mirrors half of them if ``flip``.
 
-    One gather of pixels: half the time of TensorFlow's projective transform.
+    One gather of pixels does it all, in half the time of TensorFlow's projective transform.
     """
     height, width, channels = images.shape[1:]
     rows = tf.range(height, dtype=tf.int64) + below(random[:, :1], 2 * reach_y + 1) - reach_y
@@ -65,7 +65,7 @@ def _move(images: Tensor, random: Tensor, reach_y: int, reach_x: int, flip: bool
 
 
 def _moves(part: int, flip: bool) -> Callable[[Tensor, Tensor, Tensor], Tuple[Tensor, Tensor]]:
-    """Moves by up to a ``part``-th of each side, zeros moving in; half of the images are mirrored if ``flip``."""
+    """Returns an augmentation that shifts by up to 1/``part`` of each side, see :func:`_move`."""
 
     def apply(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
         reach_y, reach_x = (max(1, side // part) for side in images.shape[1:3])
@@ -75,7 +75,7 @@ def _moves(part: int, flip: bool) -> Callable[[Tensor, Tensor, Tensor], Tuple[Te
 
 
 def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """The eight flips and quarter turns of a square (four of a rectangle), the same for image and mask."""
+    """Applies one of the eight flips and quarter turns of a square (four of a rectangle) to image and mask."""
     which = below(random[:, 0], 8)
     square = images.shape[1] == images.shape[2]
     masks = labels.shape.rank == 3
@@ -94,7 +94,7 @@ def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Te
 
 
 def digits(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """Rotated up to 12 degrees, zoomed up to 10 %, shifted up to 1/16 of the side; zeros move in."""
+    """Rotates by up to 12 degrees, zooms by up to 10 % and shifts by up to 1/16 of the side; fills with zeros."""
     height, width = images.shape[1], images.shape[2]
     angle = below(random[:, 0], len(_ANGLES))
     unit = tf.cast(shift_right(random[:, 1:4], 8), tf.float32) * (2.0**-23) - 1.0  # exact, in [-1, 1)
@@ -104,7 +104,7 @@ def digits(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tens
     offset_x = centre_x + MAX_SHIFT * width * unit[:, 1] - (cosine * centre_x - sine * centre_y)
     offset_y = centre_y + MAX_SHIFT * height * unit[:, 2] - (sine * centre_x + cosine * centre_y)
     zero = tf.zeros_like(zoom)
-    # Samples each image at (a0 x + a1 y + a2, b0 x + b1 y + b2).
+    # The operation samples each image at (a0 x + a1 y + a2, b0 x + b1 y + b2).
     turned = tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
         transforms=tf.stack([cosine, -sine, offset_x, sine, cosine, offset_y, zero, zero], axis=1),
@@ -118,7 +118,7 @@ def digits(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tens
 
 
 def none(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
-    """Images as they are."""
+    """Returns the images unchanged."""
     return images, labels
 
 
@@ -127,9 +127,9 @@ class Augmentation(NamedTuple):
 
     Attributes:
         apply: (images [b, h, w, c], labels, int64 hashes [b, num_draws]) -> (images, labels).
-        num_draws: random numbers a sample needs.
-        after_resize: True to work on the network's input size (small images look better turned when large),
-            False to work on the stored pixels, before channels and size are changed.
+        num_draws: number of random numbers per sample.
+        after_resize: True to work on the network's input size (a small image is rotated with less loss once it is
+            enlarged), False to work on the stored pixels, before channels and size are changed.
     """
 
     apply: Callable[[Tensor, Tensor, Tensor], Tuple[Tensor, Tensor]]
@@ -137,11 +137,11 @@ class Augmentation(NamedTuple):
     after_resize: bool = False
 
 
-# ``base.AUGMENTATION_NAMES`` are these, for readers that import no TensorFlow; a test compares.
+# ``base.AUGMENTATION_NAMES`` repeats these names for modules that do not import TensorFlow; a test compares them.
 AUGMENTATIONS: Dict[str, Augmentation] = {
     "none": Augmentation(none, 0),
     "digits": Augmentation(digits, 4, after_resize=True),
-    # 2 pixels of 28: for digits and letters, where a mirror image is something else.
+    # 2 pixels of 28: for digits and letters, whose mirror images have another meaning.
     "shift": Augmentation(_moves(14, flip=False), 2),
     "shift_flip": Augmentation(_moves(14, flip=True), 3),
     # 4 pixels of 32: the CIFAR augmentation of He et al. 2015 (arXiv:1512.03385, section 4.2).

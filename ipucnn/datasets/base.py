@@ -1,6 +1,6 @@
-"""What a data set is to the rest of the program: facts, and two lots of examples that can be indexed.
+"""The types of an opened data set: its facts, and indexable examples for training and for evaluation.
 
-Nothing here imports TensorFlow; :mod:`ipucnn.datasets.pipeline` turns examples into ``tf.data``.
+This module does not import TensorFlow; :mod:`ipucnn.datasets.pipeline` turns examples into ``tf.data``.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The facts of an opened data set, after limits.
+    """Facts of an opened data set, after limits are applied.
 
     Attributes:
         name: the registered name.
@@ -42,15 +42,15 @@ class DatasetInfo:
         class_names: one name per class.
         location: "embedded (scikit-learn)", "generated", or the folder it was read from.
         mean, std: per stored channel, in 0..255 units, of the whole training set.
-        warnings: what the user should know (a partial set, skipped files), one line each.
-        training_warnings: likewise, of no use to whoever does not train on it.
-        augmentation: which training augmentation fits, one of ``AUGMENTATION_NAMES``.
-        tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
-        own_split: which examples are for evaluation was decided here, not by who published the set.
-        max_image_pixels: what an image file may have at most; none is decoded that has more.
-        crops: the data set whose boxes of photographs networks see; see ``images.crops_of``.
+        warnings: messages for the user (a partial set, skipped files), one line each.
+        training_warnings: messages that matter only for training, one line each.
+        augmentation: the training augmentation that fits, one of ``AUGMENTATION_NAMES``.
+        tiled: whether networks see patches of the images at their own scale, with mirrored borders (see ``tiles``).
+        own_split: whether ipucnn chose the evaluation examples, and not the publisher of the set.
+        max_image_pixels: the most pixels of an image file; larger ones are not decoded.
+        crops: the data set whose crops of photographs are used; see ``images.crops_of``.
         left_out: files of damaged images that were left out.
-        class_colours: red, green and blue of each class, where masks have colours; else empty.
+        class_colours: red, green and blue of each class if masks have colours, else empty.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ArrayExamples:
     Attributes:
         images: uint8 [n, h, w, c].
         labels: int32 [n] of classes, or uint8 [n, h, w] of masks.
-        names: of the files that the images are, so that a report can name one; empty where they are none.
+        names: the images' file names, for reports; empty if the images are not files.
     """
 
     images: np.ndarray
@@ -112,7 +112,7 @@ class FileExamples:
     """Image files of any size, decoded when they are needed.
 
     Attributes:
-        paths: one file each.
+        paths: one file per example.
         labels: int32 [n] of classes.
     """
 
@@ -123,7 +123,7 @@ class FileExamples:
         return len(self.paths)
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of one image file.  Raises DataError where it cannot be read."""
+        """Returns the bytes of one image file.  Raises DataError if it cannot be read."""
         return read_file(self.paths[index])
 
     def describe(self, index: int) -> str:
@@ -138,9 +138,9 @@ class EncodedExamples:
     """Encoded images (JPEG, PNG) of any size, in memory.
 
     Attributes:
-        data: the bytes of one image each.
+        data: the bytes of each image.
         labels: int32 [n] of classes.
-        origin: where they came from, for messages.
+        origin: the source of the images, for messages.
     """
 
     data: Tuple[bytes, ...]
@@ -166,9 +166,9 @@ class RecordExamples:
 
     Attributes:
         paths: the files.
-        shards: int32 [n]: which of them an example is in.
-        numbers: int32 [n]: of its record in the file, from 0.
-        places: int64 [n]: the byte at which the record begins.
+        shards: int32 [n], the index in ``paths`` of each example's file.
+        numbers: int32 [n], the number of each example's record in its file, from 0.
+        places: int64 [n], the byte at which each record begins.
         labels: int32 [n] of classes.
     """
 
@@ -182,7 +182,7 @@ class RecordExamples:
         return len(self.labels)
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
+        """Returns the bytes of one image.  Raises DataError if the record is damaged or has no image."""
         data = read_example(*self._place(index), {"image/encoded": bytes})["image/encoded"]
         assert isinstance(data, bytes)
         return data
@@ -199,17 +199,17 @@ class RecordExamples:
 
 
 ImageFiles = Union[FileExamples, EncodedExamples, RecordExamples]
-"""Examples that are decoded one by one: each has ``encoded`` and ``describe``."""
+"""Examples that are decoded one by one; their types have ``encoded`` and ``describe``."""
 Examples = Union[ArrayExamples, ImageFiles]
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """An opened data set: its facts and its two lots of examples.
+    """An opened data set: its facts, and its training and evaluation examples.
 
     Attributes:
-        held_out: of a fold of a cross-validation, the numbers of the examples in ``eval`` among all.
-        pool_sha256: of a fold, :func:`fingerprint` of all that is split into folds, which is that of every fold.
+        held_out: for a cross-validation fold, the indices in the pool of the examples in ``eval``; else empty.
+        pool_sha256: for a cross-validation fold, the :func:`fingerprint` of the pool, the same for every fold.
     """
 
     info: DatasetInfo
@@ -223,9 +223,12 @@ AUGMENTATION_NAMES = ("none", "digits", "shift", "shift_flip", "crop", "crop_fli
 
 
 def fingerprint(source: DataSource) -> str:
-    """SHA-256 of what a run is trained and evaluated on: all pixels and labels of sets in memory; names, sizes and
-    labels of image files, and places and labels of records (whose bytes are not read: that would take as long as an
-    epoch)."""
+    """Returns the SHA-256 of the data that a run is trained and evaluated on.
+
+    It covers all pixels (or encoded bytes) and labels of sets in memory; names, sizes and labels of image files; and
+    names and sizes of record files with the places and labels of their records.  The bytes of image and record files
+    are not read, because that would take as long as an epoch.
+    """
     digest = hashlib.sha256()
     for examples in (source.train, source.eval):
         digest.update(np.ascontiguousarray(examples.labels).tobytes())
@@ -251,29 +254,31 @@ def fingerprint(source: DataSource) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file.  Raises DataError naming the file and the reason: no FIFO or device is waited for, and
-    nothing is read that takes more than half of the memory."""
+    """Returns the bytes of a file, without waiting for a FIFO or a device.
+
+    Raises DataError, with the file and the reason, if it cannot be read or takes more than half of the memory.
+    """
     try:
         is_small = os.stat(path).st_size <= FREELY_BYTES
     except (OSError, ValueError):
-        is_small = True  # reading it tells why not
+        is_small = True  # reading it raises the error
     at_most = FREELY_BYTES if is_small else available_bytes() // 2
     return read_bytes(Path(path), at_most, hint="check that the file exists and is readable")
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
-    """The digest of a file in hexadecimal, read piece by piece.  Raises DataError where it cannot be read."""
+    """Returns the hexadecimal digest of a file, read in blocks.  Raises DataError if it cannot be read."""
     digest = hashlib.new(kind)
     with open_regular(path) as file:
-        for chunk in iter(partial(file.read, _READ_BYTES), b""):
-            digest.update(chunk)
+        for block in iter(partial(file.read, _READ_BYTES), b""):
+            digest.update(block)
     return digest.hexdigest()
 
 
 def channel_statistics(images: np.ndarray) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-    """Mean and standard deviation per channel, exact, of uint8 [n, h, w, c] in 0..255 units.
+    """Returns the exact mean and standard deviation per channel of uint8 [n, h, w, c], in 0..255 units.
 
-    A constant channel has a standard deviation of 1, so that dividing by it is harmless.
+    The standard deviation of a constant channel is reported as 1, so that dividing by it is harmless.
     """
     return moments(
         np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in range(images.shape[-1])
@@ -281,7 +286,7 @@ def channel_statistics(images: np.ndarray) -> Tuple[Tuple[float, ...], Tuple[flo
 
 
 def moments(histograms: Iterable[np.ndarray]) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-    """As :func:`channel_statistics`, of how often each of the 256 values occurs in a channel."""
+    """Returns the same as :func:`channel_statistics`, from one histogram of the 256 values per channel."""
     values: np.ndarray = np.arange(256, dtype=np.float64)
     mean, std = [], []
     for counts in histograms:
@@ -294,10 +299,10 @@ def moments(histograms: Iterable[np.ndarray]) -> Tuple[Tuple[float, ...], Tuple[
 
 
 def parse_limit(limit: Optional[str], size: int, option: str) -> int:
-    """How many of ``size`` examples ``limit`` keeps: "500" or "10%" (rounded, at least one).
+    """Returns how many of ``size`` examples ``limit`` keeps: "500" or "10%" (rounded, at least one).
 
-    A number beyond ``size`` keeps all.  Raises ConfigurationError for anything that is not a positive
-    number or a percentage above 0 and up to 100; ``option`` names the flag in the message.
+    A number beyond ``size`` keeps all.  Raises ConfigurationError for anything that is neither a positive
+    number nor a percentage above 0 and up to 100; ``option`` names the flag in the message.
     """
     if limit is None:
         return size
@@ -318,10 +323,10 @@ def parse_limit(limit: Optional[str], size: int, option: str) -> int:
 def limit_source(
     source: DataSource, limit_train: Optional[str], limit_eval: Optional[str], seed: int
 ) -> DataSource:
-    """Keeps the examples the limits ask for.
+    """Keeps as many examples as the limits allow.
 
-    The kept ones are the first of a permutation that depends on ``seed`` only, in their stored order: a
-    smaller limit keeps a subset of what a larger one keeps.
+    It keeps the first examples of a permutation that depends only on ``seed`` and the size of the set, in their stored
+    order.  A smaller limit therefore keeps a subset of what a larger limit keeps.
     """
     num_train = parse_limit(limit_train, len(source.train), "--limit-train")
     num_eval = parse_limit(limit_eval, len(source.eval), "--limit-eval")
@@ -350,7 +355,7 @@ def array_source(
     own_split: bool = False,
     class_colours: Sequence[Tuple[int, int, int]] = (),
 ) -> DataSource:
-    """A source of in-memory examples; shape, counts, mean and std are taken from the training images."""
+    """Returns a source of in-memory examples; shape, mean and std are those of the training images."""
     mean, std = channel_statistics(train.images)
     info = DatasetInfo(
         name=name,
@@ -384,9 +389,9 @@ def file_source(
     training_warnings: Sequence[str] = (),
     crops: str = "",
 ) -> DataSource:
-    """A source of encoded images of any size, for classification.
+    """Returns a source of encoded images of any size, for classification.
 
-    Mean and deviation are ImageNet's: decoding every photograph to measure them takes longer than they are worth.
+    Mean and standard deviation are ImageNet's, because measuring them would mean decoding every photograph.
     """
     mean, std = (
         values if channels == 3 else (sum(values) / len(values),) for values in (IMAGENET_MEAN, IMAGENET_STD)
@@ -409,14 +414,14 @@ def file_source(
     return DataSource(info, train, evaluation)
 
 
-# Cross-validation: which examples a fold trains on and which it is evaluated on.
+# Cross-validation: the training and evaluation examples of each fold.
 
 
 def fold_of_each(examples: ArrayExamples, num_folds: int) -> np.ndarray:
-    """int64 [n]: the fold, from 1, in which each example is for evaluation; folds differ by one in size at most.
+    """Returns the fold, from 1, that evaluates each example: int64 [n].  Fold sizes differ by at most one.
 
-    Slices of a volume follow each other and look alike, so folds are runs of slices.  Images of classes are
-    dealt out class by class, so that every fold has its share of each.
+    Neighbouring slices of a volume look alike, so a fold of masks is a run of consecutive slices.  Images of
+    classes are dealt out class by class, so that every fold has its share of each class.
     """
     count = len(examples)
     if examples.labels.ndim == 1:
@@ -427,7 +432,7 @@ def fold_of_each(examples: ArrayExamples, num_folds: int) -> np.ndarray:
 
 
 def pool(source: DataSource) -> ArrayExamples:
-    """What is split into folds: the training examples, and the evaluation examples where they were held out here.
+    """Returns the examples to split into folds: those for training, and those for evaluation if ``own_split``.
 
     Raises:
         ConfigurationError: the images are not in memory.
@@ -446,7 +451,7 @@ def pool(source: DataSource) -> ArrayExamples:
 
 
 def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
-    """The data set with another split: evaluation on fold ``fold`` of 1 .. ``num_folds``, training on the others.
+    """Returns the data set split for cross-validation: fold ``fold`` of 1 .. ``num_folds`` evaluates, the others train.
 
     Mean and standard deviation are those of the fold's own training images.
 
@@ -468,13 +473,13 @@ def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
     return DataSource(info, train, evaluation, tuple(int(i) for i in held_out), everything)
 
 
-# A yardstick to print beside a network's accuracy: nearest neighbours on the raw pixels.
+# A baseline to print beside a network's accuracy: nearest neighbours on the raw pixels.
 
 
 def knn_accuracy(source: DataSource, k: int = 3) -> float:
-    """Held-out accuracy in [0, 1] of ``k`` nearest neighbours (Euclidean, raw pixels) on the source's split.
+    """Returns the accuracy in [0, 1] of ``k`` nearest neighbours (Euclidean, raw pixels) on the evaluation examples.
 
-    For small in-memory classification sets: every evaluation image is compared with every training image.
+    It is for small in-memory classification sets: every evaluation image is compared with every training image.
     Raises ConfigurationError for other sets.
     """
     train, evaluation = source.train, source.eval

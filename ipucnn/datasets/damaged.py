@@ -1,4 +1,4 @@
-"""Image files that cannot be decoded: refused before a run computes anything, or left out with ``--skip-damaged``."""
+"""Image files that cannot be decoded: rejected before a run computes anything, or left out with ``--skip-damaged``."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +14,16 @@ from ipucnn.machine import num_cores
 from ipucnn.text import counted, printable
 
 CHECKED_BYTES = 256 * 2**20
-"""More bytes than this are not decoded ahead, which would take minutes: a run ends at the first damaged image."""
+"""Larger sets are not checked before the run, which would take minutes: the run ends at the first damaged image."""
 MOST_NAMED = 50
 HINT = "replace them, or add --skip-damaged to go on without them"
 
 
 def refuse_damaged(source: DataSource) -> None:
-    """Decodes the images of a folder, if they are few, before anything is computed.
+    """Decodes all images of a small folder before a run computes anything.
 
     Raises:
-        DataError: naming all that cannot be read.
+        DataError: images cannot be read; the message names up to ``MOST_NAMED`` of them.
     """
     damaged: Dict[str, str] = {}
     for examples in (source.train, source.eval):
@@ -37,10 +37,10 @@ def refuse_damaged(source: DataSource) -> None:
 
 
 def without_damaged(source: DataSource) -> DataSource:
-    """A folder's images without those that cannot be decoded, which a warning counts and names.
+    """Returns the source without the images that cannot be decoded; a warning counts and names them.
 
     Raises:
-        DataError: none of a part can be read.
+        DataError: no training image, or no evaluation image, can be read.
     """
     parts: List[FileExamples] = []
     damaged: Dict[str, str] = {}
@@ -54,19 +54,19 @@ def without_damaged(source: DataSource) -> DataSource:
     if not damaged:
         return source
     train, evaluation = parts
-    told = f"{counted(len(damaged), 'damaged image')} left out (--skip-damaged): {_named(damaged)}"
+    warning = f"{counted(len(damaged), 'damaged image')} left out (--skip-damaged): {_named(damaged)}"
     info = replace(
         source.info,
         num_train=len(train),
         num_eval=len(evaluation),
-        warnings=(*source.info.warnings, told),
+        warnings=(*source.info.warnings, warning),
         left_out=tuple(damaged),
     )
     return replace(source, info=info, train=train, eval=evaluation)
 
 
 def _unreadable(examples: FileExamples, source: DataSource) -> Dict[str, str]:
-    """Why each of the images that cannot be decoded cannot, by its path; all cores decode."""
+    """Returns the paths of the images that cannot be decoded, each with the reason.  All cores decode."""
     channels, most = source.info.image_shape[2] or 3, source.info.max_image_pixels
 
     def reason(index: int) -> str:
@@ -84,7 +84,7 @@ def _unreadable(examples: FileExamples, source: DataSource) -> Dict[str, str]:
 def _num_bytes(examples: FileExamples) -> int:
     total = 0
     for path in examples.paths:
-        with contextlib.suppress(DataError):  # which decoding tells
+        with contextlib.suppress(DataError):  # decoding reports it
             total += file_size(Path(path))
         if total > CHECKED_BYTES:
             break

@@ -1,8 +1,8 @@
-"""What the tables of an image file claim, read before Pillow believes them.
+"""Checks of the tables in image files, before Pillow reads them.
 
-Pillow has a limit of pixels of its own, which ``images.opened`` sets, but none of what tables say.  Every entry of the
-tables in TIFF and EXIF may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB), and the tiles of a
-TIFF are decoded whole, however small its pages are.  Only these cases are looked at here.
+Pillow limits the pixels of an image, which ``images.opened`` sets, but not the sizes that tables claim.  Every entry
+of the tables in TIFF and EXIF may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB), and the tiles
+of a TIFF are decoded whole, however small its pages are.  This module checks only these cases.
 """
 
 import re
@@ -31,32 +31,32 @@ _ENTRY_BYTES = {
 }
 _SLACK_BYTES = 2**20
 MAX_PAGES = 100_000
-"""Pages of a TIFF: a file of 64 MB can hold four million of them, each a header and nothing else."""
+"""The most pages of a TIFF: a file of 64 MB can hold four million pages that are only headers."""
 MAX_EXIF_SEGMENTS = 1000
-"""Pillow joins the EXIF segments of a JPEG one by one, in a time that grows with the square of their number."""
+"""The most EXIF segments of a JPEG: Pillow joins them one by one, in time quadratic in their number."""
 _MOST_SHARED = 16
-"""How many times the length of the file all pages of a TIFF may claim together: some share a colour profile."""
+"""The most bytes that all pages of a TIFF may claim, over the file's length; pages may share a colour profile."""
 _TILE_SIDES = (322, 323)
 _SIDE_LAYOUTS = {1: "B", 6: "B", 3: "H", 8: "H", 4: "I", 9: "I", 13: "I", 16: "Q", 17: "Q", 18: "Q"}
 
 
 def is_tiff(data: bytes) -> bool:
-    """Whether a file begins as TIFF files do."""
+    """Returns whether a file begins with the signature of TIFF."""
     return data[:2] in (b"II", b"MM")
 
 
 def check_header(data: bytes, origin: str) -> Tuple[int, int]:
-    """Refuses tables that would expand.
+    """Rejects files whose tables would expand in memory.
 
     Args:
         data: the file.
-        origin: what it is, for messages.
+        origin: the file's name in messages.
 
     Returns:
-        (width, height) of the largest tile of a TIFF, 0 where there is none.
+        (width, height) of the largest tile of a TIFF; (0, 0) if there are no tiles.
 
     Raises:
-        DataError: its tables claim more bytes than the file has, or lie over one another.
+        DataError: the tables claim more bytes than the file has, or overlap, or there are too many of them.
     """
     if is_tiff(data):
         return _check_tables(data, origin, 0)
@@ -81,13 +81,13 @@ def check_header(data: bytes, origin: str) -> Tuple[int, int]:
 
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
-"""What begins the description of a JPEG's pixels: sequential or progressive, of Huffman codes."""
+"""The markers of a JPEG's frame header: sequential or progressive, with Huffman codes."""
 
 
 def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
-    """(width, height) of a JPEG of three colours with 8 bits each, whose header says nothing else of how it is shown.
+    """Returns (width, height) of a JPEG with three 8-bit colours that is displayed as it is stored.
 
-    None of every other file, such as one that may have to be turned (EXIF, XMP) or that holds several images.
+    Returns None for every other file, such as one that may have to be turned (EXIF, XMP) or that holds several images.
     """
     size = None
     for marker, part in _jpeg_segments(data) if data[:2] == b"\xff\xd8" else ():
@@ -101,23 +101,23 @@ def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
 
 
 _MARKER = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd9]", re.DOTALL)
-"""What begins a segment of a JPEG: megabytes of other bytes may lie before one, in a damaged file."""
+"""The marker of a JPEG segment; in a damaged file, megabytes of other bytes may precede one."""
 
 
 def _jpeg_segments(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Marker and content of each segment before the pixels."""
-    found = _MARKER.search(data, 2)
-    while found is not None and found.end() + 2 <= len(data):
-        marker, at = data[found.end() - 1], found.end()
+    """Yields marker and content of each segment before the pixels."""
+    match = _MARKER.search(data, 2)
+    while match is not None and match.end() + 2 <= len(data):
+        marker, at = data[match.end() - 1], match.end()
         if marker == 0xDA:
             return
         length = max(2, int.from_bytes(data[at : at + 2], "big"))
         yield marker, data[at + 2 : at + length]
-        found = _MARKER.search(data, at + length)
+        match = _MARKER.search(data, at + length)
 
 
 def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[Tuple[bytes, bytes]]:
-    """Kind and content of the chunks of PNG and RIFF."""
+    """Yields type and content of each chunk of a PNG or RIFF file."""
     while at + 8 <= len(data):
         first, second = struct.unpack_from(layout, data, at)
         kind, length = (second, first) if has_checksum else (first, second)
@@ -126,14 +126,15 @@ def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[T
 
 
 def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:
-    """Walks the tables of a TIFF structure as far as they lead; what is damaged is left to Pillow, which refuses it, or
-    reads the entries that are there.
+    """Follows the tables of a TIFF structure to their end, or to the first damaged one.
+
+    Pillow handles the damage: it rejects the file or reads the entries that are present.
 
     Returns:
         (width, height) of the largest tile of all pages.
 
     Raises:
-        DataError: they claim more bytes than there are, lie over one another, or there are too many.
+        DataError: the tables claim more bytes than the file has, or overlap, or there are too many of them.
     """
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"\x2b\0", b"\0\x2b")
@@ -150,13 +151,13 @@ def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:
                 raise DataError(f"{origin} has more than {MAX_PAGES} pages", "cut the volume into several")
             (count,) = struct.unpack_from(order + count_layout, data, at)
             at += struct.calcsize(order + count_layout)
-            num_there = min(count, (len(data) - at) // entry.size)
-            num_left -= num_there
+            num_present = min(count, (len(data) - at) // entry.size)
+            num_left -= num_present
             if num_left < 0:
                 raise DataError(f"{origin} is damaged: its tables lie over one another", "get the file again")
             claimed = 0
             tile = [0, 0]
-            for number in range(num_there):
+            for number in range(num_present):
                 tag, kind, length, value = entry.unpack_from(data, at + number * entry.size)
                 claimed += _ENTRY_BYTES.get(kind, 1) * length
                 if tag in _TILE_SIDES:
@@ -173,7 +174,7 @@ def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:
                 )
             if tile[0] * tile[1] > largest[0] * largest[1]:
                 largest = tile[0], tile[1]
-            if num_there < count:
+            if num_present < count:
                 break
             (at,) = struct.unpack_from(order + next_layout, data, at + count * entry.size)
     except struct.error:
@@ -182,7 +183,7 @@ def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:
 
 
 def _side(data: bytes, order: str, kind: int, value: bytes) -> int:
-    """The whole number of an entry, in or where its last field says; 0 for a kind that libtiff does not take."""
+    """Returns the integer of an entry, which its last field holds or points to; 0 for a type that libtiff rejects."""
     if kind not in _SIDE_LAYOUTS:
         return 0
     layout = order + _SIDE_LAYOUTS[kind]

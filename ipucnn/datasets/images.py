@@ -1,6 +1,6 @@
-"""Decoding image files with Pillow, and the crops that bring photographs to one size.
+"""Decodes image files with Pillow, and crops photographs to one size.
 
-Pillow reads what people have (palettes, CMYK, 16 bit, EXIF orientation), gives one decoder to training,
+Pillow reads the common variants (palettes, CMYK, 16 bit, EXIF orientation), is one decoder for training,
 evaluation and inference, and releases Python's lock while it decodes and resizes.
 """
 
@@ -24,18 +24,18 @@ from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
 EVAL_MARGIN = 1.14
-"""Evaluation resizes the short side to this times the crop: about 256 for 224, the usual ImageNet protocol."""
+"""Evaluation resizes the short side to this multiple of the crop: about 256 for 224, the usual ImageNet protocol."""
 MIN_AREA = 0.08
 MAX_ASPECT = 4 / 3
 TRIES = 10
 CUT_THOUSANDTHS = 1
-"""How many thousandths of an image's pixels, the darkest, become black; as many of the brightest become white."""
+"""Share of an image's darkest pixels, in thousandths, that become black; as many of the brightest become white."""
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
-"""Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""
+"""Pillow's names of the formats read, whatever a file's extension; "JPEG" also reads the MPO files of telephones."""
 MAX_EXIF_TEXT = 2**16
 _ORIENTATION, _TURNED = 0x0112, range(2, 9)
-"""The EXIF tag of how an image is to be turned and mirrored, and the values that say that it is."""
+"""The EXIF tag of an image's orientation, and its values for images that must be turned or mirrored."""
 HINT = "convert it to JPEG or PNG, or remove it"
 
 Box = Tuple[float, float, float, float]
@@ -43,28 +43,28 @@ Box = Tuple[float, float, float, float]
 
 @contextlib.contextmanager
 def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Iterator[PillowImage]:
-    """A Pillow image of which the header was read and is within limits; its first page is decoded by ``load()``.
+    """Opens a Pillow image whose header is within limits; ``load()`` decodes its first page.
 
-    Whatever Pillow raises inside the block, and that is nearly anything for damaged files, says what is wrong with the
-    image.  Large images wait here until others were decoded (see ``limits``).
+    Every exception that is raised inside the block becomes a DataError about the image, because Pillow raises nearly
+    any type for damaged files.  Large images wait here until others are decoded (see ``limits``).
 
     Args:
         data: the encoded file.
-        origin: what it is, for messages: "image PATH".
-        max_pixels: of ``--max-image-pixels``.
-        hint: what to do about an image that cannot be decoded.
+        origin: the image's name in messages: "image PATH".
+        max_pixels: the value of ``--max-image-pixels``.
+        hint: the error's hint for an image that cannot be decoded.
 
     Raises:
-        DataError: no image, damaged, of too many pixels, or of pixels that cannot be converted.
+        DataError: the file is no image or is damaged, or has too many pixels or pixels that cannot be converted.
     """
     tile = check_header(data, origin)
     check_pixels(*tile, max_pixels, f"a tile of {origin}")
     Image = pillow()
-    # It refuses twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.
+    # Pillow rejects twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.
     Image.MAX_IMAGE_PIXELS = max_pixels  # type: ignore[attr-defined]
     try:
-        # What may be here is what docs/datasets.md lists: other formats are rare in data sets, and some of
-        # Pillow's readers start programs (PostScript) or trust what they read.
+        # Only the formats that docs/datasets.md lists: others are rare in data sets, and some of Pillow's
+        # readers start programs (PostScript) or trust their input.
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_pixels(image.width, image.height, max_pixels, origin)
         with decoding(max(image.width, tile[0]), max(image.height, tile[1]), origin):
@@ -78,7 +78,7 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
         raise DataError(f"{origin} is not an image in a known format", hint) from error
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        code = "truncated" if "truncated" in reason else "unreadable"  # as Pillow's readers say
+        code = "truncated" if "truncated" in reason else "unreadable"  # the word of Pillow's readers
         raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code) from error
 
 
@@ -86,7 +86,7 @@ _pillow: List[ModuleType] = []
 
 
 def pillow() -> ModuleType:
-    """Pillow's ``Image``, set up once to be quiet about damaged files."""
+    """Returns Pillow's ``Image`` module, with its warnings about damaged files turned off."""
     if not _pillow:
         from PIL import Image
 
@@ -97,9 +97,9 @@ def pillow() -> ModuleType:
 
 
 def _silence_libtiff() -> None:
-    """Stops libtiff from writing what is wrong with a file on stderr: Pillow raises, and the message is ours.
+    """Stops libtiff from writing errors to stderr, because ipucnn reports the exception that Pillow raises.
 
-    Where Pillow was built without a libtiff of its own to call, its lines remain.
+    If Pillow was built without a libtiff of its own that can be called, libtiff still writes them.
     """
     with contextlib.suppress(Exception):
         from PIL import _imaging  # noqa: F401 - loads the library
@@ -113,13 +113,13 @@ def _silence_libtiff() -> None:
 
 
 def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PillowImage:
-    """A decoded Pillow image with 1 ("L") or 3 ("RGB") channels, upright.
+    """Returns a decoded, upright Pillow image with 1 ("L") or 3 ("RGB") channels.
 
     Args:
         data: the encoded file.
-        origin: what it is, for messages: "image PATH".
+        origin: the image's name in messages: "image PATH".
         channels: 1 or 3.
-        max_pixels: what it may have at most.
+        max_pixels: the most pixels it may have.
 
     Raises:
         DataError: as :func:`opened`.
@@ -129,29 +129,29 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
 
 
 def _is_turned(image: PillowImage) -> bool:
-    """Whether its EXIF data says that an image is to be turned or mirrored."""
-    # As hexadecimal text in a PNG, EXIF data is not looked at before.
+    """Returns whether the EXIF data of an image orders it to be turned or mirrored."""
+    # ``check_header`` does not check EXIF data that a PNG stores as hexadecimal text.
     if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
-        with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
+        with contextlib.suppress(Exception):  # a damaged EXIF block is ignored; the pixels are fine
             return image.getexif().get(_ORIENTATION) in _TURNED
     return False
 
 
 def _converted(image: PillowImage, origin: str, channels: int) -> PillowImage:
-    """What :func:`open_image` returns, of a Pillow image that was opened."""
+    """Returns the result of :func:`open_image` for a Pillow image that is already open."""
     from PIL import Image, ImageOps
 
     image.load()
-    if _is_turned(image):  # else it would be copied
+    if _is_turned(image):  # exif_transpose always copies
         with contextlib.suppress(Exception):
             image = ImageOps.exif_transpose(image) or image
-    if image.mode == "F" or image.mode.startswith("I"):  # Pillow's own conversion clips them instead
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow's own conversion clips the values
         image = Image.fromarray(stretched(np.asarray(image), origin))
-    if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
+    if image.mode in MAYBE_TRANSPARENT:  # transparent pixels become white, as in image viewers
         layered = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
     mode = "L" if channels == 1 else "RGB"
-    if image.mode != mode:  # else it would be copied
+    if image.mode != mode:  # convert always copies
         image = image.convert(mode)
     if not image.width or not image.height:
         raise DataError(f"{origin} has no pixels", "remove it")
@@ -159,16 +159,17 @@ def _converted(image: PillowImage, origin: str, channels: int) -> PillowImage:
 
 
 def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
-    """uint8 of grey pixels of more than 8 bits, by their place between a dark and a bright one of the same image.
+    """Returns uint8 pixels: grey pixels of more than 8 bits, stretched from a dark to a bright value of the image.
 
-    Cameras of 12 bits fill a sixteenth of 16 bits, so that the type's range says little.  With the n pixels in
-    ascending order, the one at c = floor((n - 1) / 1000) and all below become 0, the one at n - 1 - c and all above
-    255, and values in between floor(255 (value - dark) / (bright - dark) + 1/2).  Where the two are equal, the
-    darkest and the brightest pixel of all take their places; an image of one value is black.
+    The range of the data type is no useful scale: 12-bit cameras fill a sixteenth of 16 bits.  With the n pixels in
+    ascending order, ``dark`` is the value at c = floor((n - 1) / 1000) and ``bright`` the one at n - 1 - c.  Values up
+    to ``dark`` become 0, values from ``bright`` on become 255, and values in between become
+    floor(255 (value - dark) / (bright - dark) + 1/2).  If the two are equal, the smallest and the largest value of the
+    image are used instead; an image of one value becomes black.
 
     Args:
         pixels: integers or floats [h, w].
-        origin: what it is, for messages.
+        origin: the image's name in messages.
 
     Raises:
         DataError: NaN or infinite pixels.
@@ -187,7 +188,7 @@ def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
     least, dark, bright, most = (float(v) for v in np.partition(pixels.reshape(-1), places)[places])
     if dark == bright:
         dark, bright = least, most
-    # In place: a large image of 16 bits takes 8 bytes per pixel here.
+    # In place, because the float64 values take 8 bytes per pixel.
     values = np.clip(pixels.astype(np.float64), dark, bright)
     values -= dark
     values *= 255
@@ -197,9 +198,9 @@ def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
 
 
 def _resample(image: PillowImage, size: Tuple[int, int], box: Box) -> np.ndarray:
-    """uint8 [h, w, c]: ``box`` (left, top, right, bottom) at ``size`` (height, width).
+    """Resizes ``box`` (left, top, right, bottom) to ``size`` (height, width): uint8 [h, w, c].
 
-    Pillow's bilinear filter widens when it shrinks: it is antialiased.
+    The result is antialiased, because Pillow's bilinear filter widens when it shrinks an image.
     """
     from PIL import Image
 
@@ -209,7 +210,7 @@ def _resample(image: PillowImage, size: Tuple[int, int], box: Box) -> np.ndarray
 
 
 def centre_box(width: int, height: int, size: Tuple[int, int], margin: float = 1.0) -> Box:
-    """The largest centred box of the aspect of ``size`` (height, width), with its sides over ``margin``."""
+    """Returns the largest centred box with the aspect of ``size`` (height, width), its sides divided by ``margin``."""
     scale = min(width / size[1], height / size[0]) / margin
     half_width, half_height = size[1] * scale / 2, size[0] * scale / 2
     return (
@@ -221,10 +222,10 @@ def centre_box(width: int, height: int, size: Tuple[int, int], margin: float = 1
 
 
 def random_box(width: int, height: int, size: Tuple[int, int], state: int) -> Box:
-    """A box of 8 to 100 % of the area and 3/4 to 4/3 of the target's aspect, at a random place.
+    """Returns a random box with 8 to 100 % of the area and 3/4 to 4/3 of the target's aspect.
 
-    Inception-style crops (Szegedy et al. 2014, arXiv:1409.4842): ten tries, then the centre.  The place is a function
-    of the hash ``state``.
+    This is the Inception-style crop (Szegedy et al. 2014, arXiv:1409.4842): ten tries, then the largest centred box.
+    The box is a function of the hash ``state``.
     """
     target = size[1] / size[0]
     for attempt in range(0, 4 * TRIES, 4):
@@ -245,12 +246,12 @@ DISTORTED_TRIES = 100
 
 
 def distorted_box(width: int, height: int, size: Tuple[int, int], state: int) -> Box:
-    """A box of 5 to 100 % of the area and 0.75 to 1.33 of the target's aspect, at a random place.
+    """Returns a random box with 5 to 100 % of the area and 0.75 to 1.33 of the target's aspect.
 
-    The distribution of TensorFlow's ``sample_distorted_bounding_box`` with the ranges that the public application has
-    for ImageNet: aspect uniform, then the height uniform among those whose box lies in the image and is not too small;
-    a hundred tries, then the whole image.  That application also refuses boxes with less than a tenth of an object, or
-    of the image where no object is marked.
+    This is the distribution of TensorFlow's ``sample_distorted_bounding_box`` with the public application's ranges for
+    ImageNet.  The aspect is uniform; then the height is uniform among those whose box fits into the image and is large
+    enough.  After a hundred tries, the box is the whole image.  The public application also rejects boxes that show
+    less than a tenth of a marked object, or of the image if no object is marked.
     """
     least, target = DISTORTED_AREA * width * height, size[1] / size[0]
     for attempt in range(0, 4 * DISTORTED_TRIES, 4):
@@ -260,7 +261,7 @@ def distorted_box(width: int, height: int, size: Tuple[int, int], state: int) ->
         smallest = min(round(math.sqrt(least / aspect)), most)
         box_height = smallest + math.floor(tall * (most - smallest + 1))
         box_width = round(box_height * aspect)
-        if box_width * box_height < least:  # by rounding
+        if box_width * box_height < least:  # because of rounding
             box_height += 1
             box_width = round(box_height * aspect)
         if least <= box_width * box_height and 0 < box_width <= width and 0 < box_height <= height:
@@ -270,12 +271,12 @@ def distorted_box(width: int, height: int, size: Tuple[int, int], state: int) ->
 
 
 class Crops(NamedTuple):
-    """Which boxes of photographs networks see.
+    """The crops of photographs for training and evaluation.
 
     Attributes:
-        box: of training, before it is resized.
-        flips: the word that whether it is mirrored is drawn with, after those of all tries.
-        margin: of evaluation: the short side over that of the crop.
+        box: function that returns the box of a training image, before it is resized.
+        flips: hash word of the random number that decides about mirroring; it follows the words of all tries.
+        margin: the image's short side over that of the crop, for evaluation.
     """
 
     box: Callable[[int, int, Tuple[int, int], int], Box]
@@ -288,16 +289,16 @@ _CROPS: Dict[str, Crops] = {"imagenet": Crops(distorted_box, 4 * DISTORTED_TRIES
 
 
 def crops_of(dataset: str) -> Crops:
-    """The boxes of a data set by its name: ImageNet's are those of the public application."""
+    """Returns the crops of a data set by its name: the public application's for ImageNet, else Inception-style ones."""
     return _CROPS.get(dataset, _PHOTOGRAPHS)
 
 
 def crop_of_evaluation(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> Tuple[Tuple[int, int], float]:
-    """The size (height, width) that the centre of an image is resized to, and how many times the largest box of that
-    aspect is as wide as the one that is taken.
+    """Returns the size (height, width) of an evaluation crop, and its margin.
 
-    Images of a set of one size keep it: the network's input is made of them afterwards.  Of photographs the short side
-    is resized to 1.14 times the crop, or as :func:`crops_of` has it, in one resampling with the crop.
+    The margin is the width of the largest box with the crop's aspect, over the width of the box that is taken.  If all
+    images of a set have one size, they keep it, and are resized to the network's input afterwards.  Otherwise the short
+    side is resized to 1.14 times the crop, or as :func:`crops_of` defines, in one resampling with the crop.
     """
     height, width, _ = info.image_shape
     if height is None or width is None:
@@ -311,16 +312,16 @@ def pixels_for_evaluation(
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
 ) -> np.ndarray:
-    """What validation, evaluation, inference and ``predict`` see of an image, before ``preprocessing``.
+    """Returns the pixels of an image for validation, evaluation, inference and ``predict``, before ``preprocessing``.
 
     Args:
-        image: an encoded file, uint8 pixels [h, w, 1 or 3], or an image of Pillow.
-        origin: what it is, for messages: "image PATH".
-        info: of the data set that the network was trained on.
-        input_shape: of the network.
+        image: an encoded file, uint8 pixels [h, w, 1 or 3], or a Pillow image.
+        origin: the image's name in messages: "image PATH".
+        info: facts of the data set that the network was trained on.
+        input_shape: (height, width, channels) of the network's input.
 
     Returns:
-        uint8 [h, w, stored channels], h and w being those of :func:`crop_of_evaluation`.
+        uint8 [h, w, stored channels], with h and w from :func:`crop_of_evaluation`.
 
     Raises:
         DataError: as :func:`opened`.
@@ -346,10 +347,10 @@ def decode_for_training(
     max_pixels: int = MAX_IMAGE_PIXELS,
     crops: str = "",
 ) -> None:
-    """A random resized crop, mirrored half of the time, into ``out``, uint8 [h, w, channels]; of which boxes,
-    :func:`crops_of` knows.
+    """Writes a random resized crop, mirrored half of the time, to ``out``: uint8 [h, w, channels].
 
-    A pure function of the image and ``state``, the hash of (seed, AUGMENT, epoch, round, index).  Raises DataError.
+    ``crops`` is the name for :func:`crops_of`.  The result is a pure function of the image and ``state``, the hash of
+    (seed, AUGMENT, epoch, round, index).  Raises DataError as :func:`opened`.
     """
     boxes = crops_of(crops)
     mirrored = uniform(state, boxes.flips) < 0.5
@@ -373,22 +374,22 @@ def decode_for_training(
 
 _JPEG_END = b"\xff\xd9"
 _UPSAMPLED = 2
-"""libjpeg computes colours stored at half the width from two neighbours: at the edge of a part it lacks one."""
+"""Extra columns: libjpeg computes colours stored at half the width from two neighbours; a part's edge lacks one."""
 
 
 def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: bool, out: np.ndarray) -> bool:
-    """Whether the box of a JPEG, of which no more is decoded than is needed, is in ``out`` now, uint8 [h, w, 3]; else
-    Pillow is to say what is wrong with it.
+    """Writes the box of a JPEG to ``out``, uint8 [h, w, 3], and decodes only the part it needs.
 
-    Decoding has libjpeg's accurate transform, as Pillow has it, so that both give the same pixels.
+    Returns False if that fails; Pillow then reports the cause.  Decoding uses libjpeg's accurate transform, as Pillow
+    does, so that both give the same pixels.
     """
-    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, which would not be seen
+    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, where decoding would not notice
         return False
     left, right = _with_margin(box[0], box[2], image_size[0], out.shape[1], _UPSAMPLED)
     top, bottom = _with_margin(box[1], box[3], image_size[1], out.shape[0], 0)
     tools = _tools()
-    # Arrays, and a fraction with a point: of anything else TensorFlow makes tensors and attributes in Python code,
-    # which takes as long as a tenth of the decoding.
+    # NumPy arrays and a float: TensorFlow converts anything else to tensors and attributes in Python code, which
+    # takes a tenth of the decoding time.
     contents: np.ndarray = np.empty((), object)
     contents[()] = data
     try:
@@ -408,7 +409,7 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
 
 
 class _Tools(NamedTuple):
-    """What each photograph of training goes through: an import inside a function takes time, even if it is done."""
+    """Functions for each training photograph; kept, because even a repeated import inside a function takes time."""
 
     decode: Callable[..., Tensor]
     refusal: Type[Exception]
@@ -430,7 +431,7 @@ def _tools() -> _Tools:
 def _resize_with_pillow(
     pixels: np.ndarray, place: Tuple[int, int, int, int], box: Box, mirrored: bool, out: np.ndarray
 ) -> None:
-    """``kernels.resize`` where Numba compiles nothing."""
+    """Replaces ``kernels.resize`` if Numba cannot compile."""
     left, top = place[:2]
     inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
     array = _resample(pillow().fromarray(pixels), out.shape[:2], inside)
@@ -438,7 +439,7 @@ def _resize_with_pillow(
 
 
 def _with_margin(begin: float, end: float, length: int, num: int, more: int) -> Tuple[int, int]:
-    """The pixels of a line of ``length`` that ``num`` between ``begin`` and ``end`` are computed from, and ``more`` on
-    each side."""
+    """Returns the range of source pixels for ``num`` output pixels between ``begin`` and ``end``, and ``more`` pixels
+    on each side, within a line of ``length`` pixels."""
     margin = math.ceil(max(1.0, (end - begin) / num)) + more
     return max(0, math.floor(begin) - margin), min(length, math.ceil(end) + margin)

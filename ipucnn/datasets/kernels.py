@@ -1,8 +1,8 @@
-"""The antialiased resizing of a crop, compiled.
+"""Compiled, antialiased resizing of a crop.
 
-Pixels are those of Pillow's ``Image.resize``, but for rounding in between.
-Importing this imports Numba, and compiles the functions or loads them from its cache.  One operation is written as
-instructions of LLVM, since its compiler does not find them by itself.
+The pixels are those of Pillow's ``Image.resize``, except for rounding between the two passes.
+Importing this module imports Numba, and compiles the functions or loads them from its cache.  One operation is
+written as LLVM instructions, because the compiler does not find them by itself.
 """
 
 from typing import Tuple
@@ -13,7 +13,7 @@ from ipucnn.compiled import import_numba, jit
 
 numba = import_numba()
 
-from llvmlite import ir  # noqa: E402 - once Numba was imported as it has to be
+from llvmlite import ir  # noqa: E402 - after ``import_numba``, which sets Numba up
 from numba.core import cgutils  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
@@ -24,9 +24,10 @@ _WEIGHT_BITS = 22
 
 @jit(inline="always", fastmath=False)
 def _weights(begin, end, length, offset, there, count):  # type: ignore[no-untyped-def]
-    """Of each of ``count`` numbers between ``begin`` and ``end``: the first pixel, how many, and their weights.
+    """Returns the first source pixel, the number of source pixels, and their weights for each of ``count`` outputs.
 
-    Pixels are numbered from ``offset``, and ``there`` of the line's ``length`` are at hand.
+    The outputs lie between ``begin`` and ``end`` of a line of ``length`` pixels, of which ``there`` pixels from
+    ``offset`` on are decoded.  Source pixels are numbered from ``offset``.
     """
     step = (end - begin) / count
     reach = max(step, 1.0)
@@ -50,33 +51,33 @@ def _weights(begin, end, length, offset, there, count):  # type: ignore[no-untyp
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _add_up(typing, line, first, weights, count, out, at):  # type: ignore[no-untyped-def]
-    """A weighted sum of ``count`` pixels of a line, rounded to 8 bits, into ``out[at]`` and the two after it.
+    """Writes a weighted sum of ``count`` pixels of a line, rounded to 8 bits, to ``out[at]`` and the next two items.
 
-    Red, green, blue and the number that follows are one vector: of that number both ``line`` and ``out`` have to have
-    one after the last pixel, and what comes into ``out`` there means nothing.
+    Red, green, blue and the next number form one vector of four, so both ``line`` and ``out`` need one more number
+    after the last pixel.  The value that ``out`` gets there means nothing.
     """
 
     def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         number, byte = ir.IntType(32), ir.IntType(8)
-        four = ir.VectorType(number, 4)
+        vector = ir.VectorType(number, 4)
 
         def pointer(which, index):  # type: ignore[no-untyped-def]
             array = context.make_array(signature.args[which])(context, builder, arguments[which])
             return builder.gep(array.data, [index])
 
         pixel, weight = pointer(0, arguments[1]), pointer(2, ir.Constant(ir.IntType(64), 0))
-        sums = cgutils.alloca_once_value(builder, ir.Constant(four, [1 << (_WEIGHT_BITS - 1)] * 4))
-        nothing, everywhere = ir.Constant(four, ir.Undefined), ir.Constant(four, [0] * 4)
+        sums = cgutils.alloca_once_value(builder, ir.Constant(vector, [1 << (_WEIGHT_BITS - 1)] * 4))
+        undefined, broadcast = ir.Constant(vector, ir.Undefined), ir.Constant(vector, [0] * 4)
         with cgutils.for_range(builder, arguments[3]) as loop:
-            own = builder.load(builder.gep(weight, [loop.index]))
-            own = builder.insert_element(nothing, own, ir.Constant(number, 0))
-            own = builder.shuffle_vector(own, nothing, everywhere)
+            weight_vector = builder.load(builder.gep(weight, [loop.index]))
+            weight_vector = builder.insert_element(undefined, weight_vector, ir.Constant(number, 0))
+            weight_vector = builder.shuffle_vector(weight_vector, undefined, broadcast)
             place = builder.gep(pixel, [builder.mul(loop.index, ir.Constant(loop.index.type, 3))])
-            values = builder.load(builder.bitcast(place, four.as_pointer()), align=4)
-            builder.store(builder.add(builder.load(sums), builder.mul(values, own)), sums)
-        found = builder.lshr(builder.load(sums), ir.Constant(four, [_WEIGHT_BITS] * 4))
-        found = builder.trunc(found, ir.VectorType(byte, 4))
-        builder.store(found, builder.bitcast(pointer(4, arguments[5]), found.type.as_pointer()), align=1)
+            values = builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
+            builder.store(builder.add(builder.load(sums), builder.mul(values, weight_vector)), sums)
+        rounded = builder.lshr(builder.load(sums), ir.Constant(vector, [_WEIGHT_BITS] * 4))
+        rounded = builder.trunc(rounded, ir.VectorType(byte, 4))
+        builder.store(rounded, builder.bitcast(pointer(4, arguments[5]), rounded.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return numba.void(line, numba.int64, weights, numba.int64, out, numba.int64), code
@@ -87,7 +88,7 @@ def _add_up(typing, line, first, weights, count, out, at):  # type: ignore[no-un
     numba.boolean, numba.uint8[:, :, ::1], fastmath=False,
 )  # fmt: skip
 def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
-    """First along the columns, where neighbours are added up together, then along the rows; both rounded to 8 bits."""
+    """Resizes along the columns, in vectors of neighbours, then along the rows; rounds to 8 bits after each pass."""
     num_rows, num_columns, _ = pixels.shape
     height, width, _ = out.shape
     half, shift = np.int32(1 << (_WEIGHT_BITS - 1)), np.int32(_WEIGHT_BITS)
@@ -96,7 +97,7 @@ def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
     first = 3 * firsts[0]
     count = 3 * (firsts[width - 1] + nums[width - 1]) - first
     flat = pixels.reshape(num_rows, 3 * num_columns)
-    # As many pixels for each, some with a weight of 0: a processor foresees the end of such loops.
+    # Each output sums the same number of pixels, some with weight 0, so that the processor predicts the loop's end.
     most = nums.max()
     sums, line = np.empty(count, np.int32), np.zeros(count + 3 * most + 1, np.int32)
     last, flat_out = np.empty(3 * width + 1, np.uint8), out.reshape(3 * width * height)
@@ -124,14 +125,14 @@ def resize(
     mirrored: bool,
     out: np.ndarray,
 ) -> None:
-    """As Pillow's bilinear ``resize``, a box of an image of which only a part was decoded.
+    """Resizes a box of a partly decoded image as Pillow's bilinear ``resize`` does.
 
     Args:
-        pixels: uint8 [h, w, 3], the part: the box and as many pixels around it as the filter reaches, unless the image
-            ends there.
+        pixels: the decoded part, uint8 [h, w, 3]: the box and as many pixels around it as the filter reaches, or up to
+            the image's border.
         place: the part's left and top in the image, and the image's width and height.
         box: left, top, right and bottom in the image.
-        mirrored: left for right.
-        out: uint8 [height, width, 3], which is written.
+        mirrored: whether to swap left and right.
+        out: uint8 [height, width, 3], the array to write to.
     """
     _resize(pixels, tuple(float(side) for side in box), place, mirrored, out)

@@ -1,7 +1,7 @@
-"""How much memory data may take: a few bytes in a file must not ask for gigabytes.
+"""Limits on the memory for data: a small file must not make ipucnn allocate gigabytes.
 
-Every reader asks here before it allocates: :func:`check_pixels` for one image, :func:`check_memory` for a data
-set, and :func:`decoding` while an image is decoded, so that many threads do not decode large ones at once.
+Every reader checks them before it allocates: :func:`check_pixels` for one image, :func:`check_memory` for a data
+set, and :func:`decoding` while an image is decoded, so that only few threads decode large images at the same time.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ HELD_OUT_SHARE = 0.2
 MAX_IMAGE_PIXELS = 100_000_000
 """Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
 LARGEST_IMAGE_PIXELS = 2**31 - 1
-"""What the option can allow at most: beyond it Pillow's own arithmetic ends."""
+"""The largest value of ``--max-image-pixels``: Pillow's own arithmetic overflows beyond it."""
 FREELY_BYTES = 2**24
-"""Files and records up to this size are read without asking how much memory there is, which takes 0.4 ms: a tenth of
-what a photograph takes to decode."""
+"""Files and records up to this size are read without checking the available memory, because the check takes 0.4 ms, a
+tenth of the time to decode a photograph."""
 BYTES_PER_PIXEL = 16
-"""What a pixel takes while it is decoded, turned upright, laid on white and converted: copies of 4 bytes."""
+"""Memory of one pixel while it is decoded, turned upright, laid on white and converted: four copies of 4 bytes."""
 
 
 def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:
-    """Refuses what would take more than half of the memory that is available.
+    """Rejects data that would take more than half of the available memory.
 
     Args:
-        num_bytes: that will be allocated.
-        what: that takes them, for the message: the path of a file or folder.
-        hint: what to do instead.
+        num_bytes: number of bytes to allocate.
+        what: the data's name in the message: the path of a file or folder.
+        hint: the error's hint.
 
     Raises:
-        DataError: it would.
+        DataError: the data would take more than half.
     """
     allowed = available_bytes() // 2
     if num_bytes > allowed:
@@ -45,10 +45,10 @@ def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:
 
 
 def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:
-    """Refuses an image of more pixels than ``--max-image-pixels``, by what its header says.
+    """Rejects an image whose header gives it more pixels than ``--max-image-pixels``.
 
     Raises:
-        DataError: it has more.
+        DataError: the image has more.
     """
     if width * height > at_most:
         raise DataError(
@@ -60,7 +60,7 @@ def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:
 
 
 class _Gate:
-    """Lets as many bytes of images be decoded at once as fit, and one image at least."""
+    """Lets images be decoded at the same time while their bytes fit into a limit; one image is always let in."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,17 +85,17 @@ class _Gate:
 
 _gate = _Gate()
 FREELY_PIXELS = 4_000_000
-"""Images up to this size are decoded without asking: 48 threads of them stay within 3 GiB."""
+"""Images up to this size are decoded without a check: 48 threads that decode them stay within 3 GiB."""
 
 
 _AT_ONCE: ContextManager[None] = contextlib.nullcontext()
 
 
 def decoding(width: int, height: int, origin: str) -> ContextManager[None]:
-    """Around the decoding of one image: large ones wait until the others leave them room.
+    """Returns a context for the decoding of one image; large images wait in it until memory is free.
 
-    All that is decoded at the same time takes at most a quarter of the memory that was available, except one image
-    alone, which may take half of it.
+    All images that are decoded at the same time take at most a quarter of the available memory.  A single image may
+    take up to half of it.
 
     Raises:
         DataError: the image alone would take more than half.

@@ -1,9 +1,9 @@
-"""What training does to images besides moving them: parts are erased, and images of a micro-batch are mixed.
+"""Random erasing, and mixing of the images of a micro-batch, for training.
 
-All of it works on pixels of the network's size, 0 to 255, before they are brought to the network's range, so that it
-is the same whichever side does that.  Random numbers are hashes, as for augmentation: of a sample for
-what is erased of it, and of a micro-batch's first sample for how its samples are mixed.  So neither depends on how many
-micro-batches are computed as one, or where a run goes on.
+Both work on pixels of the network's size, 0 to 255, before these are scaled to the network's range, so that the result
+is the same whether the host or the device scales them.  Random numbers are hashes, as for augmentation: erasing uses
+the hash of the sample, and mixing the hash of the micro-batch's first sample.  So neither depends on the number of
+fused micro-batches, or on the sample at which a run resumes.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,27 @@ from ipucnn.datasets.augmentation import below, draws
 from ipucnn.datasets.hashing import ERASE, MIX
 
 LEVELS = 1024
-"""Values that a share, an area or an aspect can have, at the middles of as many equal parts of its distribution."""
+"""Number of values of a share, an area or an aspect: the middles of equally likely parts of its distribution."""
 ATTEMPTS = 10
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
-"""An erased rectangle's part of the image, and its height over its width (Zhong et al. 2017, with timm's bounds)."""
+"""Bounds of an erased rectangle's share of the image, and of its height over its width (Zhong et al. 2017, with timm's
+bounds)."""
 _MIDDLES = (np.arange(LEVELS) + 0.5) / LEVELS
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """What is done to training images and their labels.
+    """Random erasing and mixing of training images and their labels.
 
     Attributes:
-        micro_batch_size: samples that are mixed with each other: with that from the other end of the micro-batch, as in
-            timm's ``Mixup`` in its mode "batch".
-        num_classes: of the labels.
-        mixup: parameter of Beta(mixup, mixup), from which the share of an image in the sum of two is drawn (Zhang et
+        micro_batch_size: number of samples that are mixed with each other.  Each is mixed with the one at the same
+            distance from the other end of the micro-batch, as in timm's ``Mixup`` in its mode "batch".
+        num_classes: number of classes of the labels.
+        mixup: parameter of Beta(mixup, mixup), the distribution of an image's share in the sum of two (Zhang et
             al. 2018, arXiv:1710.09412); 0 is off.
-        cutmix: the same for the share of the pixels that stay where a rectangle of the other image is put in (Yun et
-            al. 2019, arXiv:1905.04899).  With both, each micro-batch gets one of them, either as often.
+        cutmix: the same parameter for the share of pixels that an image keeps when a rectangle of the other image
+            replaces the rest (Yun et al. 2019, arXiv:1905.04899).  With both, each micro-batch gets one of them, with
+            equal probability.
         erasing: probability that a rectangle of an image gets the data set's mean colour (Zhong et al. 2017,
             arXiv:1708.04896).
     """
@@ -54,17 +56,17 @@ class Mixing:
         tickets: Tuple[Tensor, Tensor, Tensor],
         mean: Sequence[float],
     ) -> Tuple[Tensor, Tensor]:
-        """Erases, then mixes.
+        """Erases rectangles, then mixes images.
 
         Args:
             images: float32 [b, h, w, c] in 0..255, whole micro-batches.
             labels: int32 [b].
-            seed: the run's.
+            seed: the run's seed.
             tickets: (epochs, rounds, indices), int64 [b] each.
-            mean: of the pixels, one per channel.
+            mean: mean of the pixels, one per channel.
 
         Returns:
-            Images, and labels: float32 [b, classes], which add up to 1, where images are mixed.
+            Images and labels.  If images are mixed, labels are float32 [b, classes] and add up to 1 for each image.
         """
         if self.erasing:
             random = draws(seed, *tickets, count=1 + 4 * ATTEMPTS, stream=ERASE)
@@ -85,7 +87,7 @@ class Mixing:
         tall = tf.cast(tf.sqrt(area * aspect) + 0.5, tf.int64)
         wide = tf.cast(tf.sqrt(area / aspect) + 0.5, tf.int64)
         fits = (tall < height) & (wide < width)
-        # The first rectangle that fits, if any of them does.
+        # The first rectangle that fits; index 0 if none does.
         which = tf.argmax(tf.cast(fits, tf.int32), axis=1)[:, tf.newaxis]
         chosen = [
             tf.gather(values, which, batch_dims=1) for values in (tall, wide, tried[..., 2], tried[..., 3])
@@ -124,7 +126,7 @@ class Mixing:
         return tf.reshape(mixed, [-1, height, width, channels]), tf.reshape(truth, [-1, self.num_classes])
 
     def _rectangles(self, random: Tensor, level: Tensor, height: int, width: int) -> Tuple[Tensor, Tensor]:
-        """Which pixels are the other image's, bool [n, h, w], and the part of those that are not."""
+        """Returns a mask of the other image's pixels, bool [n, h, w], and the share of the remaining pixels."""
         side = np.sqrt(1.0 - _quantiles(self.cutmix).astype(np.float64))
         edges = []
         for length, draw in ((height, random[:, 2:3]), (width, random[:, 3:4])):
@@ -137,7 +139,7 @@ class Mixing:
 
 
 def _quantiles(parameter: float) -> np.ndarray:
-    """float32 [LEVELS]: of Beta(parameter, parameter)."""
+    """Returns the quantiles of Beta(parameter, parameter) at the middles: float32 [LEVELS]."""
     from scipy.stats import beta
 
     values: np.ndarray = beta.ppf(_MIDDLES, parameter, parameter).astype(np.float32)

@@ -1,7 +1,7 @@
-"""From stored uint8 images to what the network's first layer takes.  One path for train, eval and infer.
+"""Turns stored uint8 images into the network's input.  Training, evaluation and inference share this path.
 
 Order: size, channels, range.  Every step works on each image by itself and uses no function whose vector and
-scalar forms could round differently, so an image gives the same bytes in a batch of any size.
+scalar forms could round differently, so the size of the batch does not change an image's bytes.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
 
 CAFFE_MEAN = (103.939, 116.779, 123.68)
-"""ImageNet's mean in blue, green, red order, as Keras Applications' "caffe" mode has it."""
+"""ImageNet's mean in blue, green, red order, from Keras Applications' "caffe" mode."""
 
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
-    """float32 [b, h, w, c] to ``channels`` channels: grey is repeated, colour is weighted by LUMA."""
+    """Converts float32 [b, h, w, c] to ``channels`` channels: repeats grey, or weights colour by LUMA."""
     present = images.shape[-1]
     if present == channels:
         return images
@@ -40,7 +40,7 @@ def convert_channels(images: Tensor, channels: int) -> Tensor:
 
 
 def resize(images: Tensor, height: int, width: int) -> Tensor:
-    """float32 [b, h, w, c] to [b, height, width, c]: bilinear, with antialiasing where a side shrinks."""
+    """Resizes float32 [b, h, w, c] to [b, height, width, c]: bilinear, with antialiasing if a side shrinks."""
     if images.shape[1] == height and images.shape[2] == width:
         return images
     shrinks = images.shape[1] > height or images.shape[2] > width
@@ -48,16 +48,16 @@ def resize(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def resize_masks(masks: Tensor, height: int, width: int) -> Tensor:
-    """Integer [b, h, w] to [b, height, width] by nearest neighbour."""
+    """Resizes integer masks [b, h, w] to [b, height, width] by nearest neighbour."""
     if masks.shape[1] == height and masks.shape[2] == width:
         return masks
     return tf.image.resize(masks[..., tf.newaxis], (height, width), method="nearest")[..., 0]
 
 
 def crop_centre(masks: Tensor, height: int, width: int) -> Tensor:
-    """[b, h, w] to its centre [b, height, width]: what a network with unpadded convolutions predicts.
+    """Crops masks [b, h, w] to their centre [b, height, width], the part that unpadded convolutions predict.
 
-    Raises ConfigurationError where the crop is larger than the mask.
+    Raises ConfigurationError if the crop is larger than the mask.
     """
     top, left = masks.shape[1] - height, masks.shape[2] - width
     if top < 0 or left < 0:
@@ -69,7 +69,7 @@ def crop_centre(masks: Tensor, height: int, width: int) -> Tensor:
 
 
 def _to_channels(values: Sequence[float], channels: int) -> Tuple[float, ...]:
-    """Statistics of the stored channels for the network's channels."""
+    """Converts statistics of the stored channels to the network's channels."""
     if len(values) == channels:
         return tuple(values)
     if len(values) == 3:
@@ -78,12 +78,12 @@ def _to_channels(values: Sequence[float], channels: int) -> Tuple[float, ...]:
 
 
 def pixel_mean(info: DatasetInfo, input_shape: Sequence[int]) -> Tuple[float, ...]:
-    """The data set's mean colour, in 0..255, with the network's number of channels."""
+    """Returns the data set's mean colour, in 0..255, with the network's number of channels."""
     return _to_channels(info.mean, int(input_shape[2]))
 
 
 def normalise(images: Tensor, input_range: str, info: DatasetInfo) -> Tensor:
-    """float32 [b, h, w, c] in 0..255 to the range the network was designed for.
+    """Scales float32 [b, h, w, c] in 0..255 to the range the network was designed for.
 
     - "standard": minus the data set's mean, over its standard deviation, per channel;
     - "unit": to [0, 1];  "tf": to [-1, 1];  "raw": left in [0, 255];
@@ -99,7 +99,7 @@ def normalise(images: Tensor, input_range: str, info: DatasetInfo) -> Tensor:
     if input_range == "tf":
         return images / 127.5 - 1.0
     if input_range == "image":
-        # What the order of the sums, and with it the size of the batch, changes in 64 bits is rounded away.
+        # The batch size changes the order of summation.  The resulting differences in 64 bits are rounded away.
         return tf.cast(standardise(tf.cast(images, tf.float64)), tf.float32)
     if input_range == "caffe":
         mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
@@ -117,10 +117,10 @@ def normalise(images: Tensor, input_range: str, info: DatasetInfo) -> Tensor:
 
 
 def standardise(images: Tensor) -> Tensor:
-    """Each of the images [b, h, w, c] minus the mean of all its values, over their deviation.
+    """Subtracts from each image of [b, h, w, c] the mean of its values, and divides by their standard deviation.
 
-    The public application's CIFAR pixels (datasets/cifar10_dataset.py), but for images of one value, which become
-    zeros here and not a number there.
+    This is the public application's preprocessing of CIFAR (datasets/cifar10_dataset.py), except that images of one
+    value become zeros here and NaN there.
     """
     axes = list(range(1, images.shape.rank))
     images = images - tf.reduce_mean(images, axes, keepdims=True)
@@ -130,13 +130,13 @@ def standardise(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ChannelAffine:
-    """:func:`normalise` for a device: ``(images x scale - offsets) x factors``, channels in reverse first.
+    """:func:`normalise` for a device: ``(images x scale - offsets) x factors``, after reversing the channels if set.
 
     Attributes:
-        per_image: :func:`standardise` in place of that.
-        reverse: blue, green, red order.
-        scale: of all channels.
-        offsets, factors: one per channel.
+        reverse: whether to reverse the channels to blue, green, red order first.
+        scale: factor of all channels.
+        offsets, factors: one number per channel.
+        per_image: whether to apply :func:`standardise` instead of the formula.
     """
 
     reverse: bool
@@ -146,7 +146,7 @@ class ChannelAffine:
     per_image: bool = False
 
     def apply(self, images: Tensor) -> Tensor:
-        """float32 [b, h, w, c] in 0..255 to the network's range: what the input pipeline does, in a network."""
+        """Scales float32 [b, h, w, c] in 0..255 to the network's range, inside a network."""
         if self.per_image:
             return standardise(images)
         if self.reverse:
@@ -155,7 +155,7 @@ class ChannelAffine:
 
 
 def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> ChannelAffine:
-    """The numbers of an input range, for where a constant of a whole image would take too much memory."""
+    """Returns the numbers of an input range, for devices on which a constant of a whole image takes too much memory."""
     zeros, ones = (0.0,) * channels, (1.0,) * channels
     if input_range in ("raw", "image"):
         return ChannelAffine(False, 1.0, zeros, ones, per_image=input_range == "image")
@@ -172,26 +172,27 @@ def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> Channe
 
 
 def _whole_image(values: Sequence[float], shape: TensorShape) -> np.ndarray:
-    """float32 [h, w, c] of one value per channel: broadcasting over 3 channels takes 4 times as long."""
+    """Returns float32 [h, w, c] of one value per channel; broadcasting over 3 channels would take 4 times as long."""
     return np.broadcast_to(np.float32(values), (shape[1], shape[2], shape[3])).copy()
 
 
 def prepare_size(images: Tensor, input_shape: Tuple[int, int, int]) -> Tensor:
-    """uint8 [b, h, w, c] to float32 [b, input height, input width, c], still in 0..255."""
+    """Resizes uint8 [b, h, w, c] to float32 [b, input height, input width, c], still in 0..255."""
     return resize(tf.cast(images, tf.float32), input_shape[0], input_shape[1])
 
 
 def prepare_range(
     images: Tensor, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo
 ) -> Tensor:
-    """What :func:`prepare_size` gave to float32 [b, *input_shape] in ``input_range``."""
+    """Converts the result of :func:`prepare_size` to float32 [b, *input_shape] in ``input_range``."""
     return normalise(convert_channels(images, input_shape[2]), input_range, info)
 
 
 def prepare_labels(
     labels: Tensor, input_shape: Tuple[int, int, int], output_shape: Optional[Tuple[int, int]]
 ) -> Tensor:
-    """int32 [b] as they are; masks [b, h, w] resized with the image, then cropped to ``output_shape``."""
+    """Returns int32 labels: classes [b] unchanged; masks [b, h, w] resized with the image and cropped to
+    ``output_shape``."""
     if labels.shape.rank == 3:
         labels = resize_masks(labels, input_shape[0], input_shape[1])
         if output_shape is not None:

@@ -1,7 +1,7 @@
-"""What a reader tells of files that are not as they should be.
+"""How readers report problems in files.
 
-Readers are written once: for training the first thing that is wrong ends the reading, and ``verify-dataset`` notes it
-and goes on (``verification/survey.py``).
+Training and ``verify-dataset`` share the readers.  In training, the first problem that cannot be skipped ends the
+reading; ``verify-dataset`` records each problem and continues (``verification/survey.py``).
 """
 
 import contextlib
@@ -12,31 +12,33 @@ from ipucnn.errors import DataError
 
 
 class Problems:
-    """What hears of problems; this one is for training."""
+    """Receives the problems that a reader reports.  This class is for training."""
 
     def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
-        """Something that training passes over, or does not look at.
+        """Records a problem that training skips or does not check.
 
         Args:
             code: a key of ``verification.findings.CODES``.
             subset: "train" or "eval"; None for the set as a whole.
-            example: the file or sample, and what is wrong with it.
-            count: files, samples or classes it is about.
+            example: the file or sample, and its problem.
+            count: number of files, samples or classes with the problem.
         """
 
     def refuse(self, error: DataError, subset: Optional[str], example: str) -> None:
-        """Something that training refuses: what comes after this is for verification."""
+        """Raises an error that ends training.  Code after a call to this runs only in verification."""
         raise error
 
     @contextlib.contextmanager
     def noting(self, subset: Optional[str], name: str, path: Path, place: str = "") -> Iterator[None]:
-        """Around the reading of a file or sample, which ends where it is refused; what comes after is for verification.
+        """Encloses the reading of a file or sample; an error ends the block.
+
+        In training the error is raised.  Verification records it and continues after the block.
 
         Args:
-            subset: it is in.
-            name: what to call it.
+            subset: "train" or "eval"; None for the set as a whole.
+            name: the name of the file or sample in findings.
             path: the file.
-            place: what messages call it, where that is not its path.
+            place: its name in error messages, if that is not the path.
         """
         yield
 
