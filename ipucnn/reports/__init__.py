@@ -1,6 +1,6 @@
-"""What commands show: tables, progress, pages and pictures, a module for each command; nothing is computed here.
+"""Output of the commands: tables, progress, pages and pictures, a module for each command.  It computes no results.
 
-``console.py`` knows the streams, tables and bars, ``units.py`` writes every number, ``sheets.py`` draws sheets of
-pictures.  ``plan_text.py`` has what a plan says, for the terminal and for its page, the template ``plan.html.j2`` with
-the SVG of ``plan_figures.py``.
+``console.py`` has the streams, tables and bars, ``units.py`` formats all numbers, and ``sheets.py`` draws sheets of
+pictures.  ``plan_text.py`` has the texts of a plan for the terminal and for its page, which is the template
+``plan.html.j2`` with the SVG of ``plan_figures.py``.
 """

@@ -1,4 +1,4 @@
-"""What ``ipucnn benchmark`` shows: progress, the figures, and beside them what is predicted of IPUs."""
+"""Output of ``ipucnn benchmark``: progress, the measured figures, and predictions for IPUs beside them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _CACHED = {
     None: "; the host keeps no executables in a cache",
 }
 _WHAT = "what is done"
-# Lines of progress in a pipe are at least so far apart, but for the ends of phases.
+# Least seconds between lines of progress in a pipe; ends of phases are always printed.
 _EVERY_S = 15.0
 
 
 class BenchmarkProgress(ProgressBar):
-    """A bar over the executions of a phase on a terminal; in a pipe a line now and then."""
+    """Shows a bar over the executions of a phase on a terminal, and occasional lines in a pipe."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()
@@ -62,13 +62,13 @@ class BenchmarkProgress(ProgressBar):
         return self
 
     def update(self, phase: str, done: int, of: int, figures: str) -> None:
-        """Tells of progress.
+        """Shows progress.
 
         Args:
-            phase: what is being done.
+            phase: name of the phase.
             done: executions that are finished.
-            of: executions there will be, 0 where nobody knows yet.  The phase ends when as many are done.
-            figures: what is known so far, in words.
+            of: executions in total, 0 if unknown.  The phase ends when ``done`` reaches it.
+            figures: figures so far, in words.
         """
         ended = done == of
         if ended or (self._bar is None and time.monotonic() - self._said > _EVERY_S):
@@ -114,7 +114,7 @@ def _memory(prediction: Prediction) -> str:
 
 
 def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
-    """Titles and rows of the table of figures; the first column names the row."""
+    """Returns titles and rows of the table of figures; the first column names the row."""
     m, rival, predicted = report.measured, report.comparison, report.predicted
     titles = ["", f"measured\n{report.device.kind.upper()}"]
     titles += [f"measured\n{rival.rival}"] if rival else []
@@ -152,7 +152,7 @@ def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
 
 
 def facts(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
-    """What was measured, on what, and how sure it is, as (name, value)."""
+    """Yields what was measured, the conditions, and the uncertainty, as (name, value)."""
     yield from _work_rows(report)
     if report.measured is not None:
         yield from _spread_rows(report.measured)
@@ -174,7 +174,7 @@ def facts(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
 
 
 def _work_rows(report: BenchmarkReport) -> Iterator[Tuple[str, str]]:
-    """Network, data, program and device, and what compiling and warming up took."""
+    """Yields network, data, program and device, and the time of compilation and warm-up."""
     device, environment, compiled, warm = report.device, report.environment, report.compilation, report.warmup
     yield "network", f"{report.model}, input {'x'.join(map(str, report.input_shape))}, seed {report.seed}"
     yield "data", f"{report.data.kind}: {report.data.description} ({report.data.name})"
@@ -236,7 +236,7 @@ def _program_line(program: PlainDict, execution: Optional[ExecutionFacts], mode:
 
 
 def _spread_rows(measured: MeasuredFigures) -> Iterator[Tuple[str, str]]:
-    """How much was measured, and how it scatters."""
+    """Yields the amount measured and its variation."""
     spread, count = measured.execution, measured.num_executions
     how = f"which needs {counted(INTERVAL_NEEDS, 'execution')}"
     if count >= INTERVAL_NEEDS:
@@ -271,7 +271,10 @@ def _end_to_end_rows(end_to_end: EndToEnd) -> Iterator[Tuple[str, str]]:
 
 
 def part_rows(pipeline: PipelineFigures) -> List[List[str]]:
-    """A row for each part of the pipeline: its name, images/s up to it, interval, own time per image, what it does."""
+    """Returns a row for each part of the pipeline.
+
+    Its cells are name, images/s up to it, interval, its own time per image, and a description.
+    """
     return [
         [
             part.name,
@@ -285,7 +288,7 @@ def part_rows(pipeline: PipelineFigures) -> List[List[str]]:
 
 
 def _own_time(seconds: Interval) -> str:
-    """A time with its interval below, in one unit; either may be negative."""
+    """Returns a time with its interval below it, in one unit; either may be negative."""
     known = [value for value in (seconds.value, seconds.lower, seconds.upper) if value is not None]
     unit, factor, digits = ("us", 1e6, 1) if max(map(abs, known)) < 1e-3 else ("ms", 1e3, 2)
 
@@ -299,7 +302,7 @@ def _own_time(seconds: Interval) -> str:
 
 
 def _print_rows(out: Console, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column names the rows, and whose others hold figures."""
+    """Prints a table whose first column names the rows; the others hold figures."""
     from rich.text import Text
 
     table = plain_table(title=title or None, padding=(0, 1, 0, 0))
@@ -312,7 +315,7 @@ def _print_rows(out: Console, title: str, heads: Sequence[str], rows: Iterable[S
 
 
 def _print_pipeline(out: Console, report: BenchmarkReport, pipeline: PipelineFigures) -> None:
-    """The table of the pipeline's parts, and of the IPUs that the pipeline could feed."""
+    """Prints the table of the pipeline's parts, and of the number of IPUs that the pipeline could feed."""
     title = f"{report.data.name}: input pipeline of {report.model}, {report.mode}"
     heads = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", _WHAT)
     _print_rows(out, title, heads, part_rows(pipeline))
@@ -331,13 +334,13 @@ def _print_pipeline(out: Console, report: BenchmarkReport, pipeline: PipelineFig
 
 
 def _print_figures(out: Console, report: BenchmarkReport) -> None:
-    """The table of figures, measured and predicted side by side."""
+    """Prints the table of figures, measured and predicted side by side."""
     what = f"{report.model}: {report.mode}" + (", end to end" if report.scope == "end-to-end" else "")
     _print_rows(out, what + (", interrupted" if report.interrupted else ""), *columns(report))
 
 
 def print_benchmark(report: BenchmarkReport) -> None:
-    """The report on stdout."""
+    """Prints the report on stdout."""
     out = console(sys.stdout)
     if report.data_pipeline is not None:
         _print_pipeline(out, report, report.data_pipeline)

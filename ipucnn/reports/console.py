@@ -1,6 +1,6 @@
-"""Where text goes: results to stdout, everything else to stderr, bars and colour only on a terminal.
+"""Streams: results go to stdout, everything else to stderr; bars and colours appear only on a terminal.
 
-And what the reports share: tables, and a bar over samples or images.
+Also the parts that reports share: tables, and a bar over samples or images.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _Bar = TypeVar("_Bar", bound="ItemProgress")
 Side = Literal["left", "right"]
 TEXT: Side = "left"
 NUMBER: Side = "right"
-"""How the cells of a column of :func:`text_table` are aligned."""
+"""Alignment of the cells in a column of :func:`text_table`."""
 
 
 def is_interactive(stream: TextIO) -> bool:
-    """Whether a person watches the stream: a terminal, and neither CI nor a dumb terminal."""
+    """Whether a person watches the stream: it is a terminal, outside CI, and not a dumb one."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 class _Unpadded:
-    """A stream without the blanks that Rich fills its lines with."""
+    """A stream that removes the trailing blanks of Rich's lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -68,7 +68,7 @@ class _Unpadded:
 
 
 def console(stream: TextIO) -> Console:
-    """A Rich console for a stream; in a pipe it is plain and of fixed width (COLUMNS overrides)."""
+    """Returns a Rich console for a stream; in a pipe it is plain and of fixed width (COLUMNS overrides)."""
     from ipucnn.config.help_page import PipeConsole
 
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
@@ -77,7 +77,7 @@ def console(stream: TextIO) -> Console:
 
 
 def note(message: str) -> None:
-    """One line on stderr; on a terminal as many as it takes without breaking a word."""
+    """Prints a line on stderr; on a terminal it is wrapped between words."""
     print(_for_stderr(message), file=sys.stderr, flush=True)
 
 
@@ -85,7 +85,7 @@ def _for_stderr(message: str) -> str:
     text = printable(message)
     if not sys.stderr.isatty():
         return text
-    # Wrapped by words, not in columns of their own: what is longer than the screen stays whole.
+    # A word that is longer than the line stays whole, such as a path.
     lines = textwrap.wrap(
         text,
         console(sys.stderr).width,
@@ -97,7 +97,7 @@ def _for_stderr(message: str) -> str:
 
 
 def plain_table(**details: PlainValue) -> Table:
-    """A table with a line below its head and nothing else; ``details`` are Rich's own."""
+    """Returns a table with only a line below its head; ``details`` are Rich's own."""
     from rich import box
     from rich.table import Table
 
@@ -109,11 +109,11 @@ def text_table(
     rows: Iterable[Sequence[Union[str, Text]]],
     **details: PlainValue,
 ) -> Table:
-    """A table of texts, which are shown as they are; columns of texts are folded where they are too wide.
+    """Returns a table of texts without markup; columns of text are wrapped if they are too wide.
 
     Args:
-        columns: titles, each TEXT or NUMBER.
-        rows: their cells.
+        columns: titles, each with TEXT or NUMBER.
+        rows: cells of each row.
         details: Rich's own.
     """
     from rich.text import Text
@@ -127,17 +127,17 @@ def text_table(
 
 
 def print_table(out: Console, table: Table, keys: int = 1) -> None:
-    """Prints a table of texts so that no column is lost and no word broken, if the words are no wider than the screen.
+    """Prints a table of texts without losing a column or breaking a word, unless a word is wider than the screen.
 
-    The table has ``padding=(0, 1, 0, 0)``, as the width of its columns is reckoned with.
-    Columns that may be wrapped are at least as wide as their longest word.  Where the columns are too wide even so, the
-    rest of them follows in a table below, behind the first ``keys`` columns once more.
+    The table must have ``padding=(0, 1, 0, 0)``, because the computed widths assume it.  Columns that may be wrapped
+    are at least as wide as their longest word.  If the columns are still too wide, the remaining ones follow in a table
+    below, which repeats the first ``keys`` columns.
     """
     from rich.cells import cell_len
     from rich.text import Text
 
     def spans(column: Column) -> Tuple[int, int]:
-        """The least width that breaks no word, and the one that wraps nothing."""
+        """Returns the smallest width that breaks no word, and the smallest that wraps nothing."""
         texts = [str(column.header), *(str(cell) for cell in column._cells)]
         most = max(map(cell_len, texts))
         words = [word for text in texts for word in text.split()]
@@ -160,7 +160,7 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
         part.title, part.caption = None, None if rest else table.caption
         part.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
         if sum(spans(column)[1] for column in shown) > room and spare >= 0:
-            # Rich would take the missing width off the widest columns, in the middle of words.
+            # Rich would narrow the widest columns and break words.
             widths = [spans(column)[0] for column in part.columns]
             for _ in range(spare):
                 _, narrowest = min(
@@ -175,14 +175,14 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
 
 
 def natural_width(table: Union[Table, Group], out: Console) -> int:
-    """Columns of the screen that a table takes where there is room for all of it."""
+    """Returns the width of a table, in columns of the screen, if there is room for all of it."""
     from rich.measure import Measurement
 
     return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
 def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:
-    """Parts in lines of at most that width, none of them taken apart; every line begins with so many blanks."""
+    """Returns parts joined into lines of at most ``width``, each indented by ``indent``; no part is broken."""
     from rich.text import Text
 
     text, column = Text(" " * indent), indent
@@ -199,7 +199,7 @@ def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Tex
 
 
 def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: PlainValue) -> Table:
-    """Names and what they stand for, a pair to a line."""
+    """Returns a table of names and values, one pair per line."""
     from rich.text import Text
 
     table = plain_table(show_header=False, **details)
@@ -211,7 +211,7 @@ def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: PlainVal
 
 
 def titled(title: str, table: Union[Table, Group]) -> Group:
-    """A title above a table; Rich's own is wrapped to the table's width."""
+    """Returns a title above a table; Rich's own would be wrapped to the table's width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -219,14 +219,14 @@ def titled(title: str, table: Union[Table, Group]) -> Group:
 
 
 class ProgressBar:
-    """A bar on stderr while a person watches; in a pipe there is none, and lines take its place.
+    """A bar on stderr on a terminal that a person watches; in a pipe, lines replace it.
 
-    A context manager, which takes the bar away at its end.
+    As a context manager it removes the bar at its end.
     """
 
     _bar: Optional[Progress] = None
     _task: Optional[TaskID] = None
-    # The bar that is on the terminal: two at once would write over each other.
+    # The bar on the terminal: two bars at a time would overwrite each other.
     _shown: ClassVar[Optional[ProgressBar]] = None
 
     def __exit__(self, *_: object) -> None:
@@ -239,9 +239,9 @@ class ProgressBar:
         """Shows the bar in place of any other, if a person watches.
 
         Args:
-            columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or what Rich formats as text.
-            total: None where it is not known yet.
-            fields: of the task, for the text.
+            columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or text in Rich's format.
+            total: the total; None if it is not known yet.
+            fields: fields of the task for the text.
         """
         if not is_interactive(sys.stderr):
             return
@@ -266,12 +266,12 @@ class ProgressBar:
         self._bar.start()
 
     def _update(self, **details: PlainValue) -> None:
-        """What Rich's ``update`` takes, for the bar if there is one."""
+        """Passes ``details`` to Rich's ``update``, if there is a bar."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, **details)
 
     def line(self, text: str) -> None:
-        """A line on stderr, above the bar, as :func:`note` prints it."""
+        """Prints a line on stderr above the bar, as :func:`note` does."""
         if self._bar is not None:
             from rich.text import Text
 
@@ -288,15 +288,15 @@ BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
     "(left)",
     "(spinner)",
 )
-"""Columns of a :class:`ProgressBar` that are no text."""
+"""Columns of a :class:`ProgressBar` that are not text."""
 
 
 class ItemProgress(ProgressBar):
-    """A bar that appears with the first :meth:`update` and is gone at the end.
+    """A bar that appears with the first :meth:`update` and disappears at the end.
 
     Args:
-        what: what is done, before the bar.
-        before: what goes on until the first update, with the time it has taken; nothing is shown if empty.
+        what: description before the bar.
+        before: description of the work until the first update, shown with its elapsed time; nothing is shown if empty.
     """
 
     def __init__(self, what: str, before: str = "") -> None:
@@ -310,13 +310,13 @@ class ItemProgress(ProgressBar):
         return self
 
     def now(self, what: str) -> None:
-        """Something else goes on, with a time of its part."""
+        """Shows that other work has begun, with its own elapsed time."""
         self.__exit__()
         self._before, self._counts = what, False
         self.__enter__()
 
     def update(self, done: int, total: int) -> None:
-        """So many of all are done."""
+        """Shows the number done, and the total."""
         if self._bar is None or not self._counts:
             self._counts = True
             self.__exit__()
@@ -325,17 +325,17 @@ class ItemProgress(ProgressBar):
 
 
 def waiting(what: str) -> ItemProgress:
-    """A context manager that shows what goes on, and for how long, where nothing can be counted."""
+    """Returns a context manager that shows the current work and its elapsed time, if nothing can be counted."""
     return ItemProgress("", before=what)
 
 
 LOADING = "loading TensorFlow and building the network"
-"""What takes the time until the first batch."""
+"""Description of the work until the first batch."""
 
 
 @contextlib.contextmanager
 def telling_of_indexing() -> Iterator[None]:
-    """Within the block a bar shows how many files of records are indexed, while a data set's are."""
+    """Shows a bar over the files of records that are indexed within the block, if a data set indexes any."""
     from ipucnn.datasets.sources.records import telling_progress
 
     with ItemProgress("indexing records", before="opening the data set") as bar:
@@ -343,7 +343,7 @@ def telling_of_indexing() -> Iterator[None]:
         def update(done: int, total: int) -> None:
             bar.update(done, total)
             if done == total:
-                bar.__exit__()  # before another bar begins
+                bar.__exit__()  # removes the bar before another one begins
 
         with telling_progress(update):
             yield

@@ -1,4 +1,4 @@
-"""What ``ipucnn doctor`` shows."""
+"""Output of ``ipucnn doctor``."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _machine(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
     free = f"{units.size(disk.free_bytes)} free in" if disk.writable else "runs cannot be written to"
     yield "disk for runs", f"{free} {disk.folder}"
     places = diagnosis.datasets.items()
-    here = [
+    available = [
         name if place in ("embedded", "generated") else f"{name} ({place})" for name, place in places if place
     ]
     absent = [name for name, place in places if place is None]
-    yield "data sets", ", ".join(here)
+    yield "data sets", ", ".join(available)
     if absent:
         yield f"not in {diagnosis.dataset_path}", ", ".join(absent)
 
@@ -97,7 +97,7 @@ def _where(choice: Choice) -> str:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
+    """Prints the diagnosis on stdout: software and devices, the device of each command, findings, next steps."""
     from rich.text import Text
 
     out = console(sys.stdout)
@@ -121,7 +121,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def _print_commands(out: Console, diagnosis: Diagnosis) -> None:
-    """A row for each group of commands that runs on the same for the same reason."""
+    """Prints a row for each group of commands that run on the same device for the same reason."""
     from rich.text import Text
 
     table = plain_table()

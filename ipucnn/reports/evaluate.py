@@ -1,7 +1,7 @@
-"""What ``ipucnn evaluate`` shows: figures, classes, and which classes are taken for which.
+"""Output of ``ipucnn evaluate``: figures, classes, and the classes that are confused.
 
-For a segmentation network the figures stand beside those of calling every pixel the same, and the worst images are
-listed and drawn.  ``--plot`` draws the confusion matrix and a reliability diagram with matplotlib.
+For a segmentation network the figures stand beside those of a single class everywhere, and the worst images are listed
+and drawn.  ``--plot`` draws the confusion matrix and a reliability diagram with matplotlib.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import SegmentedImage
 
 MOST_CLASSES = 20
-"""Classes listed one by one; of more, those with the lowest accuracy."""
+"""Most classes that are listed one by one; if there are more, only those with the lowest accuracy are."""
 WORST = 10
 WORST_IMAGES, WORST_DRAWN = 6, 12
-"""Images of a segmentation with the lowest mean Dice: so many are listed, and so many drawn."""
+"""Numbers of images of a segmentation with the lowest mean Dice that are listed and drawn."""
 MOST_COLUMNS = 4
-"""Classes of a segmentation up to which each has a column in the table of the worst images."""
+"""Most classes of a segmentation that get a column each in the table of the worst images."""
 MOST_NUMBERS, MOST_NAMES = 15, 40
-"""Classes up to which the figure's matrix has its counts in the cells, and the classes' names on its axes."""
+"""Most classes for which the figure's matrix has counts in its cells, and class names on its axes."""
 # Colours of the difference between a true and a predicted mask.
 RIGHT_FOREGROUND: Colour = (255, 255, 255)
 RIGHT_BACKGROUND: Colour = (0, 0, 0)
@@ -61,11 +61,11 @@ WRONG: Colour = (255, 0, 255)
 
 
 def evaluation_json(result: PlainDict) -> str:
-    """The result as indented JSON, the confusion matrix with one line per true class."""
+    """Returns the result as indented JSON, the confusion matrix with one line per true class."""
     rows = ",\n".join("    " + json.dumps(row) for row in result["confusion_matrix"])
     parts = []
     for key, value in result.items():
-        # Lines of the other values move in by the two blanks of the object around them.
+        # Further lines are indented by two blanks, because they are inside an object.
         text = (
             f"[\n{rows}\n  ]"
             if key == "confusion_matrix"
@@ -76,7 +76,7 @@ def evaluation_json(result: PlainDict) -> str:
 
 
 def print_export(record: PlainDict) -> None:
-    """What was exported, and how it was verified."""
+    """Prints the exported file, and the results of its verification."""
     proof, size = record["proof"], sum(file["bytes"] for file in record["files"].values())
     least = proof["wanted_samples"]
     few = "" if proof["samples"] >= least else f" (fewer than {least}: the data set has no more)"
@@ -100,7 +100,7 @@ def print_export(record: PlainDict) -> None:
 
 
 def print_evaluation(result: PlainDict) -> None:
-    """The evaluation as tables on stdout."""
+    """Prints the evaluation as tables on stdout."""
     out = console(sys.stdout)
     title = f"{result['model']} on {result['dataset']['name']} ({result['dataset']['location']})"
     if "segmentation" in result:
@@ -133,7 +133,7 @@ def _facts(result: PlainDict) -> List[Tuple[str, str]]:
 
 
 def _weights(result: PlainDict) -> Tuple[str, str]:
-    """What the weights are called, and where they come from."""
+    """Returns the kind of the weights and their origin."""
     updates = result["weight_updates"]
     if updates is None:
         return "weights", result["checkpoint"]
@@ -156,7 +156,7 @@ def _score(value: Optional[float]) -> str:
 
 
 def _classes(result: PlainDict) -> Group:
-    """A row per class, or the classes of the lowest accuracy where there are many."""
+    """Returns a table with a row per class; if there are many, only those with the lowest accuracy."""
     shown = classes = result["classes"]
     title = "classes"
     if len(classes) > MOST_CLASSES:
@@ -186,7 +186,7 @@ def _classes(result: PlainDict) -> Group:
 
 
 def _most_often(result: PlainDict, true: int) -> str:
-    """The class that samples of ``true`` are most often mistaken for."""
+    """Returns the class that samples of ``true`` are most often mistaken for."""
     row = result["confusion_matrix"][true]
     wrong = [(count, -i) for i, count in enumerate(row) if i != true and count]
     if not wrong:
@@ -196,7 +196,7 @@ def _most_often(result: PlainDict, true: int) -> str:
 
 
 def _confusion_matrix(result: PlainDict) -> Optional[Group]:
-    """The whole matrix as a table, rows true and columns predicted; None for very many classes."""
+    """Returns the whole matrix as a table, rows true and columns predicted; None for very many classes."""
     names = [row["name"] for row in result["classes"]]
     counts = result["confusion_matrix"]
     if len(names) > 100:
@@ -217,7 +217,7 @@ def _confusion_matrix(result: PlainDict) -> Optional[Group]:
 
 
 def _worst_pairs(result: PlainDict) -> Optional[Group]:
-    """The pairs of classes that are confused most often; None if none is."""
+    """Returns a table of the pairs of classes that are confused most often; None if there are none."""
     pairs, classes = worst_pairs(result["confusion_matrix"]), result["classes"]
     if not pairs:
         return None
@@ -235,7 +235,7 @@ def _worst_pairs(result: PlainDict) -> Optional[Group]:
 
 
 def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
-    """(count, true, predicted) of the most frequent mistakes, at most ten, the most frequent first."""
+    """Returns (count, true, predicted) of at most ten mistakes, the most frequent first."""
     cells = (
         (count, true, predicted)
         for true, row in enumerate(matrix)
@@ -249,7 +249,7 @@ def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
 
 
 def _mask_figures(result: PlainDict) -> Table:
-    """Figures beside those of calling every pixel the commonest class; scores of the challenge where there are some."""
+    """Returns a table of figures, with the baseline's beside them, and of the challenge's scores, if any."""
     segmentation, measured = result["segmentation"], result["measured"]
     names, trivial = [row["name"] for row in result["classes"]], segmentation["baseline"]
     is_binary = len(names) == 2
@@ -275,7 +275,7 @@ def _mask_figures(result: PlainDict) -> Table:
 
 
 def _class_order(num_classes: int) -> List[int]:
-    """The classes as they are numbered; of two, the second first, which is the one that is looked for."""
+    """Returns the classes in order; for two classes the second comes first, because it is usually the object."""
     return [1, 0] if num_classes == 2 else list(range(num_classes))
 
 
@@ -302,7 +302,7 @@ def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
 
 
 def _worst_images(result: PlainDict) -> Group:
-    """The images with the lowest mean Dice."""
+    """Returns a table of the images with the lowest mean Dice."""
     names, images = [row["name"] for row in result["classes"]], result["segmentation"]["images"]
     order, has_column_each = _class_order(len(names)), len(names) <= MOST_COLUMNS
     columns = {"image": TEXT}
@@ -325,7 +325,7 @@ def _worst_images(result: PlainDict) -> Group:
 
 
 class WorstSheet(PanelSheet):
-    """The contact sheet of the images with the lowest mean Dice, the worst first."""
+    """A contact sheet of the images with the lowest mean Dice, the worst first."""
 
     def __init__(self) -> None:
         super().__init__(("image", "truth", "prediction", "difference"), side=512, columns=3)
@@ -358,14 +358,14 @@ class WorstSheet(PanelSheet):
 
 
 def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """uint8 [h, w, 3]: right pixels white (class 1) and black (class 0), wrong ones in colour."""
+    """Returns uint8 [h, w, 3]: right pixels white (class 1) and black (class 0), wrong ones in colour."""
     truth, predicted = np.asarray(truth) > 0, np.asarray(predicted) > 0
     colours = np.array([[RIGHT_BACKGROUND, FALSE_FOREGROUND], [FALSE_BACKGROUND, RIGHT_FOREGROUND]], np.uint8)
     return colours[truth.astype(int), predicted.astype(int)]
 
 
 def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """uint8 [h, w, 3] of several classes: right pixels white (black for class 0), wrong ones in one colour."""
+    """Returns uint8 [h, w, 3] for several classes: right pixels white (class 0: black), wrong ones in one colour."""
     right = np.array([RIGHT_BACKGROUND, RIGHT_FOREGROUND], np.uint8)[(truth > 0).astype(int)]
     return np.where((truth != predicted)[..., np.newaxis], np.array(WRONG, np.uint8), right)
 
@@ -374,8 +374,10 @@ def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 def check_can_plot() -> None:
-    """Raises:
-    MissingError: matplotlib is not installed.
+    """Checks that ``--plot`` can draw.
+
+    Raises:
+        MissingError: matplotlib is not installed.
     """
     from importlib.util import find_spec
 
@@ -390,8 +392,8 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     """Draws the figure.
 
     Args:
-        result: of ``ipucnn.runs.evaluate.evaluate_run``.
-        path: the file to write, whatever its name.
+        result: result of ``ipucnn.runs.evaluate.evaluate_run``.
+        path: file to write, of any name.
         suffix: ".png", ".pdf" or ".svg".
     """
     from ipucnn.sessions.host.environment import import_matplotlib
@@ -400,7 +402,7 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Not pyplot, which keeps figures in a global state and looks for a display.
+    # pyplot is avoided: it keeps figures in a global state and looks for a display.
     figure = Figure(figsize=(11, 5.4))
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
@@ -411,14 +413,14 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     samples = counted(measured["samples"], "sample")
     figure.suptitle(f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {of}{samples}")
     with warnings.catch_warnings():
-        # A script that the font lacks is drawn as boxes; the tables have the names.
+        # Characters that the font lacks are drawn as boxes; the tables have the names.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.tight_layout()
         figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
 
 
 def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
-    """Rows are true classes; colour is the share of the true class."""
+    """Draws the confusion matrix; rows are true classes, and the colour is the share of the true class."""
     counts = result["confusion_matrix"]
     names = [row["name"] for row in result["classes"]]
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
@@ -446,7 +448,7 @@ def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
 
 
 def _reliability(axis: Axes, result: PlainDict) -> None:
-    """Accuracy against confidence per bin (Guo et al. 2017, figure 1); above each bar stands how many it holds."""
+    """Draws accuracy against confidence per bin (Guo et al. 2017, figure 1), with the bin's count above each bar."""
     bins = [row for row in result["calibration"] if row["count"]]
     width = 1 / len(result["calibration"])
     lower = [row["lower"] for row in bins]
@@ -475,7 +477,7 @@ def _reliability(axis: Axes, result: PlainDict) -> None:
             ha="center", va="bottom", size=7, rotation=90, annotation_clip=False,
         )  # fmt: skip
     axis.grid(alpha=0.3)
-    # Below the diagram, where it hides no bar.
+    # The legend is below the diagram, so that it hides no bar.
     axis.legend(
         loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, fontsize=8, title_fontsize=8,
         title="above each bar: its number of predictions",

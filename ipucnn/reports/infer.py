@@ -1,4 +1,4 @@
-"""What ``ipucnn infer`` shows and writes: a table, CSV, JSON or JSON lines; of masks a table, JSON and a sheet."""
+"""Output of ``ipucnn infer``: a table, CSV, JSON or JSON lines; for masks a table, JSON and a contact sheet."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
-"""Images of one table; more make several, so that memory does not grow with their number."""
+"""Images of one table; more images make several tables, so that memory does not grow with their number."""
 
 
 def print_predictions(done: Predictions) -> None:
-    """The predictions on stdout, one row per image and class."""
+    """Prints the predictions on stdout, one row per image and class."""
     results = iter(done.results)
     for first in results:
         _print_table(chain([first], islice(results, TABLE_IMAGES - 1)), done.with_truth)
@@ -53,8 +53,9 @@ def write_results(done: Predictions, form: str, handle: TextIO) -> None:
     """Writes the predictions one by one.
 
     Args:
+        done: the predictions.
         form: csv (a row per image), json (a list) or jsonl (an object per line).
-        handle: where to.
+        handle: file to write to.
     """
     results = done.results
     if form == "jsonl":
@@ -84,13 +85,13 @@ def _csv_row(result: Dict[str, PlainValue]) -> List[str]:
 
 
 def masks_json(done: Masks) -> str:
-    """The results as indented JSON."""
+    """Returns the results as indented JSON."""
     rows = []
     for row in done.results:
         shares = {name: round(share, 6) for name, share in row["shares"].items()}
         shown = {**row, "share": round(row["share"], 6), "shares": shares}
         if len(shares) == 2:
-            del shown["shares"]  # one share says both
+            del shown["shares"]  # of two classes, "share" determines both
         rows.append(shown)
     measured = {
         "pages": done.num_pages,
@@ -104,7 +105,7 @@ def masks_json(done: Masks) -> str:
 
 
 def print_masks(done: Masks) -> None:
-    """A row per input on stdout."""
+    """Prints a row per input on stdout."""
     is_binary = len(done.results[0]["shares"]) == 2
     share = {done.shown_name: NUMBER} if is_binary else {"share of each class": TEXT}
     rows = []
@@ -117,7 +118,7 @@ def print_masks(done: Masks) -> None:
 
 
 def speed_line(done: Masks) -> str:
-    """How fast it went, and with which tiles."""
+    """Returns a line with the speed and the patch sizes."""
     tiles = ", ".join(f"{size}x{size}" for size in done.tile_sizes)
     return (
         f"{counted(done.num_pages, 'image')} in {done.wall_s:.1f} s: {done.images_per_s:.3g} images/s, measured on "
@@ -126,12 +127,12 @@ def speed_line(done: Masks) -> str:
 
 
 class SheetProgress(ItemProgress, Progress):
-    """A bar of the work of ``evaluate``, ``infer`` or ``export``, and the sheet that its images go to.
+    """A progress bar of ``evaluate``, ``infer`` or ``export``, which also passes images to a contact sheet.
 
     Args:
-        what: what is done, before the bar.
-        before: what goes on until the first update.
-        sheet: takes the images; None: they are not drawn.
+        what: description before the bar.
+        before: description of the work until the first update.
+        sheet: sheet that draws the images; None draws none.
     """
 
     def __init__(
@@ -141,18 +142,18 @@ class SheetProgress(ItemProgress, Progress):
         self._sheet = sheet
 
     def expect(self, total: int) -> None:
-        """The number of images, before the first."""
+        """Passes the number of images to the sheet, before the first one."""
         if self._sheet is not None:
             self._sheet.expect(total)
 
     def image(self, *details: object) -> None:
-        """An image with what was predicted of it."""
+        """Passes an image with its prediction to the sheet."""
         if self._sheet is not None:
             cast(Callable[..., None], self._sheet.take)(*details)
 
 
 class MaskSheet(PanelSheet):
-    """The contact sheet of masks; takes pages as they are segmented."""
+    """A contact sheet of masks, which takes pages as they are segmented."""
 
     def __init__(self) -> None:
         super().__init__(("image", "probability", "overlay"), side=384, columns=3)

@@ -1,6 +1,6 @@
-"""Sheets of pictures, on one PNG each: a grid of images, each with its pictures side by side and text below.
+"""Sheets of pictures in one PNG each: a grid of images, each with its pictures side by side and text below.
 
-``ContactSheet`` has images with their predicted labels, ``PanelSheet`` rows of pictures of one image, and
+``ContactSheet`` shows images with their predicted labels, ``PanelSheet`` several pictures of each image, and
 :func:`save_predictions` draws the masks at the end of a training run beside the true ones.
 """
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 Colour = Tuple[int, int, int]
 MOST_IMAGES, MOST_ROWS = 100, 30
-"""Images of a contact sheet and of a sheet of panels, evenly spread over all."""
+"""Most images of a contact sheet and of a sheet of panels, evenly spread over all."""
 TILE, SIDE, PREDICTION_SIDE = 128, 192, 300
 """Pixels: longest side of a picture of a contact sheet, of a panel, and of a prediction at the end of a run."""
 MARGIN, GAP, LINE = 10, 4, 15
-"""Pixels: around an image, between its pictures, and the height of a line of the smallest letters."""
+"""Pixels: margin around an image, gap between its pictures, and height of a line of the smallest letters."""
 COLUMNS = 10
 FONT_SIZE, LARGEST_FONT, PIXELS_PER_POINT = 12, 32, 100
-"""Letters of a sheet grow with it: a sheet of 3,000 pixels has letters of 30, so that they can be read on a screen."""
+"""Letters grow with the sheet, to be readable on a screen: a sheet of 3,000 pixels has letters of 30."""
 MOST_ASPECT = 1.2
-"""Images stand next to each other where a sheet would be taller than this many times its width."""
+"""Images are placed side by side if the sheet would otherwise be taller than this many times its width."""
 GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
 DARK, WHITE = (90, 90, 90), (255, 255, 255)
 RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
-"""Colours that the colour-blind tell apart too (Okabe and Ito 2008)."""
+"""Colours that colour-blind people can distinguish, too (Okabe and Ito 2008)."""
 
 
 Looks = Tuple[Sequence[Tuple[str, Colour]], Colour, int]
@@ -49,7 +49,7 @@ Looks = Tuple[Sequence[Tuple[str, Colour]], Colour, int]
 
 @dataclass(frozen=True)
 class _Item:
-    """An image of a sheet: its pictures, and how it looks, which is asked when the sheet is saved."""
+    """An image of a sheet: its pictures, and a function that returns its text and frame when the sheet is saved."""
 
     pictures: List[PilImage]
     looks: Callable[[], Looks]
@@ -63,13 +63,13 @@ class Sheet:
     """Collects images, evenly spread over all of them, and draws them in a grid.
 
     Args:
-        heads: what the pictures of an image are, left to right; may be changed until the sheet is saved.
+        heads: headings of an image's pictures, left to right; may be changed until the sheet is saved.
         side: longest side of a picture in pixels.
-        columns: images next to each other, at most.
-        most: images, at most.
+        columns: most images side by side.
+        most: most images.
 
     Attributes:
-        legend: colours with what they mean; may be set until the sheet is saved.
+        legend: colours with their meanings; may be set until the sheet is saved.
     """
 
     largest_font = LARGEST_FONT
@@ -82,7 +82,7 @@ class Sheet:
         self._items: List[_Item] = []
 
     def expect(self, total: int) -> None:
-        """Says how many images there will be."""
+        """Sets the number of images that will follow."""
         shown = min(total, self._most)
         self._total, self._wanted = total, {i * total // shown for i in range(shown)}
 
@@ -92,22 +92,22 @@ class Sheet:
 
     @property
     def num_wanted(self) -> int:
-        """Images that are to be shown, if they can be read."""
+        """Number of images to be shown, if they can be read."""
         return len(self._wanted)
 
     def __len__(self) -> int:
         return len(self._items)
 
     def _above(self) -> List[str]:
-        """The lines above all images."""
+        """Returns the lines above all images."""
         return [] if len(self) == self._total else [f"{len(self)} of {counted(self._total, 'image')}"]
 
     def _add(self, pictures: Sequence[np.ndarray], looks: Callable[[], Looks]) -> None:
-        """Takes an image: its pictures uint8 [h, w] or [h, w, 1 or 3]."""
+        """Adds an image: its pictures uint8 [h, w] or [h, w, 1 or 3]."""
         self._items.append(_Item([_small(picture, self._side) for picture in pictures], looks))
 
     def save(self, path: Path) -> None:
-        """Draws the sheet into a PNG file, whatever the file's name."""
+        """Draws the sheet into a PNG file of any name."""
         from PIL import Image, ImageDraw
 
         columns = self._num_columns()
@@ -151,7 +151,7 @@ class Sheet:
         sheet.save(str(path), format="PNG")
 
     def _num_columns(self) -> int:
-        """Images next to each other: as few as make the sheet not much taller than wide."""
+        """Returns the smallest number of images side by side for which the sheet is not much taller than wide."""
         widest = max(picture.width for item in self._items for picture in item.pictures)
         tallest = max(item.height for item in self._items)
         pictures = max(1, len(self.heads))
@@ -161,7 +161,7 @@ class Sheet:
         return min(self._columns, len(self._items))
 
     def _font(self, columns: int) -> Font:
-        """The font: the larger the sheet, the larger its letters, as long as the heads fit above their pictures."""
+        """Returns the font: larger sheets have larger letters, as long as the headings fit above their pictures."""
         side = self._drawn_side(load_font())
         width = columns * len(self.heads) * side
         height = sum(item.height for item in self._items) // columns
@@ -172,8 +172,11 @@ class Sheet:
         return load_font()
 
     def _drawn_side(self, font: Font) -> int:
-        """The width of a column: that of the widest picture or the longest head, not more than a picture's; without
-        heads, that of a picture."""
+        """Returns the width of a column: that of the widest picture or the longest heading, at most a picture's longest
+        side.
+
+        Without headings it is a picture's longest side.
+        """
         if not self.heads:
             return self._side
         widest = max(picture.width for item in self._items for picture in item.pictures)
@@ -182,15 +185,15 @@ class Sheet:
 
 
 class ContactSheet(Sheet):
-    """Up to 100 images with their labels below.
+    """A sheet of up to 100 images with their labels below.
 
     Args:
-        run: what classified the images, for the head of the sheet; "" if nothing did.
-        only_mistakes: take those that were classified wrongly, the first 100 of them.
+        run: run that classified the images, for the heading of the sheet; "" if none did.
+        only_mistakes: whether to show only the first 100 images that were classified wrongly.
 
-    A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
-    wrong one says the true class, too, for those who can't tell the colours apart.  Of a data set's own samples
-    (without ``predictions``) the label is written, and the frame is red where ``problems`` were found.
+    The frame is green if the prediction is right, red if it is wrong, and grey if the class is unknown.  For
+    colour-blind readers, a wrong prediction also has the true class as text.  Samples of a data set (without
+    ``predictions``) have their label, and a red frame if they have ``problems``.
     """
 
     largest_font = FONT_SIZE
@@ -204,7 +207,7 @@ class ContactSheet(Sheet):
         return min(COLUMNS, len(self))
 
     def take(self, position: int, result: PlainDict, pixels: np.ndarray) -> None:
-        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
+        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable images are never passed."""
         self._given += 1
         if "truth" in result:
             self._known += 1
@@ -217,7 +220,7 @@ class ContactSheet(Sheet):
             self._add([pixels], lambda: (_caption(result), _frame(result), GAP))
 
     def _above(self) -> List[str]:
-        """What classified the images, how well, and how many of them are shown."""
+        """Returns lines with the run, its accuracy, and the number of images shown."""
         heads = [self._run] if self._run else []
         if self._known:
             heads.append(f"{self._right:,} of {self._known:,} right: {self._right / self._known:.2%}")
@@ -235,7 +238,11 @@ def _frame(result: PlainDict) -> Colour:
 
 
 def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
-    """The predicted label and its probability, or the label, the file's name, and in red what is wrong."""
+    """Returns the text below an image.
+
+    It is the predicted label with its probability, or the sample's label; the file's name; and mistakes or problems in
+    red.
+    """
     last = result["image"].rpartition("/")[2]
     name = last if "." in last else result["image"]
     if "predictions" not in result:
@@ -249,18 +256,18 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
 
 
 class PanelSheet(Sheet):
-    """Up to 30 images, each as a few pictures of one size with one line below; see :class:`Sheet`."""
+    """A sheet of up to 30 images, each with several pictures of one size and one line below; see :class:`Sheet`."""
 
     def __init__(self, heads: Sequence[str], side: int = SIDE, columns: int = 1) -> None:
         super().__init__(heads, side, columns, MOST_ROWS)
 
     def add(self, caption: str, pictures: Sequence[np.ndarray], problems: Sequence[str] = ()) -> None:
-        """Takes an image.
+        """Adds an image.
 
         Args:
             caption: one line.
-            pictures: as many as heads, uint8 [h, w] or [h, w, 3].
-            problems: what is wrong with the image, which is then framed in red; read when the sheet is saved.
+            pictures: as many as headings, uint8 [h, w] or [h, w, 3].
+            problems: problems of the image, which then has a red frame; read when the sheet is saved.
         """
 
         def looks() -> Looks:
@@ -272,7 +279,7 @@ class PanelSheet(Sheet):
 
 
 def load_font(size: int = FONT_SIZE) -> Font:
-    """The font of all sheets."""
+    """Returns the font of all sheets."""
     from PIL import ImageFont
 
     try:
@@ -282,20 +289,20 @@ def load_font(size: int = FONT_SIZE) -> Font:
 
 
 def fitting(text: str, font: Font, width: int) -> str:
-    """The text, its end cut off with dots where it is wider than ``width`` pixels."""
-    # Pillow's own fonts draw a box for most of what is not ASCII.
+    """Returns the text, shortened with dots at its end if it is wider than ``width`` pixels."""
+    # Pillow's own fonts draw a box for most characters outside ASCII.
     text = to_ascii(text)
     length = text_length(text, font)
     if length <= width:
         return text
-    text = text[: int(len(text) * width / length) + 5]  # about right, so that few characters are tried
+    text = text[: int(len(text) * width / length) + 5]  # an estimate, so that the loop below takes few steps
     while text and text_length(text + "...", font) > width:
         text = text[:-1]
     return text + "..."
 
 
 def text_length(text: str, font: Font) -> float:
-    """Pixels a line of text takes."""
+    """Returns the width of a line of text in pixels."""
     if hasattr(font, "getlength"):
         return float(font.getlength(text))
     return float(np.asarray(font.getmask(text).size)[0])
@@ -305,7 +312,7 @@ Legend = Sequence[Tuple[Colour, str]]
 
 
 def _legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[List[Tuple[int, Colour, str]]]:
-    """The entries of a legend with the place of each from the left, in as many lines as ``width`` pixels need."""
+    """Returns the entries of a legend with their offsets from the left, in lines of at most ``width`` pixels."""
     lines: List[List[Tuple[int, Colour, str]]] = []
     left = 0
     for colour, text in legend:
@@ -326,7 +333,7 @@ def _draw_legend(
     font: Font,
     line: int,
 ) -> None:
-    """Draws what :func:`_legend_lines` returns, each line ``line`` pixels high."""
+    """Draws the lines of :func:`_legend_lines`, each ``line`` pixels high."""
     for number, entries in enumerate(lines):
         top = place[1] + number * line
         for offset, colour, text in entries:
@@ -336,7 +343,7 @@ def _draw_legend(
 
 
 def _small(pixels: np.ndarray, side: int) -> PilImage:
-    """At most ``side`` wide and high: small ones enlarged by whole pixels, large ones reduced."""
+    """Returns a picture at most ``side`` wide and high: small ones enlarged by a whole factor, large ones reduced."""
     from PIL import Image
 
     plane = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
@@ -350,7 +357,7 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
 
 
 class _PredictionSheet(PanelSheet):
-    """Pictures at the end of a training run, below a line that says of which run they are."""
+    """A sheet of pictures at the end of a training run, below a line that names the run."""
 
     heading = ""
 
@@ -365,13 +372,13 @@ def save_predictions(
     heading: str = "",
     of_masks: Sequence[Colour] = (),
 ) -> None:
-    """Draws pictures of masks into a PNG file, whole or not at all.
+    """Draws pictures of masks into a PNG file, completely or not at all.
 
-    The difference tints the rarer class of the two commonest: where it is right, missed, or found wrongly.
+    The difference tints the rarest class of the truth where it is right, missed, or predicted falsely.
 
     Args:
-        heading: a line above the pictures: of which run they are, and how good it is.
-        of_masks: colours of the classes in the user's masks; empty where these have none.
+        heading: line above the pictures with the run and its score.
+        of_masks: colours of the classes in the user's masks; empty if these have none.
     """
     from ipucnn.filesystem import write_atomically
     from ipucnn.runs.images.outputs import class_colours
@@ -398,7 +405,7 @@ def save_predictions(
 
 
 def dice(picture: Picture, which: int) -> float:
-    """Dice score of one class on one picture; 1 where neither mask has it."""
+    """Returns the Dice score of a class on one picture; 1 if neither mask has it."""
     truth, predicted = picture.truth == which, picture.predicted == which
     both = int(truth.sum()) + int(predicted.sum())
     return 2 * int((truth & predicted).sum()) / both if both else 1.0

@@ -1,4 +1,4 @@
-"""What a suite shows: progress over its rows, one table, the time of an epoch of all of them, and a figure."""
+"""Output of a suite: progress over its rows, one table, the total time of an epoch of all rows, and a figure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from ipucnn.benchmarking.suite_run import Speedups
 
 _RATE = "measured\nimages/s"
-# Marker and colour (Okabe and Ito's, for all kinds of sight) by micro-batch size, the smallest first.
+# Marker and colour (Okabe and Ito's, also for colour-blind people) by micro-batch size, the smallest first.
 _MARKS = (("o", "#0072b2"), ("s", "#d55e00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#56b4e9"))
 
 
 class SuiteProgress(ProgressBar):
-    """A bar over rows on a terminal, with the time left; in a pipe a line for each finished row.
+    """Shows a bar over rows on a terminal, with the time left; in a pipe, a line for each finished row.
 
     Args:
-        done, total: rows finished before, and in all.
+        done, total: rows that were finished before, and all rows.
     """
 
     def __init__(self, done: int, total: int) -> None:
@@ -49,7 +49,7 @@ class SuiteProgress(ProgressBar):
         return self
 
     def row(self, name: str, row: Optional[Row]) -> None:
-        """A row begins, or has ended with what it came to."""
+        """Shows that a row begins (None), or its result when it has ended."""
         self._update(description=printable(name))
         if row is None:
             return
@@ -57,7 +57,7 @@ class SuiteProgress(ProgressBar):
         seconds = (time.monotonic() - self._began) / (self._done - self._first) * (self._total - self._done)
         left = f"about {units.duration(max(1.0, round(seconds)))} left" if self._done < self._total else ""
         line = f"[{self._done}/{self._total}] {row.id}: {_outcome(row)} ({units.duration(row.wall_s or 0.0)})"
-        # The bar itself says what is left.
+        # The bar itself shows the time left.
         self.line(line + (f", {left}" if left and self._bar is None else ""))
         self._update(completed=self._done, left=left)
 
@@ -70,7 +70,7 @@ def _outcome(row: Row) -> str:
 
 
 def columns(result: SuiteResult, compared: Speedups) -> Dict[str, List[str]]:
-    """Cells by title; columns in which no row has anything are left out."""
+    """Returns column by title, without columns that are empty in all rows."""
     times = {row.id: speedup for row, speedup, _ in compared.pairs}
     is_ladder = any(row.training_accuracy is not None for row in result.rows)
 
@@ -100,12 +100,12 @@ def columns(result: SuiteResult, compared: Speedups) -> Dict[str, List[str]]:
         ("predicted\nimages/s", True, lambda row: units.number(row.predicted_images_per_s)),
         ("speed-up", True, lambda row: units.number(times.get(row.id))),
     ]
-    made = {title: [text(row) for row in result.rows] for title, is_shown, text in kinds if is_shown}
-    return {title: cells for title, cells in made.items() if any(cells)}
+    by_title = {title: [text(row) for row in result.rows] for title, is_shown, text in kinds if is_shown}
+    return {title: cells for title, cells in by_title.items() if any(cells)}
 
 
 def print_suite(result: SuiteResult, compared: Speedups) -> None:
-    """The table and the sums on stdout."""
+    """Prints the table and the sums on stdout."""
     from rich.text import Text
 
     out = console(sys.stdout)
@@ -121,7 +121,7 @@ def print_suite(result: SuiteResult, compared: Speedups) -> None:
 
 
 def facts(result: SuiteResult, compared: Speedups) -> List[Tuple[str, str]]:
-    """What the table is of, as (name, value)."""
+    """Returns the conditions and totals of the table, as (name, value)."""
     done = [row for row in result.rows if row.status == "done"]
     machine = result.machine
     rows = [("suite", result.about)] if result.about else []
@@ -143,11 +143,11 @@ def facts(result: SuiteResult, compared: Speedups) -> List[Tuple[str, str]]:
         rows.append(("speed-up", f"of {compared.second} over what is measured here"))
         without = len(done) - len(compared.pairs)
         rows += [("", f"{without} of the measured rows have nothing to compare with")] if without else []
-    told: Dict[str, List[str]] = {}
+    ids_by_note: Dict[str, List[str]] = {}
     for row in result.rows:
         for text in row.notes:
-            told.setdefault(text, []).append(row.id)
-    for text, ids in told.items():
+            ids_by_note.setdefault(text, []).append(row.id)
+    for text, ids in ids_by_note.items():
         more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
         which = "all rows" if len(ids) == len(result.rows) else ", ".join(ids[:2]) + more
         rows.append(("note", f"{which}: {text}"))
@@ -156,7 +156,7 @@ def facts(result: SuiteResult, compared: Speedups) -> List[Tuple[str, str]]:
 
 
 def print_plan(suite: Suite, as_json: bool) -> None:
-    """The rows that would run, for ``--print-config``."""
+    """Prints the rows that would run, for ``--print-config``."""
     if as_json:
         rows = [{"id": row.id, "command": row.words} for row in suite.rows]
         print(json.dumps({"suite": suite.name, "rows": rows}, indent=2))
@@ -172,19 +172,19 @@ def print_plan(suite: Suite, as_json: bool) -> None:
 
 
 def points(compared: Speedups) -> List[Tuple[Row, float, Optional[int]]]:
-    """The pairs that the figure shows: of networks whose arithmetic is known, without those of a ladder of steps."""
+    """Returns the pairs in the figure: networks of known arithmetic, except those of a ladder of steps."""
     return [
         pair for pair in compared.pairs if pair[0].flop_per_parameter and pair[0].training_accuracy is None
     ]
 
 
 def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
-    """Speed-up against arithmetic intensity, forward and training side by side.
+    """Draws speed-up against arithmetic intensity, forward and training side by side.
 
     Args:
-        compared: with at least one pair.
+        compared: speed-ups with at least one pair.
         suffix: ".png" or ".svg".
-        path: the file to write, whatever its name.
+        path: file to write, of any name.
     """
     from ipucnn.sessions.host.environment import import_matplotlib
 
@@ -195,7 +195,7 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     panels = [(name, [p for p in pairs if p[0].mode == name]) for name in ("inference", "training")]
     panels = [panel for panel in panels if panel[1]]
     batches = sorted({row.micro_batch_size or 0 for row, _, _ in pairs})
-    # Ids in SVG are random without a salt; the same figure is the same bytes.
+    # Ids in SVG are random without a salt; with it, the same figure has the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "ipucnn", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7.6 * len(panels), 7.2), dpi=110)
         axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]

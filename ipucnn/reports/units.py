@@ -1,4 +1,4 @@
-"""Numbers as reports show them: counts, times, sizes, shares and rates."""
+"""Formats numbers for reports: counts, times, sizes, shares and rates."""
 
 from typing import Optional
 
@@ -10,7 +10,7 @@ _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def count(value: float) -> str:
-    """4049571 -> ``4.05 M``; three significant digits, all of them shown from 1000 on."""
+    """Formats a count with three significant digits: 4049571 -> ``4.05 M``; trailing zeros are shown from 1000 on."""
     for size, unit in _COUNTS:
         scaled = value / size
         if abs(scaled) >= 0.9995:
@@ -20,18 +20,18 @@ def count(value: float) -> str:
 
 
 def size(num_bytes: Optional[float]) -> str:
-    """As :func:`ipucnn.text.size_text` has it; nothing where it is unknown."""
+    """Formats bytes as :func:`ipucnn.text.size_text` does; "" if unknown."""
     return "" if num_bytes is None else text.size_text(num_bytes)
 
 
 def mebibytes(num_bytes: float) -> str:
-    """Three digits or whole MiB: an IPU's memory is told in MiB by its maker."""
+    """Formats MiB with three digits, or whole ones from 100 on: Graphcore gives an IPU's memory in MiB."""
     value = num_bytes / 2**20
     return f"{value:,.0f} MiB" if value >= 100 else f"{value:.3g} MiB"
 
 
 def seconds(value: Optional[float]) -> str:
-    """The time of one operation in s, ms or us, with four digits; nothing where it is unknown."""
+    """Formats the time of one operation in s, ms or us, with four digits; "" if unknown."""
     if value is None:
         return ""
     if value >= 1:
@@ -40,7 +40,7 @@ def seconds(value: Optional[float]) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """0.00213 -> ``2.13 ms``; below a tenth of a millisecond microseconds, above ten seconds seconds."""
+    """Formats seconds as milliseconds: 0.00213 -> ``2.13 ms``; in µs below 0.1 ms, and in s from 10 s on."""
     if value >= 10:
         return f"{value:.3g} s"
     if value and value < 1e-4:
@@ -49,14 +49,14 @@ def milliseconds(value: float) -> str:
 
 
 def column_milliseconds(value: float) -> str:
-    """Seconds as milliseconds without the unit, for a column of them: 0.02, 2.13, 21.3, 213."""
+    """Formats seconds as milliseconds without the unit, for a column: 0.02, 2.13, 21.3, 213."""
     scaled = 1e3 * value
     digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
     return f"{scaled:,.{digits}f}"
 
 
 def duration(value: float) -> str:
-    """75.2 -> ``1 min 15 s``; below a minute with one decimal."""
+    """Formats a duration: 75.2 -> ``1 min 15 s``; below a minute with one decimal."""
     if round(value, 1) < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -66,10 +66,10 @@ def duration(value: float) -> str:
 
 
 def images(images_per_s: float) -> str:
-    """Predicted images a second: three digits, from 100 on whole ones."""
+    """Formats predicted images per second: three digits, or whole numbers from 100 on."""
     return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
 
 
 def rate(images_per_s: float) -> str:
-    """Measured images a second: whole ones, with two decimals below ten, because large tiles take seconds."""
+    """Formats measured images per second: whole numbers; below ten, two decimals, as large patches take seconds."""
     return f"{images_per_s:,.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"

@@ -1,4 +1,4 @@
-"""What ``ipucnn verify-dataset`` shows: the facts of each subset, the findings, and a contact sheet."""
+"""Output of ``ipucnn verify-dataset``: the facts of each subset, the findings, and a contact sheet."""
 
 import sys
 from typing import Any, List, Tuple, Union
@@ -12,13 +12,13 @@ from ipucnn.reports.sheets import ContactSheet, PanelSheet
 from ipucnn.runs.images.outputs import class_colours, mask_picture, overlay
 
 MOST_CLASSES = 20
-"""Classes listed one by one; of more, the smallest and the largest."""
+"""Most classes that are listed one by one; if there are more, only the range of their sizes is shown."""
 SHOWN_EXAMPLES = 5
-"""Examples of a finding in the table; the JSON has more."""
+"""Most examples of a finding in the table; the JSON has more."""
 
 
 def print_verification(found: Verification) -> None:
-    """The report as tables on stdout."""
+    """Prints the report as tables on stdout."""
     out = console(sys.stdout)
     out.print(titled(f"{found.dataset} ({found.location})", _facts(found)))
     for line in _known_lines(found):
@@ -39,7 +39,7 @@ def _verdict(found: Verification) -> str:
 
 
 def _facts(found: Verification) -> Any:
-    """A row per fact, a column per subset."""
+    """Returns a table with a row per fact and a column per subset."""
     from rich.text import Text
 
     table = plain_table()
@@ -61,7 +61,7 @@ def _facts(found: Verification) -> Any:
 
 
 def _known_lines(found: Verification) -> List[str]:
-    """What was compared with values from outside, a line each."""
+    """Returns a line for each comparison with published values or checksums."""
     lines = []
     if found.known.mean:
         std = f", deviation {_numbers(found.known.std)}" if found.known.std else ""
@@ -106,7 +106,7 @@ def _class_range(subset: SubsetFacts) -> str:
 
 
 def _classes(found: Verification) -> Any:
-    """Samples, or the share of pixels, of each class."""
+    """Returns a table of the samples, or the share of pixels, of each class."""
     from rich.text import Text
 
     pixels = any(subset.class_unit == "pixels" for subset in found.subsets)
@@ -128,7 +128,7 @@ def _classes(found: Verification) -> Any:
 
 
 def _findings(found: Verification) -> Any:
-    """A row per finding: what is wrong, where, and what to do."""
+    """Returns a table with a row per finding: the problem, its subset and count, and the remedy."""
     from rich.text import Text
 
     table = plain_table(show_lines=False)
@@ -151,7 +151,7 @@ def _body(finding: Finding) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    # A column of their own for the dashes: what is folded goes on below the example's beginning.
+    # The dashes have a separate column, so that wrapped lines continue below the example's beginning.
     examples = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     examples.add_column(no_wrap=True)
     examples.add_column(overflow="fold")
@@ -162,7 +162,7 @@ def _body(finding: Finding) -> Any:
 
 
 class LabelSheet:
-    """A contact sheet of samples with their labels; of segmentation sets with their masks as overlays.
+    """A contact sheet of samples with their labels; for segmentation sets, of images with masks as overlays.
 
     Args:
         task: "classification" or "segmentation".
@@ -178,12 +178,12 @@ class LabelSheet:
         self.save = self._sheet.save
 
     def expect(self, total: int) -> None:
-        """Says how many samples there will be."""
+        """Sets the number of samples that will follow."""
         if total:
             self._sheet.expect(total)
 
     def add(self, position: int, sample: Sample) -> None:
-        """Takes a sample that is shown."""
+        """Adds a sample that is shown."""
         if self._sheet is self._tiles:
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
             self._tiles.take(position, result, sample.image)
@@ -203,5 +203,5 @@ class LabelSheet:
 
     @property
     def num_undrawn(self) -> int:
-        """Samples that were chosen to be shown, and could not be read."""
+        """Number of samples that were chosen to be shown but could not be read."""
         return self._sheet.num_wanted - len(self)

@@ -46,9 +46,7 @@ CLASS_COLOURS = (
     *(OVERLAY_COLOUR, (0, 114, 178), (0, 158, 115), (204, 121, 167)),
     *((240, 228, 66), (86, 180, 233), (230, 159, 0)),
 )
-"""Colours of the classes 1, 2, ...; colour-blind people can distinguish them (Okabe and Ito 2008).
-Class 0 has none.
-"""
+"""Colours of the classes 1, 2, ..., also for colour-blind people (Okabe and Ito 2008); class 0 has none."""
 
 
 class Spool:
@@ -106,9 +104,7 @@ def check_outputs(
 
 
 def format_of(path: Path, extensions: Sequence[str]) -> str:
-    """Returns the extension of the format to write, with its dot: the name's, or the first for ``/dev/stdout`` and the
-    like.
-    """
+    """Returns the extension to write, with its dot: the name's, or the first for ``/dev/stdout`` and the like."""
     suffix = path.suffix.lower()
     return suffix if suffix in extensions else extensions[0]
 

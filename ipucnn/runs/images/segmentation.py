@@ -38,9 +38,7 @@ from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.session import Session
 
 VIEWS = (1, 2, 4, 8)
-"""Legal numbers of test-time augmentations; the first of an image's eight rotated and mirrored
-versions are averaged.
-"""
+"""Legal numbers of views: the first of an image's eight rotated and mirrored versions are averaged."""
 
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of patches' outputs to choose from: only a few, because a network is built and traced for each."""
@@ -99,9 +97,7 @@ def check_views(views: int) -> None:
 
 
 def _view(image: np.ndarray, number: int) -> np.ndarray:
-    """Returns a version of [h, w, ...]: 0 is the image, 1 mirrored, 2 and 3 these rotated by 180 degrees, 4 to 7 all by
-    90.
-    """
+    """Returns a version of [h, w, ...]: 0 as it is, 1 mirrored, 2 and 3 these turned by 180 degrees, 4 to 7 by 90."""
     mirrored = image[:, ::-1] if number & 1 else image
     return np.rot90(mirrored, 2 * (number >> 1 & 1) + (number >> 2 & 1))
 
