@@ -1,11 +1,11 @@
-"""Convolutional networks on Graphcore IPUs, and with the IPU's semantics everywhere else."""
+"""Convolutional networks on Graphcore IPUs, or on any CPU or GPU with the IPU's semantics."""
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "evaluate", "export", "load", "plan", "read_history", "train"]
 
 
 def __getattr__(name: str) -> object:
-    """The Python API, which is imported when it is used."""
+    """Imports the Python API on its first use."""
     if name not in __all__:
         raise AttributeError(f"module 'ipucnn' has no attribute '{name}'")
     import importlib

@@ -1,8 +1,8 @@
-"""Names for what this project is given: by TensorFlow, Keras, the Poplar SDK and other libraries, and by files.
+"""Type names for values from TensorFlow, Keras, the Poplar SDK, other libraries, and files.
 
-The types of the libraries differ by version, there are no stubs of them, and importing this needs none of them: so a
-signature can name a tensor in a module that must stay light.  Last, what a session may ask of the planner, which it
-does not import.
+The libraries' types differ by version and have no stubs.  This module imports none of the libraries, so modules that
+must stay light can use the names in signatures.  ``MemoryAdvice`` is the part of the planner that sessions call; they
+do not import the planner.
 """
 
 import sys
@@ -18,7 +18,7 @@ KerasLayer = Any
 KerasModel = Any
 KerasVariable = Any
 KerasConfig = Dict[str, Any]
-"""What Keras says of a layer, a model or an optimizer in ``get_config``: its settings by name."""
+"""The settings of a layer, a model or an optimizer by name, as Keras' ``get_config`` returns them."""
 SdkModule = Any
 Tensor = Any
 TensorShape = Any
@@ -29,15 +29,15 @@ TfIterator = Any
 TfVariable = Any
 
 Numbers = Any
-"""One number, a NumPy array of them or a tensor: for arithmetic that is the same for each."""
+"""A number, a NumPy array or a tensor, in arithmetic that is the same for all three."""
 
 ClickCommand = Any
 ClickContext = Any
 ClickError = Any
 ClickParameter = Any
-"""Click's own or those in Typer: newer versions of Typer have Click inside them."""
+"""A class of Click, or its copy in Typer: newer versions of Typer contain Click."""
 HdfItem = Any
-"""A file, group or data set of h5py."""
+"""A file, group or HDF5 data set of h5py."""
 NumbaType = Any
 OnnxGraph = Any
 PillowImage = Any
@@ -46,21 +46,21 @@ YamlEvent = Any
 YamlNode = Any
 
 PlainValue = Any
-"""What JSON, YAML and command lines say: None, a bool, number or text, or a list or dictionary of plain values."""
+"""A value from JSON, YAML or a command line: None, a bool, number or text, or a list or dictionary of plain values."""
 PlainDict = Dict[str, Any]
-"""An object of a JSON document, or a mapping of a YAML one; its values are plain."""
+"""A JSON object or a YAML mapping with plain values."""
 
 
 class MemoryAdvice(Protocol):
-    """What is predicted of the IPUs' memory, asked only once a program was refused.
+    """Predicts the IPUs' memory; called only after the compiler refused a program.
 
     Args:
-        overuse: memory needed over memory there is, as the compiler said; None: unknown.
-        without: the option, by its name in ``RunConfig``, whose memory is not there.  Then the answer is what the
-            fullest IPU holds with it off; else it is a change after which the program is predicted to fit.
+        overuse: memory needed divided by memory available, as the compiler reported it; None if unknown.
+        without: the ``RunConfig`` name of an option whose memory is not available.  If given, the advice is what the
+            fullest IPU holds without the option; if None, a change with which the program is predicted to fit.
 
     Returns:
-        Part of a hint, or None where nothing is predicted.
+        Part of a hint, or None if there is no prediction.
     """
 
     def __call__(self, overuse: Optional[float], without: Optional[str] = None) -> Optional[str]: ...

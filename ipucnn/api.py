@@ -1,6 +1,6 @@
-"""The Python API: what ``import ipucnn`` gives.  Nothing heavy is imported until a function needs it.
+"""The Python API: the functions of ``import ipucnn``.  TensorFlow is imported only when a function needs it.
 
-It says what the commands say: the same options under the same names, with ``_`` in place of ``-``, the same errors
+The API mirrors the commands: it has the same options with ``_`` in place of ``-``, the same errors
 (``ipucnn.errors.UserError``, with ``message`` and ``hint``), and the same results.
 """
 
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from ipucnn.sessions.session import Session
 
 Image = Union[str, Path, np.ndarray, PillowImage]
-"""A file, an image of Pillow, or uint8 pixels [height, width] or [height, width, 1 or 3], red, green, blue."""
+"""A file, a Pillow image, or uint8 pixels [height, width] or [height, width, 1 or 3], in the order RGB."""
 
 
 _ALSO_CALLED = {"batch_size": ("micro_batch_size", "global_batch_size")}
-"""What Keras calls an option whose name here says more."""
+"""Keras' name of an option -> the names it can have here."""
 
 
 @contextlib.contextmanager
 def _as_the_command_line() -> Iterator[None]:
-    """What the command line says of the system's errors and of memory that ran out is a ``UserError`` here."""
+    """Raises errors of the system and out-of-memory errors as the ``UserError`` that the command line prints."""
     try:
         yield
     except Exception as error:
-        told = user_error_of(error)
-        if told is None:
+        user_error = user_error_of(error)
+        if user_error is None:
             raise
-        raise told from error
+        raise user_error from error
 
 
 _TEXTS = {
@@ -77,9 +77,9 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def _guarded(function: _Function) -> _Function:
-    """The guard at the edge of the interface: what no command line could hold is refused as a command refuses it.
+    """Wraps an API function so that it refuses the arguments that the command line refuses, with the same errors.
 
-    Texts and numbers are checked here; options (``**options``) where the command line's are.
+    Texts and numbers are checked here; ``**options`` are checked together with the options of the command line.
     """
     signature = inspect.signature(function)
 
@@ -108,7 +108,7 @@ class Run:
 
     Attributes:
         config: the run's configuration, every option by its name.
-        labels: the names of the classes, in the order of the outputs.
+        labels: names of the classes, in the order of the outputs.
     """
 
     def __init__(self, trained: "TrainedSetup", path: str) -> None:
@@ -125,10 +125,10 @@ class Run:
     @property
     @_as_the_command_line()
     def history(self) -> List[Dict[str, Any]]:
-        """The rows of the run's ``metrics.jsonl``, of a checkpoint those of its run; see :func:`read_history`.
+        """The rows of ``metrics.jsonl`` of the run, or of the checkpoint's run; see :func:`read_history`.
 
         Raises:
-            ConfigurationError: an exported file has none.
+            ConfigurationError: this is an exported file, which has no history.
         """
         self._refuse_exported("history")
         path = expand(self._path)
@@ -137,10 +137,10 @@ class Run:
     @property
     @_as_the_command_line()
     def keras_model(self) -> KerasModel:
-        """The network as a Keras model with its weights; it takes images as the input pipeline gives them.
+        """The network as a Keras model with its weights; its inputs are images that the input pipeline prepared.
 
         Raises:
-            ConfigurationError: an exported file is none.
+            ConfigurationError: this is an exported file, which has no Keras model.
         """
         self._refuse_exported("Keras model")
         if self._model is None:
@@ -149,18 +149,18 @@ class Run:
 
     @_as_the_command_line()
     def predict(self, images: Union[Image, Sequence[Image]]) -> np.ndarray:
-        """The probabilities of the classes of images, which are brought to the network as ``ipucnn infer`` does it.
+        """Predicts the class probabilities of images, prepared as ``ipucnn infer`` prepares them.
 
         Args:
-            images: one, several in a list, or several of one size in an array [images, height, width, channels];
-                where the data set is grey, [images, height, width] will do.
+            images: an image, a list of images, or images of one size in an array [images, height, width, channels];
+                for a grey data set also [images, height, width].
 
         Returns:
             float32 [n, classes].
 
         Raises:
-            DataError: an image cannot be read, or an array is none of 8-bit pixels.
-            ConfigurationError: the network segments images, which ``ipucnn infer`` does.
+            DataError: an image cannot be read, or an array does not hold 8-bit pixels.
+            ConfigurationError: the network segments images; use ``ipucnn infer``.
         """
         from ipucnn.runs.infer import LARGEST_BATCH, finisher
         from ipucnn.training.evaluation import log_softmax
@@ -193,11 +193,11 @@ class Run:
             )
 
     def _is_batch(self, images: np.ndarray) -> bool:
-        """Whether an array holds several images, of grey ones also without an axis of channels."""
+        """Whether an array holds several images; arrays of grey images need no channel axis."""
         if images.ndim != 3:
             return images.ndim > 3
-        # Of a network of colour images it may be one image with the channels first, which is not to be guessed.  Four
-        # channels are an image with transparency, which is refused, rather than images four pixels wide.
+        # For a network of colour images the array may be one image with its channels first, so nothing is guessed.
+        # A last axis of four is one image with transparency, which is refused, rather than images four pixels wide.
         is_grey = 1 in (self._trained.input_shape[2], self._trained.source.info.image_shape[2])
         return is_grey and images.shape[2] > 4
 
@@ -209,7 +209,7 @@ class Run:
         if isinstance(image, (str, Path)):
             (file,) = images_of_files([str(image)], info, input_shape)
             return file.read()
-        # Pillow need not be imported to know; plugins have classes of their own.
+        # The check does not import Pillow.  Pillow's plugins derive classes of their own.
         if any(kind.__module__ == "PIL.Image" for kind in type(image).__mro__):
             try:
                 return pixels_for_evaluation(image, "image", info, input_shape)
@@ -226,7 +226,7 @@ class Run:
         return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:
-        """Builds the network and its session, once."""
+        """Builds the network and its session on the first call."""
         if self._session is not None:
             return
         session = self._trained.session(verbose=False)
@@ -248,12 +248,13 @@ def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optiona
     (2, 10)
 
     Args:
-        run: its path.
-        checkpoint: which of the run's: "best", "last", or a file name; None for the last where there is one.
-        model: the network's own file, "my_net.py:build", which is run; needed where it has layers of your own.
+        run: path of the run folder, checkpoint or exported file.
+        checkpoint: the run's checkpoint: "best", "last", or a file name; None for the last one, if any.
+        model: the function that makes the network, "my_net.py:build", whose file is run; needed if the network has
+            layers of your own.
 
     Raises:
-        UserError: as ``ipucnn infer`` says it.
+        UserError: as for ``ipucnn infer``.
     """
     from ipucnn.runs.trained import open_trained
 
@@ -291,14 +292,14 @@ def evaluate(
 
     Args:
         run, checkpoint, model: as :func:`load` takes them.
-        options: of ``ipucnn evaluate`` that all commands share, by their names, such as ``dataset_path``; ``dataset``
-            also takes arrays, as :func:`train` does; of one pair all is evaluated.
+        options: options of ``ipucnn evaluate`` that all commands share, by name, such as ``dataset_path``;
+            ``dataset`` also takes arrays, as in :func:`train`; a single pair of arrays is evaluated as a whole.
 
     Returns:
-        What ``ipucnn evaluate --json`` prints: ``measured``, ``classes``, ``confusion_matrix`` and others.
+        The result that ``ipucnn evaluate --json`` prints: ``measured``, ``classes``, ``confusion_matrix`` and others.
 
     Raises:
-        UserError: as the command says it.
+        UserError: as for the command.
     """
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
 
@@ -327,14 +328,14 @@ def export(
         run, checkpoint, model: as :func:`load` takes them.
         format: "onnx", "tflite", "saved-model", "keras" or "ipu".
         output: folder to write; None for ``exports/NAME-FORMAT``.
-        batch, opset, half, raw_uint8, probabilities, overwrite: as the command has them.
-        options: of ``ipucnn export`` that all commands share, by their names.
+        batch, opset, half, raw_uint8, probabilities, overwrite: as the command's options.
+        options: options of ``ipucnn export`` that all commands share, by name.
 
     Returns:
-        What stands in ``export.json``, and ``folder``.
+        The content of ``export.json``, and ``folder``.
 
     Raises:
-        UserError: as the command says it; ``ThresholdError`` where the file does not compute what the run does.
+        UserError: as for the command; ``ThresholdError`` if the results of the file differ from those of the run.
     """
     from ipucnn.runs.export import ExportRequest, export_run
 
@@ -354,15 +355,14 @@ def export(
 
 @_guarded
 def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
-    """The rows of a run's ``metrics.jsonl``: one for each execution and validation, with ``event`` and
-    ``weight_updates``.
+    """Reads a run's ``metrics.jsonl``: a row for each execution and validation, with ``event`` and ``weight_updates``.
 
     >>> import ipucnn
     >>> [row["weight_updates"] for row in ipucnn.read_history("runs/mine") if row["event"] == "validation"]
     [2, 4]
 
     Raises:
-        DataError: the folder is no run.
+        DataError: the folder is not a run.
     """
     return read_run(expand(str(run))).history
 
@@ -380,12 +380,12 @@ def plan(
 
     Args:
         model: a network of ``ipucnn models``, or a file that holds one.
-        stages: to split into; None searches for the best use of the IPUs.
-        system: to plan for; None for the smallest POD.
-        options: of ``ipucnn plan-splits``, by their names.
+        stages: number of pipeline stages; None searches for the best use of the IPUs.
+        system: the system to plan for; None for the smallest POD.
+        options: options of ``ipucnn plan-splits``, by name.
 
     Raises:
-        UserError: as the command says it; ``InfeasibleError`` where no plan fits.
+        UserError: as for the command; ``InfeasibleError`` if no plan fits.
     """
     from ipucnn.planning.plan import check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
@@ -393,17 +393,17 @@ def plan(
 
     resolved = _request("plan-splits", model, options).resolve()
     request = make_request(resolved, stages=stages, system=system)
-    made = make_plan(request, [], lambda note: None, import_tensorflow)
-    check_not_fitting(made, request)
-    return made
+    best_plan = make_plan(request, [], lambda note: None, import_tensorflow)
+    check_not_fitting(best_plan, request)
+    return best_plan
 
 
 class Training:
-    """A training run that begins when it is iterated over, which can be done once; see :func:`train`.
+    """A training run that starts when it is iterated over; it can be iterated over only once.  See :func:`train`.
 
     Attributes:
         folder: the run folder.
-        report: what ``report.json`` holds, once the run is over.
+        report: the content of ``report.json`` after the run.
     """
 
     def __init__(self, run: "TrainingRun") -> None:
@@ -421,16 +421,16 @@ class Training:
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """What ``report.json`` holds, once the run is over; before that nothing."""
+        """The content of ``report.json`` after the run; empty before that."""
         return self._run.final_report
 
     def __iter__(self) -> Iterator["RunEvent"]:
-        """Trains, and gives each event as it happens.
+        """Trains, and yields each event as it happens.
 
         Raises:
             ConfigurationError: it was iterated over before.
         """
-        # Not in the generator, whose first line runs only when the first event is asked for.
+        # Checked outside of the generator, whose first line runs only when the first event is requested.
         if self._has_begun:
             raise ConfigurationError(
                 f"this training has been iterated over before, and it trains only once; its run is {self.folder}",
@@ -455,7 +455,7 @@ class Training:
 
 @_guarded
 def train(model: str, **options: PlainValue) -> Training:
-    """Checks a training run as ``ipucnn train`` does, and gives what trains when it is iterated over.
+    """Checks a training run as ``ipucnn train`` does, and returns an object that trains when it is iterated over.
 
     >>> import ipucnn
     >>> training = ipucnn.train("toy_model", dataset="digits", limit_train=64, num_epochs=1, seed=1, run_dir="runs/new")
@@ -467,12 +467,12 @@ def train(model: str, **options: PlainValue) -> Training:
 
     Args:
         model: a network of ``ipucnn models``.
-        options: of ``ipucnn train``, by their names. ``dataset`` also takes arrays: (images, labels), of which a fifth
-            of each class is held out, or (images, labels) for training and for evaluation; names of the classes after
-            them. Images are uint8 [n, height, width] or [n, height, width, 1 or 3].
+        options: options of ``ipucnn train``, by name.  ``dataset`` also takes arrays: one pair (images, labels), of
+            which a fifth of each class is held out, or two pairs, for training and for evaluation; either may be
+            followed by the names of the classes.  Images are uint8 [n, height, width] or [n, height, width, 1 or 3].
 
     Raises:
-        UserError: as the command says it, here or while it trains.
+        UserError: as for the command, in this call or during training.
     """
     from ipucnn.runs.start import is_cross_validation
     from ipucnn.runs.train import TrainingRun
@@ -492,10 +492,10 @@ def train(model: str, **options: PlainValue) -> Training:
 
 
 def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> RunRequest:
-    """The request of a command with options as keywords.
+    """Makes the request of a command from options as keywords.
 
     Raises:
-        ConfigurationError: an option that the command does not have.
+        ConfigurationError: the command has no such option.
     """
     from ipucnn.planning.pipeline_plan import read_plan
 
@@ -516,13 +516,13 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
 
 
 def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str] = ()) -> Dict[str, Any]:
-    """Options as keywords, as they would be typed.
+    """Converts options as keywords into the options of the command line.
 
     Args:
-        others: further keywords that there are, for the hint of an error.
+        others: further valid keywords, which the hint of an error can suggest.
 
     Raises:
-        ConfigurationError: an option that the command does not have.
+        ConfigurationError: the command has no such option.
     """
     known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
     flags: Dict[str, Any] = {}
@@ -543,15 +543,15 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
 
 
 def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:
-    """``did you mean 'x'?`` for a keyword, by what others call the option, then by its spelling."""
-    meant = [option for option in _ALSO_CALLED.get(name, ()) if option in known]
-    if meant:
-        return "did you mean " + " or ".join(f"'{option}'" for option in meant) + "?"
+    """Returns ``did you mean 'x'?`` for a keyword: first by Keras' name of the option, then by similar spelling."""
+    candidates = [option for option in _ALSO_CALLED.get(name, ()) if option in known]
+    if candidates:
+        return "did you mean " + " or ".join(f"'{option}'" for option in candidates) + "?"
     return did_you_mean(name, known)
 
 
 def _plain(value: object) -> object:
-    """A value with Python's own numbers in place of NumPy's, which a loop over arrays gives, and text for a path."""
+    """Converts NumPy numbers, which loops over arrays give, to Python numbers, and paths to text."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, np.generic):

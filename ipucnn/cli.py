@@ -26,7 +26,7 @@ COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
 
 
 def main(args: Optional[Sequence[str]] = None) -> NoReturn:
-    """Runs the command line and exits with the code that says how it went."""
+    """Runs the command line and exits with its exit code."""
     interrupts.listen()
     _make_streams_usable()
     _take_programs_from_fixed_folders()
@@ -38,7 +38,7 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     except SystemExit as ending:
         code = ending.code
     except interrupts.Interruption as interruption:
-        # It came while the line that says how the command ended was written.
+        # The signal arrived while the command's last message was written.
         code = interruption.exit_code
     interrupts.finish()
     _flush_streams()
@@ -46,9 +46,9 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
 
 
 def _take_programs_from_fixed_folders() -> None:
-    """Leaves relative folders out of PATH: the current folder is anybody's, and libraries run programs by their names.
+    """Removes relative folders from PATH: anybody may have put programs into the current folder.
 
-    Python's ``platform`` runs ``uname``, for example, and ``ctypes`` a compiler.
+    Libraries run programs by name: Python's ``platform`` runs ``uname``, for example, and ``ctypes`` a compiler.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     fixed = [folder for folder in folders if os.path.isabs(folder)]
@@ -57,12 +57,12 @@ def _take_programs_from_fixed_folders() -> None:
 
 
 def _make_streams_usable() -> None:
-    """Streams may be closed, narrow, full, or lead to a reader that goes away; none of it ends what is computed."""
+    """Wraps the standard streams so that work continues if they are closed, lose their reader, or lack characters."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Else the next file that is opened gets the number, and what libraries print would go into it.
+            # Otherwise the next opened file gets this number, and the libraries' output would go into it.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
     for name in ("stdout", "stderr"):
@@ -75,21 +75,21 @@ def _make_streams_usable() -> None:
     sys.stderr = _Stream(sys.stderr, has_result=False)  # type: ignore[assignment]
 
 
-# A pipe without a reader, a terminal or a network file that is gone: nobody will ever read the rest.
+# The reader is gone for good: a pipe without a reader, a closed terminal, a lost network file.
 _GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENOTCONN, errno.ESTALE)
 
 
 class _Stream:
-    """A standard stream whose reader may go away; what is written from then on goes nowhere.
+    """A standard stream that discards all further output once its reader is gone.
 
     Args:
-        stream: Python's.
-        has_result: it is stdout: that a disk is full must be told.  What stderr says on the way is never worth ending
-            the work for; its next text may find place again.
+        stream: Python's stream.
+        has_result: True for stdout: an error such as a full disk is raised.  For stderr it is ignored, because
+            messages are not worth ending the work, and later ones may be written again.
     """
 
     problem: Optional[OSError] = None
-    """What kept the result from being written; an OSError does not say which file it is about."""
+    """The error that kept the result from being written; an OSError does not name its file."""
 
     def __init__(self, stream: TextIO, has_result: bool) -> None:
         self._stream, self._has_result = stream, has_result
@@ -119,7 +119,7 @@ class _Stream:
                 raise
 
     def silence(self) -> None:
-        """Sends what is written from now on, and what is still in the buffer, nowhere."""
+        """Discards the buffer and all further output."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -129,7 +129,7 @@ class _Stream:
 
 
 def _flush_streams() -> None:
-    """Writes what the streams still hold; where that fails, Python must not try again and end with its own code."""
+    """Flushes the streams; if that fails, silences them, because Python would try again and exit with its own code."""
     for stream in (sys.stdout, sys.stderr):
         underlying = getattr(stream, "_stream", stream)
         try:
@@ -141,7 +141,7 @@ def _flush_streams() -> None:
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
     code = _run(args)
-    # Results wait in a buffer; what becomes of them is known only now.
+    # Results are buffered, so errors of writing them can appear only now.
     problem = _flush_stdout()
     if problem is None:
         return code
@@ -161,35 +161,35 @@ def _run(args: List[str]) -> int:
 
 
 def _report(error: Exception, verbose: bool) -> int:
-    """Says what went wrong, with a traceback only for a bug, and returns the exit code."""
+    """Prints an error, with a traceback only for a bug, and returns the exit code."""
     if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
         _silence_stdout()
         return _report_stdout(error)
-    told: Optional[UserError] = error if isinstance(error, UserError) else None
-    if told is None:
+    user_error: Optional[UserError] = error if isinstance(error, UserError) else None
+    if user_error is None:
         from ipucnn.filesystem import user_error_of
 
-        told = user_error_of(error)
-        if told is None:
+        user_error = user_error_of(error)
+        if user_error is None:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
             _print_line("error: this is a bug in ipucnn; the lines above say where")
             return EXIT_BUG
-        told.__cause__ = error
-    _print_error(told, verbose)
-    return told.exit_code
+        user_error.__cause__ = error
+    _print_error(user_error, verbose)
+    return user_error.exit_code
 
 
 def _interrupted(code: int) -> int:
-    """Says so, whatever a library made of the interruption; the exit code is that of the signal, if one came."""
+    """Prints "interrupted" and returns the exit code of the signal, or ``code`` if there was no signal."""
     signalled = interrupts.noted()
     _print_line("interrupted")
     return code if signalled is None else signalled
 
 
 def _flush_stdout() -> Optional[OSError]:
-    """Writes what stdout still holds; where that fails it is dropped, so that Python does not try again."""
+    """Flushes stdout; if that fails, discards the buffer, because Python would try again, and returns the error."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -216,8 +216,8 @@ def _dispatch(args: List[str]) -> int:
     if COMPLETE_VARIABLE not in os.environ:
         first = next((arg for arg in args if arg not in ("-v", "--verbose")), "--help")
         if first in ("--help", "-h", "--help-all"):
-            asked_after = args.index(first) + 1 if first in args else len(args)
-            words = [arg for arg in args[asked_after:] if not arg.startswith("-")]
+            first_word = args.index(first) + 1 if first in args else len(args)
+            words = [arg for arg in args[first_word:] if not arg.startswith("-")]
             if not words:
                 print_root_help()
                 return EXIT_OK
@@ -234,24 +234,24 @@ def _dispatch(args: List[str]) -> int:
 
     from ipucnn.command_group import build_root
 
-    asked = args[0] if args else ""
-    root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in asked)
+    first_argument = args[0] if args else ""
+    root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in first_argument)
     if COMPLETE_VARIABLE in os.environ:
         root.main(args=args, prog_name="ipucnn", complete_var=COMPLETE_VARIABLE)
         return EXIT_OK
-    # Typer exports no base of its usage errors, and which click they come from depends on its version.
+    # Typer does not export the base class of its usage errors, and its module depends on the version of Typer.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
-    except (typer.Exit, SystemExit) as done:
-        if "completion" not in asked or not getattr(done, "exit_code", EXIT_BUG):
-            if isinstance(done, SystemExit):
+    except (typer.Exit, SystemExit) as ending:
+        if "completion" not in first_argument or not getattr(ending, "exit_code", EXIT_BUG):
+            if isinstance(ending, SystemExit):
                 raise
-            return int(done.exit_code)
-        # Typer looks at the program that started this one, and gives up without a hint.
+            return int(ending.exit_code)
+        # Typer detects the shell from the parent process; where it cannot, it exits without a hint.
         raise ConfigurationError(
-            f"{shown_value(asked)}: the shell that this was started from is not known",
+            f"{shown_value(first_argument)}: the shell that this was started from is not known",
             "run it in bash, zsh, fish or PowerShell",
         ) from None
     except typer.Abort:
@@ -262,7 +262,7 @@ def _dispatch(args: List[str]) -> int:
 
 
 def _as_user_error(error: ClickError) -> UserError:
-    """A Typer usage error in this program's own form, with a hint."""
+    """Converts a usage error of Typer into a ``ConfigurationError`` with a hint."""
     ctx = getattr(error, "ctx", None)
     if ctx is None:
         return ConfigurationError(_sentence(error), "`ipucnn --help` lists the commands")
@@ -274,9 +274,9 @@ def _as_user_error(error: ClickError) -> UserError:
         from ipucnn.config.help_page import suggest, word_to_look_for
 
         typed = shown_value(error.option_name)
-        instead = REMOVED.get(f"{ctx.command.name} {error.option_name.replace('_', '-')}")
-        if instead is not None:
-            return ConfigurationError(f"{path}: {typed} was removed", instead)
+        replacement = REMOVED.get(f"{ctx.command.name} {error.option_name.replace('_', '-')}")
+        if replacement is not None:
+            return ConfigurationError(f"{path}: {typed} was removed", replacement)
         word = word_to_look_for(params, error.option_name)
         known = COMMANDS.get(ctx.command.name)
         hint = f"`{path} --help-all` shows all options"
@@ -294,7 +294,7 @@ def _as_user_error(error: ClickError) -> UserError:
 
 _LONGEST_SENTENCE = 1000
 LONGEST_MESSAGE = 3000
-"""Characters; what is longer repeats at length what was typed or stood in a file."""
+"""Characters of a message; longer ones, which repeat input at length, are shortened."""
 
 
 def _sentence(error: ClickError) -> str:
@@ -306,7 +306,7 @@ def _sentence(error: ClickError) -> str:
 
 
 error_copy: Optional[TextIO] = None
-"""Gets a copy of the lines that say why a command failed: ``ipucnn launch`` reads what its first worker said."""
+"""A stream that receives a copy of the error and hint lines: ``ipucnn launch`` reads those of its first worker."""
 
 
 def _print_error(error: UserError, verbose: bool) -> None:
@@ -316,7 +316,7 @@ def _print_error(error: UserError, verbose: bool) -> None:
     for line in lines:
         _print_line(line)
         if error_copy is not None:
-            # Who started the workers may be gone, and what was to be said has been said.
+            # The process that started the workers may be gone; the line is already on stderr.
             with contextlib.suppress(OSError):
                 print(printable(line), file=error_copy, flush=True)
     cause = error.__cause__
@@ -326,7 +326,7 @@ def _print_error(error: UserError, verbose: bool) -> None:
 
 
 def _bounded(text: str) -> str:
-    """A message that repeats what was typed, or what stood in a file, and is not a screen of it."""
+    """Shortens a long message in its middle; long ones repeat input at length."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     half = LONGEST_MESSAGE // 2
@@ -334,7 +334,7 @@ def _bounded(text: str) -> str:
 
 
 def _print_line(line: str) -> None:
-    """A line on stderr, its word before the colon coloured on a terminal."""
+    """Prints a line on stderr; on a terminal the word before the colon is coloured."""
     line = printable(line)
     word, colon, rest = line.partition(":")
     if colon and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):

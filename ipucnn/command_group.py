@@ -1,4 +1,4 @@
-"""The root Typer group: knows the commands' names, and imports a command when it is asked for."""
+"""The root Typer group, which has the commands' names and imports a command when it is used."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ CONTEXT = {"help_option_names": ["--help", "-h"]}
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """A group whose commands are imported one by one, on use."""
+    """A group that imports each command on its first use."""
 
     def list_commands(self, ctx: ClickContext) -> List[str]:
         return list(COMMANDS)
@@ -47,7 +47,7 @@ class LazyGroup(typer.core.TyperGroup):
 
 @functools.lru_cache(maxsize=None)
 def _command(name: str, function: Callable[..., None]) -> ClickCommand:
-    """What Typer makes of a function: once for all command lines of a process, for it takes as long as to parse ten."""
+    """Makes Typer's command of a function; cached for the process, because it takes as long as parsing ten times."""
     app = typer.Typer(add_completion=False)
     app.command(name, cls=RunCommand, context_settings=CONTEXT)(function)
     command = typer.main.get_command(app)
@@ -66,10 +66,10 @@ def _print_version(is_asked: bool) -> None:
 
 
 def print_found(words: str) -> None:
-    """Prints the commands, and the options of all commands, that are about words.
+    """Prints the commands, and the options of all commands, whose help contains the words.
 
     Raises:
-        ConfigurationError: if there are none.
+        ConfigurationError: no command or option matches.
     """
     from ipucnn.config.help_page import Row, find_options, has_word, option_row, print_page
 
@@ -90,19 +90,20 @@ def print_found(words: str) -> None:
             "`ipucnn --help` lists the commands, docs/glossary.md explains the words",
         )
     rows = [Row(row.names, row.metavar, f"Of {', '.join(of)}: {row.help}") for row, of in options.values()]
-    asked = shown_value(words)
+    topic = shown_value(words)
     print_page(
         "ipucnn COMMAND [OPTIONS]",
         "",
-        [(f"Commands about {asked}", commands), (f"Options about {asked}", rows)],
+        [(f"Commands about {topic}", commands), (f"Options about {topic}", rows)],
     )
 
 
 def build_root(with_completion: bool = True) -> ClickCommand:
-    """The root command, ready to parse.
+    """Builds the root command, ready to parse.
 
-    Typer loads its value converters (0.3 s) for every option whose value is not a bool when it parses.  Its
-    help and completion options are of that kind: ``cli`` prints the help, ``with_completion`` adds the rest.
+    Typer loads its value converters, which takes 0.3 s, if a command has an option whose value is not a bool.
+    Typer's own help and completion options are of that kind, so ``cli`` prints the help itself, and only
+    ``with_completion`` adds the completion options.
     """
     app = typer.Typer(cls=LazyGroup, name="ipucnn", add_help_option=False, add_completion=with_completion)
 
@@ -113,44 +114,44 @@ def build_root(with_completion: bool = True) -> ClickCommand:
         ),
         verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
     ) -> None:
-        # RunCommand hands ``verbose`` on to the command.
+        # RunCommand passes ``verbose`` on to the command.
         pass
 
     return typer.main.get_command(app)
 
 
-# The Typer command class: takes option values as users of argparse type them, prints its own help page.
+# The Typer command class: it takes option values as users of argparse type them, and prints its own help page.
 #
-# Rewritten before Typer parses: ``--a_b`` is ``--a-b``; ``--validation False`` is ``--no-validation``;
-# ``--pipeline-splits A B C`` is one flag per value, up to the next ``-`` option.
+# Arguments are rewritten before Typer parses them: ``--a_b`` becomes ``--a-b``; ``--validation False`` becomes
+# ``--no-validation``; ``--pipeline-splits A B C`` becomes one flag per value, up to the next ``-`` option.
 
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
 class RunCommand(typer.core.TyperCommand):
-    """A command whose options may be typed with ``_`` or ``-``, booleans with a value, lists with spaces.
+    """A command that takes options with ``_`` or ``-``, booleans with a value, and lists separated by spaces.
 
-    Values arrive as they were typed, or as their option's ``parser`` reads them.  Typer's own conversion would take
+    The function gets values as typed, or as converted by the option's ``parser``.  Typer's own conversion would take
     0.2 s to import and set up, and would change nothing.
     """
 
     readers: Mapping[str, Callable[[Any], Any]] = {}
-    """Name of a parameter -> what reads its text, where something does."""
+    """Name of a parameter -> the function that converts its text, for parameters that have one."""
 
     def parse_args(self, ctx: ClickContext, args: List[str]) -> List[str]:
         if ctx.resilient_parsing:  # completion
             return list(super().parse_args(ctx, args))
         typed = args[: args.index("--")] if "--" in args else args
-        asked = next(
+        help_index = next(
             (number for number, word in enumerate(typed) if word in ("--help", "-h", "--help-all")), None
         )
-        if asked is not None:
+        if help_index is not None:
             from ipucnn.config.help_page import print_command_help
 
-            words, _ = _items(typed[asked + 1 :])
+            words, _ = _items(typed[help_index + 1 :])
             known = COMMANDS[self.name or ""]
-            common = () if typed[asked] == "--help-all" else tuple(known.common.split())
+            common = () if typed[help_index] == "--help-all" else tuple(known.common.split())
             print_command_help(self, ctx, common, words, known.examples)
             raise typer.Exit()
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
@@ -159,7 +160,7 @@ class RunCommand(typer.core.TyperCommand):
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(rewrite(args, table))
         except Exception as error:
-            # Click leaves some usage errors without the command they are about; the hint needs it.
+            # Click does not set the context of some usage errors; the hint needs it.
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
@@ -171,7 +172,7 @@ class RunCommand(typer.core.TyperCommand):
             )
         for param in self.params:
             value = given.get(param.name)
-            # Versions of Click have different words for what was not typed.
+            # The value of an option that was not typed differs between versions of Click.
             if not isinstance(value, (str, bool, list, tuple)) or value == ():
                 if param.required:
                     from ipucnn.config.help_page import usage_line
@@ -193,14 +194,14 @@ class RunCommand(typer.core.TyperCommand):
 
 
 def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:
-    """The arguments in the plain forms Typer parses.
+    """Rewrites the arguments into the plain forms that Typer parses.
 
     Args:
-        args: as typed.
+        args: the arguments as typed.
         table: every option string of the command -> its parameter.
 
     Raises:
-        ConfigurationError: for ``--flag=VALUE`` where VALUE is neither true nor false.
+        ConfigurationError: VALUE of ``--flag=VALUE`` is neither true nor false.
     """
     plain: List[str] = []
     rest = list(args)
@@ -234,7 +235,7 @@ def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:
 def _boolean(
     name: str, value: Optional[str], param: ClickParameter, rest: List[str]
 ) -> Tuple[str, List[str]]:
-    """The positive or negative form of a boolean option, and the arguments left."""
+    """The positive or negative form of a boolean option, and the remaining arguments."""
     if value is None and rest and rest[0].lower() in (*TRUE_WORDS, *FALSE_WORDS):
         value, rest = rest[0], rest[1:]
     word = "true" if value is None else value.lower()
@@ -248,7 +249,7 @@ def _boolean(
 
 
 def _items(rest: List[str]) -> Tuple[List[str], List[str]]:
-    """The values of a list option: everything up to the next option."""
+    """The values of a list option, up to the next option, and the remaining arguments."""
     count = 0
     while count < len(rest) and (not rest[count].startswith("-") or _NEGATIVE_NUMBER.fullmatch(rest[count])):
         count += 1

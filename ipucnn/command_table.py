@@ -1,4 +1,4 @@
-"""The commands there are, and the root help page; needs neither Typer nor TensorFlow."""
+"""The table of commands, and the root help page; imports neither Typer nor TensorFlow."""
 
 from typing import Dict, List, NamedTuple, Tuple
 
@@ -9,17 +9,17 @@ ABOUT = (
 
 
 class Command(NamedTuple):
-    """A command of the program: the function of that name in a module of ``ipucnn.commands``.
+    """A command of the program, which is the function of that name in a module of ``ipucnn.commands``.
 
     Attributes:
-        name: what is typed.
-        summary: a line for the root help page.
-        panel: of the root help page.
-        examples_text: command lines, each with what it does in the line after it.
-        common: of a command with many options those that its help page shows; ``--help-all`` shows all.
-        module: that has it, where that is not called as the command is.
-        unknown_option_hint: what to do about an option that it does not have; "": look for it in its help.
-        wishes: words that people look for who mean the command, besides those of its name, summary and examples.
+        name: name on the command line.
+        summary: its line on the root help page.
+        panel: its section of the root help page.
+        examples_text: command lines, each followed by a line that describes it.
+        common: for a command with many options, the ones on its help page; ``--help-all`` shows all.
+        module: name of its module, if it is not the name of the command.
+        unknown_option_hint: hint for an unknown option; "": point to the command's help.
+        wishes: further search words for ``ipucnn --help WORD``, besides its name, summary and examples.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Command(NamedTuple):
 
     @property
     def examples(self) -> List[Tuple[str, str]]:
-        """(command line, what it does)."""
+        """Pairs of (command line, description)."""
         lines = [line.strip() for line in self.examples_text.strip().splitlines()]
         return list(zip(lines[::2], lines[1::2]))
 
 
-# Commands and options ("COMMAND --option") that the version before had, and what to use instead.
+# Commands and options ("COMMAND --option") of the previous version, and their replacements.
 _NO_SAVED_MODEL = (
     "drop it: SavedModels are not run any more; export the run as onnx or tflite, and name that file"
 )

@@ -1,4 +1,4 @@
-"""The few places where Keras 2.6 (what the Poplar SDK ships) and Keras 3 differ.  Importing needs TensorFlow."""
+"""Differences between Keras 2.6, which the Poplar SDK ships, and Keras 3.  Importing needs TensorFlow."""
 
 import tensorflow as tf
 from tensorflow import keras
@@ -10,12 +10,15 @@ KERAS_3 = KERAS_VERSION >= (3, 0)
 
 
 def tf_variable(weight: KerasVariable) -> tf.Variable:
-    """The tf.Variable behind a Keras weight (Keras 3 wraps it, Keras 2.6 does not)."""
+    """The tf.Variable of a Keras weight, which Keras 3 wraps and Keras 2.6 does not."""
     return weight.value if KERAS_3 and not isinstance(weight, tf.Variable) else weight
 
 
 def enable_determinism() -> None:
-    """Asks TensorFlow for the same bytes from the same inputs (2.8 has the call; 2.6 a variable that it reads)."""
+    """Makes TensorFlow compute the same bytes from the same inputs.
+
+    TensorFlow 2.8 and newer have a function for it; 2.6 reads an environment variable.
+    """
     enable = getattr(tf.config.experimental, "enable_op_determinism", None)
     if enable is not None:
         enable()

@@ -9,17 +9,18 @@ from ipucnn.errors import MissingError
 from ipucnn.filesystem import private_cache_folder
 
 HAS_KERNELS = sys.version_info >= (3, 9)
-"""Whether Numba compiles anything.  The last one for Python 3.8 makes no use of the vectors of a CPU."""
+"""Whether Numba compiles kernels.  Its last version for Python 3.8 does not use the vector units of a CPU."""
 
 
 def import_numba() -> Any:
-    """Numba, without the settings it would take from a ``.numba_config.yaml`` in the current folder.
+    """Imports Numba without the settings of a ``.numba_config.yaml`` in the current folder.
 
-    Such a file is anybody's, and could name a folder from which compiled code is loaded.  Compiled code is kept in a
-    folder that belongs to the user alone, or not at all: Numba unpickles it.
+    Anybody may have written such a file, and it could name a folder from which compiled code is loaded.  Compiled code
+    is cached only in an absolute ``NUMBA_CACHE_DIR`` or in a folder that nobody else can write to, because Numba
+    unpickles it.
 
     Raises:
-        MissingError: it cannot be imported.
+        MissingError: Numba cannot be imported.
     """
     folder = os.environ.get("NUMBA_CACHE_DIR", "")
     if not os.path.isabs(folder):
@@ -32,13 +33,13 @@ def import_numba() -> Any:
         raise MissingError(
             f"Numba cannot be imported: {error}", "install it with: python -m pip install numba"
         ) from None
-    config._HAVE_YAML = False  # Its compiler would look for the file again before each function.
+    config._HAVE_YAML = False  # Numba's compiler would look for the file again before each function.
     return numba
 
 
 @contextlib.contextmanager
 def unseen(module: str, name: str) -> Iterator[None]:
-    """While a module is imported for the first time, a file of this name in the current folder is not there."""
+    """Hides a file of this name in the current folder while a module is imported for the first time."""
     exists = os.path.exists
     if module not in sys.modules:
         os.path.exists = lambda path: path != name and exists(path)  # type: ignore[assignment]
@@ -49,9 +50,9 @@ def unseen(module: str, name: str) -> Iterator[None]:
 
 
 def jit(*signature: object, **more: object) -> Callable[..., Any]:
-    """Compiles for these arguments, without the interpreter's lock.
+    """Compiles a function for these argument types; the compiled function releases the interpreter's lock (GIL).
 
-    A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
+    A product and a sum may become one operation (FMA).  The order of sums, not-a-number and infinities are kept.
     """
     numba = import_numba()
     options = {
@@ -67,7 +68,7 @@ def jit(*signature: object, **more: object) -> Callable[..., Any]:
             has_folder = bool(os.environ.get("NUMBA_CACHE_DIR"))
             return numba.njit(*signatures, cache=has_folder, **options)(function)
         except Exception:
-            # No folder can be written, the disk is full, or a file of the cache is damaged.
+            # No cache folder is writable, the disk is full, or a file of the cache is damaged.
             return numba.njit(*signatures, **options)(function)
 
     return decorate

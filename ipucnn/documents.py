@@ -1,12 +1,12 @@
-"""The one reader of YAML and JSON that users give, in files and in flags: bounded, and of plain values only.
+"""Reader of YAML and JSON from users, in files and in flags; it limits their size and returns only plain values.
 
-A document is at most ``MAX_BYTES`` long, ``MAX_DEPTH`` deep, and stands for at most ``MAX_NODES`` values after
-aliases and merges are written out.  Its values are text, numbers, true and false, null, lists and mappings with text
-keys; there are no tags.  A date is the text it was written as.
+A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep, and has at most ``MAX_NODES`` values after aliases and
+merges are expanded.  Its values are text, numbers, true and false, null, lists, and mappings with text keys.  Tags are
+refused.  Dates stay text.
 
-A pass over the events of PyYAML's parser counts depth and values before PyYAML's composer runs: the composer calls
-itself for each level, which ends the process for a text of 100,000 brackets.  What aliases repeat is counted on the
-composed nodes, of which each is one however often it is repeated.
+Depth and values are counted on the events of PyYAML's parser before PyYAML's composer runs, because the composer
+recurses for each level, and 100,000 brackets would crash the process.  The values that aliases repeat are counted on
+the composed nodes, where a repeated value is a single node.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
-"""Of a document that a person writes."""
+"""Largest document that a person writes."""
 MAX_DEPTH = 50
-"""Lists and mappings inside of each other."""
+"""Most levels of nested lists and mappings."""
 MAX_NODES = 100_000
-"""Keys and values of a document, everything that an alias repeats counted each time."""
+"""Most keys and values of a document; the values of an alias count at each use."""
 MAX_RECORD_BYTES = 64_000_000
-"""Of a file that ipucnn itself wrote and reads again, such as the report of a long benchmark."""
+"""Largest file that ipucnn wrote and reads again, such as the report of a long benchmark."""
 MAX_NUMBER_CHARACTERS = 308
-"""So many digits fit into a double; the time to read a whole number grows with their square."""
+"""Most digits of an integer that fits into a double; the time to read one grows with the square of its digits."""
 
 SCALAR, SEQUENCE, MAPPING = "scalar", "sequence", "mapping"
-"""What ``id`` of a node is."""
+"""Values of ``id`` of a node."""
 MERGE = "<<"
 
 Record = TypeVar("Record")
@@ -47,23 +47,23 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Above0 = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 Figures = Dict[str, Optional[float]]
-"""What was measured, None where there is nothing to measure."""
+"""Measured values by name; None where there is nothing to measure."""
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 UNREADABLE = "not readable as YAML"
-"""How the reason begins where a text is no YAML at all."""
+"""Beginning of the reason if a text is not YAML at all."""
 _PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
 _SPLIT_HINT = "give a smaller file"
 
 
 class BadDocument(ValueError):
-    """A text that is no document this reader takes.
+    """A text that this reader refuses.
 
     Args:
-        reason: why, on one line.
+        reason: why it is refused, on one line.
         hint: what to change.
-        line, column: from 1, where that is known.
+        line, column: the place, from 1; None if unknown.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class BadDocument(ValueError):
 
 @contextlib.contextmanager
 def naming(source: str, error: Type[UserError] = ConfigurationError) -> Iterator[None]:
-    """Makes a :class:`BadDocument` of the block an error that names where the document is from.
+    """Converts a :class:`BadDocument` of the block into an error that names the source of the document.
 
     Args:
-        source: the file, as messages are to show it.
-        error: what is raised; its class decides about the exit code.
+        source: the file, as messages show it.
+        error: class of the error to raise, which determines the exit code.
     """
     try:
         yield
@@ -94,10 +94,10 @@ def naming(source: str, error: Type[UserError] = ConfigurationError) -> Iterator
 
 
 def compose(text: str) -> Optional[YamlNode]:
-    """PyYAML's node of a text (``id``, ``tag``, ``value``, ``start_mark``); None for an empty one.
+    """Composes PyYAML's node of a text (``id``, ``tag``, ``value``, ``start_mark``); None for an empty text.
 
     Raises:
-        BadDocument: not readable as YAML, too large, or more than plain values.
+        BadDocument: the text is not readable as YAML, is too large, or has other than plain values.
     """
     import yaml
 
@@ -114,7 +114,7 @@ def compose(text: str) -> Optional[YamlNode]:
 
 
 def _check_events(events: Iterator[YamlEvent]) -> None:
-    """Refuses tags, and what is too deep or too much for the composer."""
+    """Refuses tags, and documents that are too deep or too large for the composer."""
     import yaml
 
     depth = 0
@@ -126,15 +126,15 @@ def _check_events(events: Iterator[YamlEvent]) -> None:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _too_deep(line)
-        if number > 2 * MAX_NODES + 4:  # a list or mapping has two events, as have its document and the text
+        if number > 2 * MAX_NODES + 4:  # lists, mappings, the document and the text have two events each
             raise _too_many(line)
 
 
 def _extent(node: YamlNode, known: Dict[int, Optional[Tuple[int, int]]]) -> Tuple[int, int]:
-    """How many values a node stands for, and how many lists and mappings lie inside of each other in it.
+    """The number of values of a node with aliases expanded, and the depth of its lists and mappings.
 
     Args:
-        known: the same of the lists and mappings before it, by their identity; None of those around it.
+        known: identity of each list and mapping before this node -> its (values, depth); None for those around it.
     """
     if node.id == SCALAR:
         return 1, 0
@@ -157,18 +157,18 @@ def _extent(node: YamlNode, known: Dict[int, Optional[Tuple[int, int]]]) -> Tupl
 
 
 def line_of(node: YamlNode) -> int:
-    """The line that a node begins on, from 1."""
+    """The first line of a node, from 1."""
     return int(node.start_mark.line) + 1
 
 
 def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
-    """The keys and values of a mapping, merged (``<<``) ones first so that later ones win.
+    """The keys and values of a mapping; merged (``<<``) ones come first, so that later ones win.
 
-    Several ``<<`` in one mapping are taken in order, as public files rely on; of a list of merges the earliest
-    wins.  Any other key given twice is an error, because one of the two would be silently dropped.
+    Several ``<<`` in one mapping apply in order, because public files rely on it; in a list of merges the earliest
+    wins.  Any other repeated key is an error, because one of the two values would be dropped silently.
 
     Raises:
-        BadDocument: such a key, or ``<<`` with something else than mappings.
+        BadDocument: a repeated key, or ``<<`` with anything but mappings.
     """
     merged: List[Tuple[YamlNode, YamlNode]] = []
     named: List[Tuple[YamlNode, YamlNode]] = []
@@ -201,10 +201,10 @@ def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
 
 
 def plain(node: YamlNode) -> Any:
-    """The value that a node stands for.
+    """The plain value of a node.
 
     Raises:
-        BadDocument: see :func:`pairs`; or a number too long to be read.
+        BadDocument: as :func:`pairs`; or a number is too long.
     """
     if node.id == SEQUENCE:
         return [plain(item) for item in node.value]
@@ -224,7 +224,7 @@ def plain(node: YamlNode) -> Any:
 
 
 def _kind(node: YamlNode) -> str:
-    """What YAML 1.1 takes a scalar for: ``int`` of the tag ``tag:yaml.org,2002:int``."""
+    """The YAML 1.1 type of a scalar: ``int`` for the tag ``tag:yaml.org,2002:int``."""
     return str(node.tag).rpartition(":")[2]
 
 
@@ -236,10 +236,10 @@ def _constructor() -> Any:
 
 
 def load(text: str) -> Any:
-    """The value of a YAML text; None for an empty one.
+    """Reads the value of a YAML text; None for an empty text.
 
     Raises:
-        BadDocument: see :func:`compose` and :func:`plain`.
+        BadDocument: as :func:`compose` and :func:`plain`.
     """
     node = compose(text)
     return None if node is None else plain(node)
@@ -254,7 +254,7 @@ def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
 
 
 def _check_text(text: str) -> None:
-    """Refuses texts that are too long, have characters that no YAML may have, or directives."""
+    """Refuses texts that are too long, contain characters that YAML forbids, or have directives."""
     if len(text) > MAX_BYTES:
         raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
     match = _NOT_TEXT.search(text)
@@ -271,10 +271,10 @@ def _check_text(text: str) -> None:
 
 
 def _unreadable(text: str, error: Exception) -> BadDocument:
-    """What LibYAML says of a text, with the place."""
+    """Converts an error of LibYAML into a :class:`BadDocument` with its place in the text."""
     problem = shown_value(getattr(error, "problem", None) or str(error).split("\n")[0])
     mark = getattr(error, "problem_mark", None)
-    if "nesting depth" in problem:  # LibYAML's own limit, since 0.2.6, met while it looks ahead
+    if "nesting depth" in problem:  # LibYAML's own limit (0.2.6 and newer), reached while it looks ahead
         return _too_deep(None if mark is None else mark.line + 1)
     if mark is None:
         return BadDocument(f"{UNREADABLE}: {problem}", "check the indentation and quotes")
@@ -293,15 +293,15 @@ def _unreadable(text: str, error: Exception) -> BadDocument:
 
 
 class NotJson(ValueError):
-    """A text that is no JSON; of this reader's other refusals it is none."""
+    """A text that is not JSON; texts that this reader refuses for other reasons raise :class:`BadDocument`."""
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text that a person writes.
+    """Reads the value of a JSON text that a person wrote.
 
     Raises:
         NotJson: it is not JSON.
-        BadDocument: too large or too deep, a key given twice, or a number too long to be read.
+        BadDocument: it is too large or too deep, repeats a key, or has a number that is too long.
     """
     value = load_record(text, MAX_BYTES)
     if _num_values(value) > MAX_NODES:
@@ -310,7 +310,7 @@ def load_json(text: str) -> Any:
 
 
 def _num_values(value: PlainValue) -> int:
-    """Keys and values of what JSON said.  Raises BadDocument where it is too deep."""
+    """The number of keys and values of a JSON value.  Raises BadDocument if it is too deep."""
     count, level = 0, [value]
     for _ in range(MAX_DEPTH + 1):
         count += len(level)
@@ -343,19 +343,19 @@ def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
     mapping = dict(items)
     if len(mapping) < len(items):
         counts = Counter(key for key, _ in items)
-        twice = next(key for key, count in counts.items() if count > 1)
-        raise BadDocument(f"'{shown_value(twice)}' is given twice", "keep one of the two")
+        repeated = next(key for key, count in counts.items() if count > 1)
+        raise BadDocument(f"'{shown_value(repeated)}' is given twice", "keep one of the two")
     return mapping
 
 
 def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
-    """The value of a JSON text that ipucnn wrote; ``NaN`` and ``Infinity`` are numbers, as Python has it.
+    """Reads the value of a JSON text that ipucnn wrote; ``NaN`` and ``Infinity`` are numbers, as in Python's ``json``.
 
     Args:
-        at_most: characters.
+        at_most: largest number of characters.
 
     Raises:
-        NotJson, BadDocument: as :func:`load_json` does.
+        NotJson, BadDocument: as :func:`load_json`.
     """
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
@@ -372,7 +372,7 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
 
 
 def read_record_if_whole(path: Path) -> Any:
-    """The value of a JSON file that ipucnn wrote: None if it is absent, damaged or too large."""
+    """Reads the value of a JSON file that ipucnn wrote; None if the file is absent, damaged or too large."""
     try:
         return load_record(read_text(path, MAX_RECORD_BYTES))
     except (DataError, NotJson, BadDocument):
@@ -380,13 +380,13 @@ def read_record_if_whole(path: Path) -> Any:
 
 
 def read_record(path: Path, hint: str) -> Any:
-    """The value in a JSON file that ipucnn wrote, such as a report, which may be larger than what people write.
+    """Reads the value of a JSON file that ipucnn wrote, such as a report; it may be larger than what people write.
 
     Args:
-        hint: what to give instead.
+        hint: what to give instead of an unusable file.
 
     Raises:
-        DataError: it is not a file, too large, or not JSON.
+        DataError: it is not a file, is too large, or is not JSON.
     """
     text = read_text(path, MAX_RECORD_BYTES, hint=hint)
     name = shown(path)
@@ -401,9 +401,9 @@ def read_record(path: Path, hint: str) -> Any:
 
 
 def misfit(value: PlainValue, kind: object) -> str:
-    """Why a value from a file is not of a type, which may be a struct of msgspec; "" if it is.
+    """Says why a value from a file does not fit a type, which may be a struct of msgspec; "" if it fits.
 
-    Fields that the type does not have are passed over.
+    Fields that the type does not have are ignored.
     """
     try:
         msgspec.convert(value, kind)
@@ -413,25 +413,25 @@ def misfit(value: PlainValue, kind: object) -> str:
 
 
 def to_record(data: PlainValue, record: Type[Record], where: str, hint: str) -> Record:
-    """A dataclass, or a struct of msgspec, of the plain values in a file; its annotations are what is checked.
+    """Converts the plain values of a file to a dataclass or a msgspec struct, checked against its annotations.
 
     Args:
         where: the file, for messages.
-        hint: what to do about a damaged one.
+        hint: what to do about a damaged file.
 
     Raises:
-        DataError: naming the file, the place in it, and what is wrong there.
+        DataError: a value does not fit; the message names the file, the place in it, and the problem.
     """
     try:
-        made = msgspec.convert(data, record)
+        converted = msgspec.convert(data, record)
     except msgspec.ValidationError as error:
         raise DataError(f"{where} is damaged: {shown_value(str(error))}", hint) from None
-    _check_values(data, msgspec.to_builtins(made), f"{where} is damaged: ", "$", hint)
-    return made
+    _check_values(data, msgspec.to_builtins(converted), f"{where} is damaged: ", "$", hint)
+    return converted
 
 
 def _check_values(data: PlainValue, kept: PlainValue, damaged: str, place: str, hint: str) -> None:
-    """Refuses what msgspec passes over: keys that a dataclass does not have, and numbers that no array holds."""
+    """Refuses what msgspec ignores: keys that a dataclass does not have, and numbers that no array can hold."""
     if isinstance(data, dict):
         for key, value in data.items():
             if key not in kept:

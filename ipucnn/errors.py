@@ -1,11 +1,11 @@
-"""Errors a user can cause, each with what to do about it, and the exit code it ends with.
+"""Errors that a user can cause, each with a hint and an exit code.
 
-``ipucnn.cli.main`` is the only place that renders them: ``error: what`` and ``hint: what to type`` on
-stderr, no traceback.  Anything else that escapes is a bug (exit code 1).
+Only ``ipucnn.cli.main`` prints them, as ``error: what`` and ``hint: what to type`` on stderr, without a traceback.
+Any other exception that reaches it is a bug (exit code 1).
 """
 
-# Signals are listened for before anything slow is imported; this module is needed for it, ``typing`` and ``difflib``
-# are slow.
+# Signal handlers are installed before anything slow is imported, and they need this module; ``typing`` and
+# ``difflib`` are slow.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Optional
@@ -18,18 +18,18 @@ EXIT_INFEASIBLE = 4
 EXIT_THRESHOLD = 5
 EXIT_MISSING = 6
 EXIT_WORKERS = 7
-# A signal's exit code is 128 and its number, as of what a shell reports.
+# The exit code of a signal is 128 plus its number, as shells report it.
 EXIT_SIGHUP = 129
 EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 
 
 class UserError(Exception):
-    """An error a user can cause.
+    """An error that a user can cause.
 
     Args:
-        message: what is wrong, with the offending value and the reason; one line.
-        hint: what to type or change; one line, or None where nothing helps.
+        message: one line: the problem, the offending value and the reason.
+        hint: one line: what to type or change; None if nothing helps.
     """
 
     exit_code = EXIT_USAGE
@@ -40,7 +40,7 @@ class UserError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """The message and, on a second line, the hint: what Python shows where nobody catches the error."""
+        """The message and, on a second line, the hint; Python prints this for an uncaught error."""
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
 
@@ -54,7 +54,7 @@ class DataError(UserError):
     """A data set, image, checkpoint or weights file is absent, damaged or of the wrong kind.
 
     Args:
-        code: which finding of ``verify-dataset`` it is.
+        code: identifier of the finding in the report of ``verify-dataset``.
     """
 
     exit_code = EXIT_DATA
@@ -71,25 +71,25 @@ class InfeasibleError(UserError):
 
 
 class ThresholdError(UserError):
-    """A result missed the threshold it was asked to reach."""
+    """A result missed its required threshold."""
 
     exit_code = EXIT_THRESHOLD
 
 
 class MissingError(UserError):
-    """A device or an optional package that the command needs is not here."""
+    """A device or an optional package that the command needs is missing."""
 
     exit_code = EXIT_MISSING
 
 
 class WorkersError(UserError):
-    """A worker did not come in time, or left before the end."""
+    """A worker did not connect in time, or was lost before the end."""
 
     exit_code = EXIT_WORKERS
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, to be quoted in another one: of a ``UserError`` the message without its hint."""
+    """The text of an error, for use in another message; for a ``UserError`` its message without the hint."""
     return error.message if isinstance(error, UserError) else str(error)
 
 
@@ -97,10 +97,10 @@ def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "O
     """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close.
 
     Args:
-        cutoff: the share of characters, in order, that two names have in common at least.
+        cutoff: least similarity of two names: the share of characters that they have in common, in order.
     """
     if len(name) > 200:
-        return None  # no name is as long, and comparing takes time
+        return None  # no choice is that long, and comparing takes time
     import difflib
 
     names = list(choices)

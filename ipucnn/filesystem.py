@@ -1,11 +1,11 @@
-"""The one place that asks the file system about paths a user gave, reads what lies there, and writes.
+"""File access for paths from users: checks, reading, and writing.
 
-What the file system answers becomes a :class:`DataError` that names the path; :func:`error_of` says what to do about
-it, for these functions and for whatever else ends a command with an OSError (``ipucnn.cli``, ``ipucnn.api``).
+Errors of the file system become a :class:`DataError` that names the path; :func:`error_of` adds a hint, for these
+functions and for any other OSError that ends a command (``ipucnn.cli``, ``ipucnn.api``).
 
-Files that a run keeps in its own folder are written with :func:`write_atomically`, which replaces whatever has
-the name: a link that somebody planted there is not followed.  What a user asks for by an option goes through
-:func:`write_output`, which writes to what the name leads to, a device or a pipe included.
+:func:`write_atomically` writes the files of a run folder.  It replaces whatever has the name, so a link that somebody
+planted there is not followed.  :func:`write_output` writes the outputs that options name.  It follows links, and also
+writes to devices and pipes.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserEr
 from ipucnn.text import printable, shown_value
 
 NAME_BYTES = 255
-"""The longest file name of Linux' file systems (``NAME_MAX`` of limits.h), in bytes."""
+"""The longest file name on Linux file systems (``NAME_MAX`` of limits.h), in bytes."""
 
 _SPACE = "free some space, or give a path on another disk"
 _PERMISSION = "change its permissions or those of the folders above it, or give another path"
@@ -49,15 +49,15 @@ _ELSEWHERE = "give another path"
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 _STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self|(\d+)))/fd/(\d{1,9})")
-_MOST_LINKS = 40  # as Linux follows
+_MOST_LINKS = 40  # Linux's own limit
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
-_UNMEASURED_BYTES = 2**20  # of files of /proc, which say that they have none
-# Without O_NONBLOCK, opening would wait for the other end of a FIFO that took the place of a file meanwhile.
+_UNMEASURED_BYTES = 2**20  # read at least this from files of /proc, which report a size of 0
+# Without O_NONBLOCK, opening would wait for the other end of a FIFO that meanwhile replaced a file.
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Kind(Enum):
-    """What a path leads to, links followed."""
+    """The kind of a path's target, with links followed."""
 
     ABSENT = "nothing"
     FILE = "a file"
@@ -79,7 +79,7 @@ _KINDS = {
 
 
 def reason_of(error: Exception) -> str:
-    """Why, in the system's words and without the path."""
+    """The system's text of an error, without the path."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
@@ -87,12 +87,12 @@ def reason_of(error: Exception) -> str:
 def error_of(
     problem: Exception, path: Union[str, bytes, "os.PathLike[str]", None] = None, failed: str = ""
 ) -> DataError:
-    """What to tell of an error of the file system.
+    """Converts an error of the file system into a :class:`DataError` with a hint.
 
     Args:
-        problem: what the system said.
-        path: that it is about; None: what ``problem`` names.
-        failed: what could not be done to the path, such as "cannot be written".
+        problem: the system's error.
+        path: the path of the error; None for the one in ``problem``.
+        failed: the action that failed, such as "cannot be written".
     """
     named = path if path is not None else getattr(problem, "filename", None)
     reason, hint = reason_of(problem), _HINTS.get(getattr(problem, "errno", None) or 0, _ELSEWHERE)
@@ -102,7 +102,7 @@ def error_of(
 
 
 def user_error_of(error: BaseException) -> Optional[UserError]:
-    """What to tell of an error with which a command ends because the system refused something or memory ran out.
+    """Converts an error of the system, or an out-of-memory error, that ends a command into a :class:`UserError`.
 
     Returns:
         None for any other error.
@@ -116,18 +116,18 @@ def user_error_of(error: BaseException) -> Optional[UserError]:
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
-    """A path as a message repeats it: on one line, and shortened in the middle where it is very long."""
+    """The text of a path for messages: on one line, and shortened in the middle if it is very long."""
     return shown_value(os.fspath(path))
 
 
 @contextlib.contextmanager
 def asking(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[None]:
-    """Turns what the file system answers inside the block into an error about ``path``; see :func:`error_of`."""
+    """Converts errors of the file system inside the block into errors about ``path``; see :func:`error_of`."""
     try:
         yield
     except (BrokenPipeError, UnicodeDecodeError):
         raise
-    except (OSError, ValueError) as problem:  # ValueError: no path can have such a name
+    except (OSError, ValueError) as problem:  # ValueError: not a possible path
         raise error_of(problem, path, failed) from problem
 
 
@@ -135,11 +135,11 @@ def asking(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[N
 
 
 def expand(text: str) -> Path:
-    """The path that a user typed, ``~`` and ``~user`` expanded.
+    """The path that a user typed, with ``~`` and ``~user`` expanded.
 
     Raises:
         ConfigurationError: it is empty, or there is no such user.
-        DataError: no path can be it, or nobody may say what is there.
+        DataError: it is not a possible path, or the file system refuses access to it.
     """
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
@@ -151,7 +151,7 @@ def expand(text: str) -> Path:
 def _expand_user(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except (RuntimeError, KeyError, ValueError):  # ValueError: nobody can be called so
+    except (RuntimeError, KeyError, ValueError):  # ValueError: not a possible user name
         user = printable(text.split("/", 1)[0])
         raise ConfigurationError(
             f"{shown(text)}: the home folder of {user} is not known",
@@ -160,10 +160,10 @@ def _expand_user(text: str) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Where what can be made again is kept: in IPUCNN_CACHE_DIR, or the user's cache folder (XDG_CACHE_HOME, ~/.cache).
+    """The folder of a cache: in IPUCNN_CACHE_DIR, or in the user's cache folder (XDG_CACHE_HOME, ~/.cache).
 
     Args:
-        name: of what is kept there.
+        name: name of the cache.
     """
     folder = os.environ.get("IPUCNN_CACHE_DIR")
     if folder:
@@ -172,11 +172,11 @@ def cache_folder(name: str) -> Path:
 
 
 def private_cache_folder(name: str) -> Optional[Path]:
-    """The folder of :func:`cache_folder`, made where it is absent, for what is executed when it is read back.
+    """The folder of :func:`cache_folder`, created if absent, for files that are executed when they are read back.
 
     Returns:
-        None where nobody else can be kept out: its path is relative, and so the current folder's, or it belongs to
-        another user, or others may write to it, or it cannot be made.
+        None if others may be able to write to it: its path is relative (to the current folder), it belongs to another
+        user, or others have write permission.  Also None if it cannot be created.
     """
     try:
         path = cache_folder(name)
@@ -191,10 +191,10 @@ def private_cache_folder(name: str) -> Optional[Path]:
 
 
 def kind_of(path: Path) -> Kind:
-    """What a path leads to.
+    """The kind of a path's target.
 
     Raises:
-        DataError: the file system does not say: no permission, links in a circle, too long a name.
+        DataError: the file system refuses: no permission, circular links, or a name that is too long.
     """
     with asking(path):
         try:
@@ -223,14 +223,14 @@ def is_folder(path: Path) -> bool:
 
 
 def file_size(path: Path) -> int:
-    """The bytes of what a path leads to; raises as :func:`kind_of` does, and where there is nothing."""
+    """The size of a path's target in bytes; raises as :func:`kind_of` does, and if the path is absent."""
     with asking(path):
         return os.stat(path).st_size
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk that a folder is on, or would be made on; 0 where that is not known."""
-    # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
+    """Free bytes on the disk that a folder is on, or would be created on; 0 if unknown."""
+    # os.path.isdir returns False for every error; the loop looks for a folder that can be used.
     while not os.path.isdir(folder) and folder != folder.parent:
         folder = folder.parent
     try:
@@ -240,7 +240,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
-    """What the files in a folder and below it take, and other files; one that has several names counts once."""
+    """The bytes of all files in a folder and below it, and of others; a file with several names counts once."""
     sizes: Dict[Tuple[int, int], int] = {}
     inside = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
     for path in [*inside, *others]:
@@ -251,7 +251,7 @@ def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
 
 
 def entries(folder: Path) -> List[Path]:
-    """What lies in a folder, sorted by name; nothing if the folder is absent.  Raises as :func:`kind_of` does."""
+    """The paths in a folder, sorted by name; empty if the folder is absent.  Raises as :func:`kind_of` does."""
     with asking(folder):
         try:
             return sorted(folder / name for name in os.listdir(folder))
@@ -260,13 +260,13 @@ def entries(folder: Path) -> List[Path]:
 
 
 def real(path: Path) -> Path:
-    """The absolute path with every link followed as far as it leads."""
+    """The absolute path, with links resolved as far as they lead."""
     with asking(path):
         return Path(os.path.realpath(absolute(path)))
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path, links as they are.
+    """The absolute path, with links unresolved.
 
     Raises:
         DataError: the working directory was deleted.
@@ -283,7 +283,7 @@ def absolute(path: Path) -> Path:
 
 
 def is_link(path: Path) -> bool:
-    """Whether a path is itself a symbolic link, wherever that leads."""
+    """Whether a path is itself a symbolic link, whatever its target."""
     with asking(path):
         try:
             return stat.S_ISLNK(os.lstat(path).st_mode)
@@ -292,10 +292,10 @@ def is_link(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file that this user may not write to, or a folder in which they may make no files.
+    """Refuses a file that this user may not write to, or a folder in which they may not create files.
 
     Raises:
-        DataError: it is one.
+        DataError: the path is not writable.
     """
     if not os.access(path, os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK):
         raise DataError(f"{shown(path)} is not writable", _PERMISSION)
@@ -306,31 +306,34 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def open_regular(path: Path, hint: Optional[str] = None) -> Iterator[BinaryIO]:
-    """A regular file, opened for reading in binary; an OSError of the block is an error about the file.
+    """Opens a regular file for reading in binary; an OSError of the block becomes an error about the file.
 
-    A FIFO or a device is refused rather than waited for: it may never end.
+    FIFOs and devices are refused, because reading them may never end.
 
     Args:
-        path: as expanded.
-        hint: what to do about a file that is absent or none, where there is more to say than "check the path".
+        path: the expanded path.
+        hint: what to do if the path is absent or not a file; None for "check the path".
 
     Raises:
-        DataError: absent, not a regular file, or not readable.
+        DataError: the path is absent, not a regular file, or not readable.
     """
     handle, _ = open_handle(path, hint)
     with os.fdopen(handle, "rb") as file:
         try:
             yield file
-        except OSError as problem:  # some files of /proc are regular, and can be neither measured nor read
+        except OSError as problem:  # some regular files of /proc can be neither measured nor read
             raise error_of(problem, path) from problem
 
 
 def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int, int]:
-    """The descriptor of a regular file, opened for reading, which the caller closes, and the file's bytes; as
-    :func:`open_regular` otherwise."""
+    """Opens a regular file for reading, as :func:`open_regular` does.
+
+    Returns:
+        The descriptor, which the caller closes, and the file's size in bytes.
+    """
     with asking(path):
         try:
-            # Before it is opened: to open a device does something to some of them.
+            # Checked before opening, because opening some devices has side effects.
             kind = _kind_of_mode(os.stat(path).st_mode)
             if kind is Kind.FILE:
                 handle = os.open(path, os.O_RDONLY | _SAFELY)
@@ -345,10 +348,10 @@ def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int
 
 
 def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
-    """The content of a regular file of at most so many bytes.
+    """Reads a regular file of at most ``at_most`` bytes.
 
     Raises:
-        DataError: absent, not a regular file, too large, or not readable.
+        DataError: the path is absent, not a regular file, too large, or not readable.
     """
     with open_regular(path, hint) as file:
         size = os.fstat(file.fileno()).st_size
@@ -361,7 +364,7 @@ def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
 
 
 def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
-    """The text of a regular file in UTF-8; raises as :func:`read_bytes` does, and for bytes that are no UTF-8."""
+    """Reads a regular file as UTF-8 text; raises as :func:`read_bytes` does, and for bytes that are not UTF-8."""
     data = read_bytes(path, at_most, hint)
     try:
         return data.decode("utf-8-sig")
@@ -379,18 +382,18 @@ _WRITTEN = "cannot be written"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls ``write`` with a temporary path beside ``path``, syncs what it wrote, and renames it.
+    """Calls ``write`` with a temporary path beside ``path``, syncs the file, and renames it to ``path``.
 
-    A crash leaves the old file or the new one, never half of one.  A link of that name is replaced, and no link
-    can be planted under the temporary name, which nobody knows beforehand.
+    A crash leaves either the old file or the new one, never a partial file.  A link at ``path`` is replaced.  No link
+    can be planted under the temporary name, which cannot be predicted.
 
     Raises:
-        DataError: the file system refuses (disk full, no permission); ``path`` is then what it was.
+        DataError: the file system refuses (disk full, no permission); ``path`` is then unchanged.
     """
     temporary = path.with_name(_temporary_name(path.name))
     try:
         write(temporary)
-        # For writing alone: the file that is replaced may have been one that its owner may not read.
+        # Opened only for writing, because the new file may have the permissions of one that its owner may not read.
         handle = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -406,12 +409,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
+    """Calls ``write`` with a new, empty folder beside ``path`` and renames it, so that ``path`` is complete or absent.
 
-    What ``path`` was before changes places with it, in one step where the system can, and is removed then.
+    An existing ``path`` is exchanged with the new folder, in one step if the system supports that, and then removed.
 
     Raises:
-        DataError: the file system refuses; ``path`` is then what it was.
+        DataError: the file system refuses; ``path`` is then unchanged.
     """
     path = absolute(path)
     temporary, before = (path.with_name(_temporary_name(path.name)) for _ in range(2))
@@ -438,14 +441,14 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Lets two paths change places in one step; False where the system or the file system has no such step."""
-    import ctypes  # which takes a while, and few commands write folders
+    """Exchanges two paths in one step; returns False if the system or the file system cannot do that."""
+    import ctypes  # imported here because it is slow, and few commands write folders
 
     try:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    # AT_FDCWD, and RENAME_EXCHANGE of renameat2(2).
+    # The arguments -100 and 2 are AT_FDCWD and RENAME_EXCHANGE of renameat2(2).
     return bool(rename(-100, os.fsencode(one), -100, os.fsencode(other), 2) == 0)
 
 
@@ -456,10 +459,10 @@ def write_text(path: Path, text: Union[str, bytes]) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Adds to a file of a run, UTF-8; makes it if it is absent.
+    """Appends UTF-8 text to a file of a run; creates the file if it is absent.
 
     Raises:
-        DataError: it cannot be written; it is a link or no regular file, which no run puts there.
+        DataError: the file cannot be written, or is a link or not a regular file, which no run creates.
     """
     hint = f"remove it: rm {shown(path)}"
     try:
@@ -476,7 +479,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, where they are not there.
+    """Creates a folder and its parents, if absent.
 
     Raises:
         DataError: the file system refuses, or a file has the name.
@@ -486,11 +489,11 @@ def make_folder(path: Path) -> None:
 
 
 def check_makeable(path: Path) -> None:
-    """Refuses, before anything is computed, what is no folder, or a folder that :func:`make_folder` could not make.
+    """Refuses, before anything is computed, a path that is not a folder and that :func:`make_folder` cannot create.
 
     Raises:
-        DataError: something else has its name or that of a folder above it, or nothing can be written there; or the
-            path is relative, and the working directory was deleted.
+        DataError: the path or one of its parents exists and is not a folder, or is not writable; or the path is
+            relative, and the working directory was deleted.
     """
     place = absolute(path)
     while kind_of(place) is Kind.ABSENT and not is_link(place):
@@ -503,11 +506,11 @@ def check_makeable(path: Path) -> None:
 
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
-"""How long a lock is tried for: :func:`is_locked` of another process holds a shared one for a moment."""
+"""How often and at which pauses a lock is tried: :func:`is_locked` of another process briefly holds a shared lock."""
 
 
 def locked(path: Path) -> Optional[int]:
-    """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
+    """Locks a folder; returns a file descriptor that holds the lock until it is closed, or None without lock support.
 
     Raises:
         BlockingIOError: another process has the lock.
@@ -521,9 +524,9 @@ def locked(path: Path) -> Optional[int]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has a folder locked.
+    """Whether a process has locked a folder.
 
-    The question takes a shared lock for a moment: others may ask too, and :func:`locked` waits that long.
+    The check briefly takes a shared lock, so that others can check too; :func:`locked` waits long enough for that.
     """
     try:
         handle = _lock(path, shared=True)
@@ -535,7 +538,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(path: Path, shared: bool) -> Optional[int]:
-    """One try of :func:`locked`."""
+    """Tries once to lock a folder; returns and raises as :func:`locked` does."""
     import fcntl
 
     handle = None
@@ -552,7 +555,7 @@ def _lock(path: Path, shared: bool) -> Optional[int]:
 
 
 def make_new_file(folder: Path, name: str) -> Path:
-    """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after."""
+    """Creates an empty file under an unused name: ``name``, or ``name.2``, ``name.3``, ...; links count as used."""
     number, path = 1, folder / name
     while True:
         with asking(path, _WRITTEN), contextlib.suppress(FileExistsError):
@@ -563,17 +566,17 @@ def make_new_file(folder: Path, name: str) -> Path:
 
 
 def remove_file(path: Path) -> None:
-    """Removes a file, or a link and not what it leads to; nothing if there is none.
+    """Removes a file, or a link but not its target; does nothing if the path is absent.
 
     Raises:
-        DataError: the file system refuses, or it is a folder.
+        DataError: the file system refuses, or the path is a folder.
     """
     with asking(path, "cannot be removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder and all that is in it; a link or a file as :func:`remove_file` does."""
+    """Removes a folder with its content; removes a link or a file as :func:`remove_file` does."""
     if kind_of(path) is not Kind.FOLDER or is_link(path):
         remove_file(path)
         return
@@ -585,9 +588,9 @@ def remove_folder(path: Path) -> None:
 
 
 def is_written_to(path: Path) -> bool:
-    """Whether an output is written to as it is: a device, a FIFO, or a stream of this process (``/dev/stdout``).
+    """Whether an output is written directly, not replaced: a device, a FIFO, or a stream such as ``/dev/stdout``.
 
-    Such a name has no ending that tells a format.
+    The name of such an output has no extension from which a format follows.
     """
     return _stream_of(path) is not None or kind_of(path) in (Kind.FIFO, Kind.DEVICE)
 
@@ -596,7 +599,7 @@ def check_output(path: Path) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
     Raises:
-        DataError: a folder, a socket, a disk, a file that is not writable, or a name in a folder that is absent or
+        DataError: the path is a folder, a socket, a disk or a file that is not writable, or its folder is absent or
             not writable.
     """
     stream = _stream_of(path)
@@ -616,7 +619,7 @@ def check_output(path: Path) -> None:
     if kind is not Kind.ABSENT:
         check_writable(path)
     if kind in (Kind.ABSENT, Kind.FILE):
-        folder = (real(path) if is_link(path) else path).parent  # as it was typed
+        folder = (real(path) if is_link(path) else path).parent  # without links: as typed, for messages
         if kind_of(folder) is Kind.ABSENT:
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
         if kind_of(folder) is not Kind.FOLDER:
@@ -625,18 +628,18 @@ def check_output(path: Path) -> None:
 
 
 def check_different(outputs: Sequence[Tuple[str, Optional[Path]]]) -> None:
-    """Refuses two outputs that are one file, by whatever names and links.
+    """Refuses two outputs that are the same file, under any names and links.
 
     Args:
-        outputs: (option, path as expanded, or None if it is not given).
+        outputs: pairs of (option, expanded path, or None if it is not given).
 
     Raises:
-        ConfigurationError: the second would replace the first.
+        ConfigurationError: the second output would replace the first.
     """
     taken: Dict[Path, str] = {}
     for option, path in outputs:
         if path is None or is_written_to(path):
-            continue  # to what is written to one after the other nothing is lost
+            continue  # a stream or device takes several outputs one after the other
         target = real(path)
         if target in taken:
             raise ConfigurationError(f"{taken[target]} and {option} are both {shown(path)}", "give two names")
@@ -644,15 +647,15 @@ def check_different(outputs: Sequence[Tuple[str, Optional[Path]]]) -> None:
 
 
 def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) -> None:
-    """Refuses an output that would replace what is read, by whatever names and links.
+    """Refuses an output that would replace an input, under any names and links.
 
     Args:
-        path: of the output.
-        option: that names it.
-        inputs: (what it is, path) of what is read.
+        path: path of the output.
+        option: the option that names it.
+        inputs: pairs of (description, path) of the inputs.
 
     Raises:
-        ConfigurationError: it is one of them.
+        ConfigurationError: the output is one of the inputs.
     """
     target = None if is_written_to(path) else real(path)
     for what, given in inputs:
@@ -663,18 +666,18 @@ def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) 
 
 
 def write_output(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes what a user asked for to what a path leads to.
+    """Writes the output of an option to the target of a path.
 
-    A regular file, or a new name, is written under a temporary name beside it (beside the end of its links) and
-    renamed, and keeps its permissions.  A device, a FIFO, or a stream of this process (``/dev/stdout``) is
-    written to as it is; if the reader of it goes away that is no error, as it is none of stdout.
+    A new or regular file is written under a temporary name beside it (beside the target of links), then renamed; an
+    existing file keeps its permissions.  A device, a FIFO, or a stream of this process (``/dev/stdout``) is written
+    directly; a reader that closes it is not an error, as for stdout.
 
     Args:
-        path: as expanded and checked by :func:`check_output`.
-        write: called with the path of a temporary file.
+        path: expanded path, checked by :func:`check_output`.
+        write: function that writes a temporary file, whose path is its argument.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the output cannot be written.
     """
     if is_written_to(path):
         import tempfile
@@ -699,16 +702,16 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_output_text(path: Path, text: Union[str, bytes]) -> None:
-    """:func:`write_output` of a text in UTF-8, or of bytes."""
+    """Writes UTF-8 text, or bytes, as :func:`write_output` does."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     write_output(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _stream_of(path: Path) -> Optional[int]:
-    """The number of the open file that a path such as ``/dev/stdout``, or a link to it, means; or None.
+    """The file descriptor that a path such as ``/dev/stdout``, or a link to it, names; None for any other path.
 
-    Where stdout goes to a file, following the name's links would find that file, and renaming another over it
-    would take it away from whatever else this process and its shell write there.
+    If stdout is redirected to a file, resolving the links would give that file.  Replacing it by renaming would lose
+    everything else that this process and its shell write there.
     """
     place = os.fspath(path)
     for _ in range(_MOST_LINKS):
@@ -723,13 +726,11 @@ def _stream_of(path: Path) -> Optional[int]:
 
 
 def _open_as_it_is(path: Path) -> BinaryIO:
-    """A stream of this process, a device or a FIFO, opened for writing; a FIFO that nothing reads from is an error."""
+    """Opens a stream of this process, a device or a FIFO for writing; a FIFO without a reader is an error."""
     stream = _stream_of(path)
     if stream is not None:
         for text in (sys.stdout, sys.stderr):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # what cannot be written is told where it is written
+            with contextlib.suppress(OSError, ValueError):  # writing to the stream reports its errors
                 text.flush()
         return os.fdopen(os.dup(stream), "wb")
     handle = os.open(path, os.O_WRONLY | _SAFELY)
@@ -738,14 +739,14 @@ def _open_as_it_is(path: Path) -> BinaryIO:
 
 
 def _temporary_name(name: str) -> str:
-    """A name that nobody can foresee, as long as a name may be."""
+    """An unpredictable temporary name for a file, cut to the longest file name."""
     ending = f".{int.from_bytes(os.urandom(6), 'big')}.tmp"
     kept = os.fsencode(name)[: NAME_BYTES - len(ending) - 1].decode("utf-8", "ignore")
     return f".{kept}{ending}"
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut; where folders cannot be synced there is nothing to do."""
+    """Makes a rename survive a power failure, if the system can sync folders."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -755,13 +756,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def temporary_of(name: str) -> Optional[str]:
-    """The file that a temporary of :func:`write_atomically` was to become; None for any other name."""
+    """The final name of a temporary file of :func:`write_atomically`; None for any other name."""
     match = _TEMPORARY.fullmatch(name)
     return match.group(1) if match is not None else None
 
 
 def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
-    """Removes what a killed process left of :func:`write_atomically`, for the file names ``is_ours`` accepts."""
+    """Removes temporary files that killed processes left, for the final file names that ``is_ours`` accepts."""
     for path in entries(folder):
         name = temporary_of(path.name)
         if name is not None and is_ours(name) and not (is_folder(path) and not is_link(path)):

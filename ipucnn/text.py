@@ -1,18 +1,18 @@
-"""Text from outside (file names, classes, messages) as text that any terminal, table and UTF-8 file can hold."""
+"""Makes outside text (file names, classes, messages) fit for any terminal, table and UTF-8 file; formats numbers."""
 
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
 from typing import List, Optional
 
 SHOWN_CHARACTERS = 200
-"""How much of a path or value a message repeats."""
+"""The most characters of a path or value that a message repeats."""
 
 
 def printable(text: str) -> str:
-    """The text on one line of valid UTF-8; what is neither visible nor a space is written as an escape.
+    """The text as one line of valid UTF-8, with escapes for characters that are neither visible nor a space.
 
-    That is: control characters (a terminal would obey them), line breaks, and surrogates, which stand for the
-    bytes of file names that are no UTF-8 and which no file or pipe takes.
+    Escaped are control characters, which a terminal would execute, line breaks, and surrogates, which stand for bytes
+    of file names that are not UTF-8 and cannot be written to a file or pipe.
     """
     if text.isprintable():
         return text
@@ -20,9 +20,9 @@ def printable(text: str) -> str:
 
 
 def shown_value(value: object) -> str:
-    """A value as a message repeats it: on one line, and shortened in the middle where it is very long."""
+    """The text of a value for messages: on one line, and shortened in the middle if it is very long."""
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_CHARACTERS:
-        # The time to write out a whole number grows with the square of its digits, and Python refuses 4,300.
+        # The time to print an integer grows with the square of its digits, and Python refuses more than 4,300.
         return f"a number of about {value.bit_length() * 3 // 10:,} digits"
     text = value if isinstance(value, str) else str(value)
     if len(text) > SHOWN_CHARACTERS:
@@ -32,7 +32,7 @@ def shown_value(value: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 image``, ``1,437 images``, ``4 micro-batches``: a number of things, the noun given in the singular."""
+    """A number with its noun, which is given in the singular: ``1 image``, ``1,437 images``, ``4 micro-batches``."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith(("s", "x", "tch", "nch", "sh")):  # batches and branches, but epochs
@@ -43,7 +43,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Three digits in KiB, GiB or TiB, whole MiB between them."""
+    """A size as text: three digits in KiB, GiB or TiB, whole numbers in MiB."""
     if num_bytes >= 2**60:
         return "more than a million TiB"
     if num_bytes >= 1000 * 2**30:
@@ -56,7 +56,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def told_apart(*values: float, digits: int) -> List[str]:
-    """Numbers with as few digits as tell them apart, at least ``digits``."""
+    """Formats numbers with the fewest significant digits that make them differ, at least ``digits``."""
     for count in range(digits, 17):
         texts = [f"{value:.{count}g}" for value in values]
         if len(set(texts)) == len(texts):
@@ -65,7 +65,7 @@ def told_apart(*values: float, digits: int) -> List[str]:
 
 
 def number(value: Optional[float]) -> str:
-    """Four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; nothing where unknown."""
+    """Formats four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; "" for None."""
     if value is None:
         return ""
     if value >= 1000:
@@ -75,9 +75,10 @@ def number(value: Optional[float]) -> str:
 
 
 def percent(share: float) -> str:
-    """0.804 -> ``80%``, 0.145 -> ``15%``, 0.0414 -> ``4.1%``: whole ones from 10 % on, else two digits, halves go up.
+    """A share as a percentage, whole from 10 % on, else with two digits: 0.804 -> ``80%``, 0.0414 -> ``4.1%``.
 
-    The number that is rounded is the one that the share is written as: 0.145 is not the float a little below it.
+    Halves are rounded up.  The decimal text of the share is rounded, not the float, which can be slightly below it:
+    0.145 -> ``15%``.
     """
     value = 100 * Decimal(repr(float(share)))
     digits = Decimal(1)
@@ -94,7 +95,7 @@ def _escape(character: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """The text in letters that every font has: without accents, and ``?`` for what has no such letter."""
+    """The text in ASCII, which every font has: letters without accents, and ``?`` for other characters."""
     plain = unicodedata.normalize("NFKD", text)
     plain = "".join(c for c in plain if not unicodedata.combining(c))
     return "".join(c if " " <= c <= "~" else "?" for c in plain)
