@@ -3,13 +3,15 @@
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
+from ipucnn.aliases import NumbaType
 from ipucnn.errors import MissingError
 from ipucnn.filesystem import private_cache_folder
 
 HAS_KERNELS = sys.version_info >= (3, 9)
-"""Whether Numba compiles kernels.  Its last version for Python 3.8 does not use the vector units of a CPU."""
+"""Whether Numba compiles kernels.  Its last version for Python 3.8 does not use the vector units of a CPU: its training
+step takes twice as long as TensorFlow's."""
 
 
 def import_numba() -> Any:
@@ -49,7 +51,7 @@ def unseen(module: str, name: str) -> Iterator[None]:
         os.path.exists = exists
 
 
-def jit(*signature: object, **more: object) -> Callable[..., Any]:
+def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object) -> Callable[..., Any]:
     """Compiles a function for these argument types; the compiled function releases the interpreter's lock (GIL).
 
     A product and a sum may become one operation (FMA).  The order of sums, not-a-number and infinities are kept.
@@ -61,7 +63,7 @@ def jit(*signature: object, **more: object) -> Callable[..., Any]:
         "fastmath": {"contract"},
         **more,
     }
-    signatures = [numba.void(*signature)] if signature else []
+    signatures = [(numba.void if returns is None else returns)(*signature)] if signature else []
 
     def decorate(function: Callable[..., object]) -> Any:
         try:

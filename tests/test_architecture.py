@@ -166,7 +166,7 @@ BUDGET = {
     "planning": (5240, 4090),
     "reports": (3640, 2875),
     "runs": (5980, 4525),
-    "sessions": (4900, 3830),
+    "sessions": (5360, 4200),
     "training": (1480, 1115),
     "modules at the top": (2385, 1910),
 }

@@ -1,21 +1,24 @@
 """What the host computes otherwise than Keras' layers, against those layers and against loops in NumPy."""
 
+import itertools
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from few_examples import tries
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
 
-from ipucnn.compiled import HAS_KERNELS, import_numba, jit
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.layers import (
     BatchNormalization,
     ExecutionContext,
+    GroupNormalization,
     SubsamplePad,
     execution_context,
 )
@@ -24,7 +27,182 @@ from ipucnn.sessions.host import fast_layers
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network
 
+if fast_layers.HAS_KERNELS:
+    from ipucnn.sessions.host import kernels
+
+compiled = pytest.mark.skipif(
+    not fast_layers.HAS_KERNELS, reason="Numba for Python 3.8 is slower than TensorFlow"
+)
 PLAIN = Rounding(Arithmetic("32.32"))
+
+
+@pytest.fixture(autouse=True)
+def one_core_has_work_enough(monkeypatch):
+    """Small networks would leave cores without work on larger machines, and be left to TensorFlow."""
+    if fast_layers.HAS_KERNELS:
+        monkeypatch.setattr(kernels, "operation_threads", lambda: 1)
+
+
+ACTIVATIONS = {
+    "linear": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "relu6": lambda z: np.clip(z, 0, 6),
+    "swish": lambda z: z / (1 + np.exp(-z)),
+}
+
+
+def naive_forward(x, gamma, beta, epsilon, parts, channel_groups):
+    """(y before the activation, mean, variance) in float64, part by part and group by group."""
+    channels = x.shape[-1]
+    size = channels // channel_groups
+    rows = x.astype(np.float64).reshape(parts, -1, channels)
+    y, mean, variance = np.empty(rows.shape), np.empty((parts, channels)), np.empty((parts, channels))
+    for part in range(parts):
+        for first in range(0, channels, size):
+            own = slice(first, first + size)
+            numbers = rows[part, :, own]
+            mean[part, own], variance[part, own] = numbers.mean(), numbers.var()
+            y[part, :, own] = (numbers - numbers.mean()) / np.sqrt(numbers.var() + epsilon)
+    return (y * gamma + beta).reshape(x.shape), mean, variance
+
+
+@st.composite
+def normalisations(draw):
+    groups = draw(st.integers(1, 5))
+    return (
+        draw(st.integers(1, 5)),
+        draw(st.sampled_from([1, 2, 3, 63, 64, 65, 200])),
+        groups,
+        groups * draw(st.sampled_from([1, 1, 2, 7, 20])),
+        draw(st.sampled_from(sorted(ACTIVATIONS))),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+@compiled
+@given(normalisations())
+@settings(max_examples=60, deadline=None)
+def test_normalisation_is_the_naive_one(case):
+    parts, rows, channel_groups, channels, activation, seed = case
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(parts * rows, 1, 1, channels)) * 3 + rng.normal(size=channels) * 5).astype(
+        np.float32
+    )
+    gamma, beta = (rng.normal(size=channels).astype(np.float32) for _ in range(2))
+    y, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, channel_groups, activation)
+    z, naive_mean, naive_variance = naive_forward(x, gamma, beta, 1e-3, parts, channel_groups)
+    np.testing.assert_allclose(mean, naive_mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variance, naive_variance, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, ACTIVATIONS[activation](z), rtol=1e-4, atol=1e-4)
+
+
+@compiled
+@given(normalisations())
+@settings(max_examples=25, deadline=None)
+def test_its_gradients_are_those_of_the_formula(case):
+    """Against automatic differentiation in float64."""
+    parts, rows, channel_groups, channels, activation, seed = case
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(parts * rows, 1, 1, channels)).astype(np.float32)
+    dy = rng.normal(size=x.shape).astype(np.float32)
+    gamma, beta = (rng.normal(size=channels).astype(np.float32) for _ in range(2))
+    wide = [tf.constant(v.astype(np.float64)) for v in (x, gamma, beta)]
+    functions = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}
+    with tf.GradientTape() as tape:
+        tape.watch(wide)
+        grouped = tf.reshape(wide[0], [parts, rows, channel_groups, -1])
+        mean, variance = tf.nn.moments(grouped, axes=[1, 3], keepdims=True)
+        normal = tf.reshape((grouped - mean) / tf.sqrt(variance + 1e-3), x.shape)
+        z = normal * wide[1] + wide[2]
+        loss = tf.reduce_sum(functions[activation](z) * dy)
+    expected = tape.gradient(loss, wide)
+    _, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, channel_groups, activation)
+    found = kernels.backward(dy, x, gamma, beta, mean, variance, 1e-3, channel_groups, activation)
+    # Where an activation bends, rounding decides; those numbers are left out, and seldom there are any.
+    bends = np.minimum(np.abs(z), np.abs(z - 6)) < 1e-5
+    if activation in ("linear", "swish") or not bends.any():
+        for ours, theirs in zip(found, expected):
+            scale = max(1.0, np.abs(theirs).max())
+            np.testing.assert_allclose(ours / scale, theirs / scale, atol=2e-5)
+
+
+@compiled
+def test_swish_is_right_far_from_zero():
+    z = np.array([-1e4, -200, -88, -87, -20, -1e-3, 0, 1e-3, 20, 87, 88, 200, 1e4], np.float32)
+    # Normalisation without effect: one group of mean 0 and variance 1.
+    x = np.stack([np.ones_like(z), -np.ones_like(z)])[:, None, None, :]
+    y, _, _ = kernels.forward(x, z, np.zeros_like(z), 0.0, 1, len(z), "swish")
+    wide = z.astype(np.float64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(y[0, 0, 0], wide / (1 + np.exp(-wide)), rtol=1e-6, atol=1e-30)
+
+
+@compiled
+def test_not_a_number_stays_one():
+    x = np.ones((4, 1, 1, 3), np.float32)
+    x[2, 0, 0, 1] = np.nan
+    for activation in ACTIVATIONS:
+        y = kernels.forward(x, np.ones(3, np.float32), np.zeros(3, np.float32), 1e-3, 2, 3, activation)[0]
+        assert np.isnan(y[2:, ..., 1]).all()
+        assert np.isfinite(y[:2]).all() and np.isfinite(y[..., [0, 2]]).all()
+
+
+@compiled
+def test_the_number_of_threads_changes_no_byte(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(12, 8, 8, 64)).astype(np.float32) for _ in range(2))
+    gamma, beta = (rng.normal(size=64).astype(np.float32) for _ in range(2))
+    found = []
+    for cores in (1, 2, 3, 16):
+        monkeypatch.setattr(kernels, "operation_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
+        arrays = []
+        for parts, groups in ((3, 64), (12, 4), (1, 64)):
+            forward = kernels.forward(x, gamma, beta, 1e-3, parts, groups, "swish")
+            arrays += forward
+            arrays += kernels.backward(dy, x, gamma, beta, *forward[1:], 1e-3, groups, "swish")
+        arrays.append(kernels.depthwise_filter(x, dy, (3, 3), 1, (1, 1)))
+        found.append(b"".join(array.tobytes() for array in arrays))
+    assert len(set(found)) == 1
+
+
+def depthwise_results(samples, height, width, kernel, stride, padding, channels=3):
+    """(output, gradient of the input, of the weights) of TensorFlow's convolution and of ours."""
+    rng = np.random.default_rng(height * 10 + width)
+    x = tf.constant(rng.normal(size=(samples, height, width, channels)).astype(np.float32))
+    w = tf.constant(rng.normal(size=(kernel, kernel, channels, 1)).astype(np.float32))
+    results = []
+    for convolve in (
+        lambda: tf.nn.depthwise_conv2d(x, w, [1, stride, stride, 1], padding),
+        lambda: fast_layers.depthwise(x, w, stride, padding),
+    ):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = convolve()
+            loss = tf.reduce_sum(tf.sin(y))
+        results.append([y, *tape.gradient(loss, [x, w])])
+    return results
+
+
+@compiled
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
+       st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
+@tries(20, slow=60)
+def test_depthwise_convolutions_are_tensorflows(height, width, kernel, stride, padding, samples):
+    if padding == "VALID" and kernel > min(height, width):
+        return
+    for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding)):
+        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("size, kernel, stride, padding", [
+    (4, 5, 2, "SAME"), (5, 5, 2, "VALID"), (7, 5, 2, "VALID"), (3, 3, 1, "SAME"), (1, 5, 1, "SAME"),
+    (2, 5, 1, "SAME"), (4, 3, 2, "SAME"), (5, 3, 2, "SAME"), (9, 3, 2, "VALID"), (6, 3, 3, "SAME"),
+])  # fmt: skip
+def test_few_samples_agree_to_more_digits(size, kernel, stride, padding):
+    for native, ours in zip(*depthwise_results(3, size, size, kernel, stride, padding, channels=6)):
+        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
@@ -45,11 +223,12 @@ def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
     } == met
 
 
-def small_network(size, layer, channels=4):
-    """The layer, batch norm and ReLU, with weights unlike the initial ones."""
+def small_network(size, layer, norm, activation, channels=4):
     keras.backend.clear_session()
     inputs = keras.Input((*size, channels))
-    x = keras.layers.Activation("relu", name="activation")(BatchNormalization(name="norm")(layer(inputs)))
+    x = layer(inputs)
+    x = {"batch": BatchNormalization, "group": lambda **k: GroupNormalization(2, **k)}[norm](name="norm")(x)
+    x = keras.layers.Activation(activation, name="activation")(x)
     model = keras.Model(inputs, keras.layers.Flatten(name="flat")(x))
     rng = np.random.default_rng(1)
     for weight in model.weights:
@@ -83,18 +262,7 @@ def both(model, images, training):
     return zip(*found)
 
 
-def assert_computes_as_keras(model, size):
-    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
-    for training in (True, False):
-        pairs = list(both(model, images, training))
-        # Gradients that cancel (of a bias before batch norm) are as exact as the largest ones.
-        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
-        for keras_s, ours in pairs:
-            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
-
-
-SIZES = ((1, 1), (2, 2), (5, 4), (1, 6))
-LAYERS = (
+CONVOLUTIONS = [
     lambda: keras.layers.Conv2D(6, 1, use_bias=False),
     lambda: keras.layers.Conv2D(6, 1, strides=2, activation="relu"),
     lambda: keras.layers.Conv2D(6, 3, padding="same"),
@@ -103,19 +271,27 @@ LAYERS = (
     lambda: keras.layers.DepthwiseConv2D(3, padding="same", use_bias=False),
     lambda: keras.layers.DepthwiseConv2D(5, padding="same", strides=2),
     lambda: keras.layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2),
-)
+]
+SIZES = [(1, 1), (2, 2), (5, 4), (1, 6)]
+NORMS = [("batch", "relu"), ("group", "swish")]
 
 
-@pytest.mark.parametrize(
-    "layer, size",
-    [
-        pytest.param(i, size, marks=[] if (i + j) % 4 == 0 else pytest.mark.slow)
-        for i in range(len(LAYERS))
-        for j, size in enumerate(SIZES)
-    ],
-)
-def test_convolution_norm_and_activation_are_keras(layer, size):
-    assert_computes_as_keras(small_network(size, LAYERS[layer]()), size)
+def every_third_always():
+    """All combinations; each convolution, size and norm is in one of those that are not slow."""
+    for n, (layer, size, norm) in enumerate(itertools.product(CONVOLUTIONS, SIZES, NORMS)):
+        yield pytest.param(size, layer, *norm, marks=[] if n % 3 == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("size", "layer", "norm", "activation"), list(every_third_always()))
+def test_convolution_norm_and_activation_are_keras(size, layer, norm, activation):
+    model = small_network(size, layer(), norm, activation)
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
+    for training in (True, False):
+        pairs = list(both(model, images, training))
+        # Gradients that cancel (of a bias before batch norm) are as exact as the largest ones.
+        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
+        for keras_s, ours in pairs:
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (8, 6), (5, 4), (7, 7), (2, 2), (1, 2)])
@@ -140,17 +316,27 @@ def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
     padded = keras.layers.ZeroPadding2D(zeros, name="zeros")
     if any(n + sum(pair) < kernel for n, pair in zip(size, zeros)):
         return
-    model = small_network(size, lambda x: convolve(padded(x)))
+    model = small_network(size, lambda x: convolve(padded(x)), "batch", "relu")
     found = Network(model, on_cpu=True, alone=False)._fast[0]
     expected = all(is_left(n) for n in size)
     assert ("zeros" in found.done_in_training) == ("zeros" in found.done_in_inference) == expected
-    assert_computes_as_keras(model, size)
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
+    for training in (True, False):
+        pairs = list(both(model, images, training))
+        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
+        for keras_s, ours in pairs:
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
 
 
 def test_zeros_of_another_pipeline_stage_stay_there():
-    zeros = keras.layers.ZeroPadding2D(((0, 1), (0, 1)), name="zeros")
-    convolve = keras.layers.Conv2D(6, 3, strides=2, name="convolve")
-    model = small_network((8, 8), lambda x: convolve(zeros(x)))
+    model = small_network(
+        (8, 8),
+        lambda x: keras.layers.Conv2D(6, 3, strides=2, name="convolve")(
+            keras.layers.ZeroPadding2D(((0, 1), (0, 1)), name="zeros")(x)
+        ),
+        "batch",
+        "relu",
+    )
     images = tf.constant(np.random.default_rng(2).normal(size=(6, 8, 8, 4)).astype(np.float32))
     context = ExecutionContext(2, tf.zeros([2, 2], tf.int32), 2)
     with execution_context(context):
@@ -158,6 +344,19 @@ def test_zeros_of_another_pipeline_stage_stay_there():
     for splits in ((), ("zeros",), ("convolve",), ("norm",)):
         found = Network(model, splits, on_cpu=True, alone=False)(images, True, PLAIN, context)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@compiled
+def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch):
+    """Tasks are taken, not given: whoever is there does them."""
+    monkeypatch.setattr(kernels, "operation_threads", lambda: 3)
+    monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
+    monkeypatch.setattr(kernels, "_calls", SimpleNamespace(put=lambda call: None))
+    x = np.random.default_rng(0).normal(size=(8, 4, 4, 16)).astype(np.float32)
+    y, mean, _ = kernels.forward(x, np.ones(16, np.float32), np.zeros(16, np.float32), 1e-3, 4, 16, "linear")
+    expected, theirs, _ = naive_forward(x, np.ones(16), np.zeros(16), 1e-3, 4, 16)
+    np.testing.assert_allclose(y, expected.reshape(x.shape), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
@@ -175,10 +374,33 @@ def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
+    assert (
+        Network(model, on_cpu=True, alone=False)._fast[0].done_in_training
+        == ["relu"] * fast_layers.HAS_KERNELS
+    )
     alone = Network(model, on_cpu=True, alone=True)._fast[0]
     assert alone.done_in_training == alone.done_in_inference == []
     nothing = Network(model, on_cpu=False, alone=False)._fast[0]
     assert not nothing.training and not nothing.inference
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: keras.layers.ReLU(),
+    lambda: keras.layers.ReLU(6.0),
+    lambda: keras.layers.ReLU(5.0),
+    lambda: keras.layers.ReLU(negative_slope=0.1),
+    lambda: keras.layers.Activation(tf.math.sin),
+])  # fmt: skip
+def test_activations_after_a_norm_are_keras(layer):
+    """Keras 2.6 has the bound of ReLU(6), which MobileNet has, as an array."""
+    keras.backend.clear_session()
+    inputs = keras.Input((4, 4, 3))
+    x = BatchNormalization(name="norm")(inputs)
+    model = keras.Model(inputs, layer()(x))
+    model.get_layer("norm").gamma.assign([1.0, 5.0, 20.0])
+    images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
+    for keras_s, ours in both(model, images, True):
+        np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 4), (2, 6)])
@@ -204,15 +426,12 @@ def test_whole_networks_are_keras(name, side):
         )
 
 
-compiles = pytest.mark.skipif(not HAS_KERNELS, reason="Numba compiles nothing on Python 3.8")
-
-
-@compiles
+@compiled
 def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     """They could name a folder of compiled code, which would be loaded."""
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path}/trap\ndisable_jit: 1\n")
     program = (
-        "from ipucnn.compiled import import_numba; numba = import_numba(); numba.config.reload_config();"
+        "from ipucnn.sessions.host import kernels; import numba, numpy as np; numba.config.reload_config();"
         "numba.njit(lambda x: x + 1)(1);"
         "print('trap' not in numba.config.CACHE_DIR, numba.config.DISABLE_JIT)"
     )
@@ -225,7 +444,7 @@ def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
-@compiles
+@compiled
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("no locator available"), EOFError("Ran out of input"), OSError(28, "No space left")],
@@ -236,7 +455,6 @@ def test_without_a_cache_that_works_numba_compiles_all_the_same(monkeypatch, err
             raise error
         return lambda function: (function, signatures, options["nogil"])
 
-    numba = import_numba()
-    monkeypatch.setattr(numba, "njit", njit)
-    function, signatures, nogil = jit(numba.int64)(len)
+    monkeypatch.setattr(kernels.numba, "njit", njit)
+    function, signatures, nogil = kernels._jit(kernels.numba.int64)(len)
     assert function is len and len(signatures) == 1 and nogil is True

@@ -15,7 +15,7 @@ import contextlib
 import threading
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorflow import keras
@@ -157,6 +157,10 @@ def ghost_batch_norm(
     if len(x.shape) == 4 and (num_groups == 1 or large) and epsilon >= 1.001e-5:
         return _native_batch_norm(x, gamma, beta, epsilon, num_groups)
     return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
+
+
+# (x, gamma, beta, epsilon, number of groups) -> (y, mean, unbiased variance)
+GhostNorm = Callable[[Tensor, Tensor, Tensor, float, int], Tuple[Tensor, Tensor, Tensor]]
 
 
 def _native_batch_norm(
@@ -342,17 +346,21 @@ class BatchNormalization(keras.layers.Layer):
         if not (uses_batch and self.trainable):
             factor, offset = self.affine()
             return inputs * factor + offset
-        return self._by_batch(inputs)
+        return self.normalised(inputs, ghost_batch_norm)
 
-    def _by_batch(self, inputs: Tensor) -> Tensor:
-        """The layer in training, or where statistics are measured; the batch's statistics go to the context."""
+    def normalised(self, inputs: Tensor, ghost_norm: GhostNorm) -> Tensor:
+        """The layer in training, or where statistics are measured; the batch's statistics go to the context.
+
+        Args:
+            ghost_norm: computes what :func:`ghost_batch_norm` does.
+        """
         context = current_context()
         groups = context.num_groups if context is not None else 1
         dtype = inputs.dtype
         channels = inputs.shape[-1]
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
-        outputs, mean, unbiased = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
+        outputs, mean, unbiased = ghost_norm(inputs, gamma, beta, self.epsilon, groups)
         if context is None:
             self._move(self.moving_mean, mean[0])
             self._move(self.moving_variance, unbiased[0])

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ipucnn import interrupts
-from ipucnn.compiled import unseen
+from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import private_cache_folder
 from ipucnn.machine import (
@@ -142,7 +142,8 @@ def import_tensorflow(
 ) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
-    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs.
+    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
+      once depthwise weight gradients are computed otherwise (``fast_layers.py``).
     - Operations are asked to be deterministic, unless that is not wanted.
     - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
       ``verbose`` or the import fails.
@@ -156,11 +157,13 @@ def import_tensorflow(
 
     Raises:
         ConfigurationError: TensorFlow works with another number of threads already.
-        MissingError: TensorFlow is not installed, or this process may not have the memory that it takes.
+        MissingError: TensorFlow or Numba is not installed, or this process may not have the memory that it takes.
         Interruption: a signal came, whatever the libraries made of it.
     """
     if "tensorflow" not in sys.modules:
         check_memory()
+        if HAS_KERNELS and importlib.util.find_spec("numba") is None:
+            raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
         set_variables(deterministic)
         _check_keras_settings()
         if not verbose:

@@ -1,10 +1,12 @@
 """Layers as the host computes them on a CPU, where that is faster than what Keras' layers do.
 
 Weights, names and results are those of the layers; results differ by the order of sums.  Which layers are computed
-otherwise follows from the network and its shapes:
+otherwise follows from the network, its shapes, and whether there is work for all cores:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
+- In training, batch norm and group norm with the activation after them, and the weight gradient of depthwise
+  convolutions on small images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
 - Zeros that a layer adds before a convolution are left to it, where its own padding, ``SAME``, would be the same.
 - Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
@@ -12,21 +14,27 @@ otherwise follows from the network and its shapes:
 GPUs and IPUs compute the layers as they are.
 """
 
+import functools
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, Tensor
+from ipucnn.aliases import KerasLayer, Tensor, TensorShape
+from ipucnn.compiled import HAS_KERNELS
 from ipucnn.models.blueprint import Step
-from ipucnn.models.layers.micro_batches import BatchNormalization
+from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
 
 # A layer: its output of its input.
 Compute = Callable[[Tensor], Tensor]
 # A convolution without its bias: of its input and its kernel.
 Convolve = Callable[[Tensor, Tensor], Tensor]
+
+# Depthwise convolutions of more output pixels leave their weight gradient to TensorFlow.
+MAX_KERNEL_PIXELS = 16
 
 
 @dataclass
@@ -35,8 +43,9 @@ class FastLayers:
 
     Attributes:
         training, inference: how.
-        done_in_training: zeros that are left to the convolution after them.
-        done_in_inference: these, and batch norms that the convolution before them computes as well.
+        done_in_training: layers that one beside them computes as well: activations that the normalisation before them
+            computes already, and zeros that are left to the convolution after them.
+        done_in_inference: the same: batch norms that the convolution before them computes already, and zeros.
     """
 
     training: Dict[str, Compute] = field(default_factory=dict)
@@ -69,7 +78,15 @@ def find_fast_layers(
 
     for step in steps:
         name, layer, following = step.name, layers[step.name], next_of(step.name)
-        if isinstance(layer, SubsamplePad):
+        if isinstance(layer, (BatchNormalization, GroupNormalization)):
+            if isinstance(layer, BatchNormalization) and not layer.trainable:
+                continue  # Frozen: it knows no statistics of the batch.
+            activation = "linear" if following is None else _activation(following)
+            if HAS_KERNELS and following is not None and activation != "linear":
+                found.done_in_training.append(following.name)
+            if HAS_KERNELS:
+                found.training[name] = _normalisation(layer, activation)
+        elif isinstance(layer, SubsamplePad):
             subsample = _subsample_pad(layer)
             if subsample is not None:
                 found.training[name] = found.inference[name] = subsample
@@ -92,8 +109,111 @@ def find_fast_layers(
     return found
 
 
+def _activation(layer: KerasLayer) -> str:
+    """The kernels' name of an activation layer; "linear" of whatever they do not know."""
+    config = layer.get_config()
+    if type(layer) is keras.layers.Activation:
+        names = {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}
+        # Of a function that Keras does not know the name is a dictionary.
+        return names.get(str(config["activation"]), "linear")
+    if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
+        bound = config["max_value"]  # in Keras 2.6 an array
+        return {None: "relu", 6.0: "relu6"}.get(None if bound is None else float(bound), "linear")
+    return "linear"
+
+
 def _is_linear(layer: KerasLayer) -> bool:
     return layer.get_config()["activation"] == "linear"
+
+
+# What is compiled.
+
+
+def _numpy(
+    function: Callable[..., object], inputs: Sequence[Tensor], shapes: Sequence[TensorShape]
+) -> List[Tensor]:
+    """What a function of float32 arrays returns, of these static shapes; it has no side effects."""
+    outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    for output, shape in zip(outputs, shapes):
+        output.set_shape(shape)
+    return outputs
+
+
+def normalise(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, channel_groups: int, activation: str
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """``kernels.forward`` with its gradient; mean and biased variance have none."""
+    from ipucnn.sessions.host import kernels
+
+    channels = int(x.shape[-1])
+
+    def forward(
+        x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return kernels.forward(x, gamma, beta, epsilon, parts, channel_groups, activation)
+
+    def backward(
+        dy: np.ndarray,
+        x: np.ndarray,
+        gamma: np.ndarray,
+        beta: np.ndarray,
+        mean: np.ndarray,
+        variance: np.ndarray,
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return kernels.backward(dy, x, gamma, beta, mean, variance, epsilon, channel_groups, activation)
+
+    @tf.custom_gradient
+    def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
+        y, mean, variance = _numpy(forward, [x, gamma, beta], [x.shape, [parts, channels], [parts, channels]])
+
+        def gradient(dy: Tensor, *_: object) -> Any:
+            return _numpy(backward, [dy, x, gamma, beta, mean, variance], [x.shape, [channels], [channels]])
+
+        return (y, tf.stop_gradient(mean), tf.stop_gradient(variance)), gradient
+
+    return compute(x, gamma, beta)
+
+
+def _normalisation(layer: KerasLayer, activation: str) -> Compute:
+    """Batch norm or group norm in training, with the activation after it."""
+    from ipucnn.sessions.host import kernels
+
+    activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
+        activation
+    ]
+
+    def of_batch(inputs: Tensor) -> Tensor:
+        is_activated = False
+
+        def ghost_norm(
+            x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
+        ) -> Tuple[Tensor, Tensor, Tensor]:
+            nonlocal is_activated
+            channels = int(x.shape[-1])
+            if x.shape.num_elements() is None or not kernels.share_all_cores(num_groups, channels, channels):
+                return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
+            is_activated = True
+            y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, channels, activation)
+            rows = x.shape.num_elements() // (num_groups * channels)
+            return y, mean, variance * (rows / max(rows - 1.0, 1.0))
+
+        outputs = layer.normalised(inputs, ghost_norm)
+        return outputs if is_activated else activate(outputs)
+
+    def of_samples(inputs: Tensor) -> Tensor:
+        samples, channels = inputs.shape[0], int(inputs.shape[-1])
+        if inputs.shape.num_elements() is None or not kernels.share_all_cores(
+            samples, channels, layer.groups
+        ):
+            return activate(layer(inputs))
+        gamma, beta = tf.convert_to_tensor(layer.gamma), tf.convert_to_tensor(layer.beta)
+        return normalise(inputs, gamma, beta, layer.epsilon, int(samples), layer.groups, activation)[0]
+
+    return of_samples if isinstance(layer, GroupNormalization) else of_batch
+
+
+# Convolutions.
 
 
 class _Convolution(NamedTuple):
@@ -275,8 +395,12 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
         return None
     window = _window(layer, geometry)
     stride, padding = layer.strides[0], geometry.padding
+    _, height, width, _ = layer.output.shape
+    is_small = HAS_KERNELS and height * width <= MAX_KERNEL_PIXELS
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+        if window is None and is_small:
+            return depthwise(x, kernel, stride, padding)
         if window is None:
             return tf.nn.depthwise_conv2d(x, kernel, [1, stride, stride, 1], padding)
         products = window.of_image(x) * kernel[window.taps][..., 0]
@@ -284,7 +408,33 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
             return products
         return tf.reduce_sum(products, axis=[1, 2], keepdims=True)
 
-    return convolve, window is not None
+    return convolve, is_small or window is not None
+
+
+def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
+    """``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient of the kernels."""
+    from ipucnn.sessions.host import kernels
+
+    strides = [1, stride, stride, 1]
+    size = (int(kernel.shape[0]), int(kernel.shape[1]))
+    top, left = (_padding_before(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
+    weight_gradient = functools.partial(
+        kernels.depthwise_filter, kernel=size, stride=stride, before=(top, left)
+    )
+
+    @tf.custom_gradient
+    def convolve(x: Tensor, kernel: Tensor) -> Any:
+        y = tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=strides, padding=padding)
+
+        def gradient(dy: Tensor) -> Any:
+            dx = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
+                input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
+            )
+            return [dx, *_numpy(weight_gradient, [x, dy], [kernel.shape])]
+
+        return y, gradient
+
+    return convolve(x, kernel)
 
 
 def _subsample_pad(layer: KerasLayer) -> Optional[Compute]:

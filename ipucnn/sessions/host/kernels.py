@@ -1,0 +1,487 @@
+"""Normalisation with its activation, and depthwise weight gradients, compiled for this CPU by Numba.
+
+TensorFlow's operations make a pass over memory each, and a batch norm with its activation takes about twenty of them in
+a weight update.  Here a part of the batch stays in the core's cache from step to step, so that memory is read and
+written about five times.
+
+A part is what shares statistics: a micro-batch (or a group of replicas) for batch norm, a sample for group norm.  Its
+rows are the numbers that it has of a channel.  Rows are added up in blocks: in float32 within a block, in float64
+over blocks.
+
+The work is cut into tasks, and each thread takes the next one until none is left.  No task depends on another, so
+nothing depends on how many threads share them; and a thread that the system wakes late only takes fewer of them.
+
+Importing this imports Numba, and compiles the functions or loads them from its cache, which lies beside this file (or
+in the user's folder of caches).
+"""
+
+import contextlib
+import functools
+import math
+import queue
+import threading
+import time
+from typing import Any, Callable, List, NamedTuple, Tuple
+
+import numpy as np
+
+from ipucnn.aliases import NumbaType
+from ipucnn.compiled import import_numba
+from ipucnn.compiled import jit as _jit
+from ipucnn.machine import operation_threads, operations_at_once
+
+numba = import_numba()
+
+ACTIVATIONS = ("linear", "relu", "relu6", "swish")
+BLOCK_ROWS = 64
+# A thread is woken for this many numbers; where channels are shared out, a task has at least so many (a cache line),
+# and there are so many tasks for each thread.
+THREAD_NUMBERS = 2**14
+THREAD_CHANNELS = 16
+THREAD_TASKS = 2
+# Numbers of weight gradients that are added up in one block of samples.
+BLOCK_SAMPLES = 8
+# Rows of few channels are folded until they have as many numbers.
+FOLDED_WIDTH = 64
+ALIGNMENT = 64  # what TensorFlow wants of an array that it takes without a copy
+
+_LINEAR, _RELU, _RELU6, _SWISH = range(4)
+_ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
+
+
+def _array(kind: NumbaType, dimensions: int, readonly: bool = False) -> Any:
+    return numba.types.Array(kind, dimensions, "C", readonly=readonly)
+
+
+_X3, _X4, _X1 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (3, 4, 1))
+_Y3, _Y4, _Y2 = (_array(numba.float32, dimensions) for dimensions in (3, 4, 2))
+_INT = numba.int64
+
+
+@_jit(inline="always")
+def _exponential(z):  # type: ignore[no-untyped-def]
+    """(e, n) with exp(z) = e * 2**n: Cephes' expf, without a branch."""
+    z = min(max(z, np.float32(-87)), np.float32(87))
+    n = np.floor(z * np.float32(1.44269504) + np.float32(0.5))
+    q = z - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4) * q + np.float32(1.3981999507e-3)
+    p = p * q + np.float32(8.3334519073e-3)
+    p = p * q + np.float32(4.1665795894e-2)
+    p = p * q + np.float32(1.6666665459e-1)
+    p = p * q + np.float32(5.0000001201e-1)
+    return p * q * q + q + np.float32(1), n
+
+
+# What the threads of one piece of work have done: tasks taken and tasks ended, each on a cache line of its own.
+_TAKEN, _ENDED, _PROGRESS_SIZE = 0, 8, 16
+_PROGRESS = _array(_INT, 1)
+
+
+@numba.extending.intrinsic
+def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaType) -> Any:
+    """progress[place] += number as one atomic operation; what it was before."""
+
+    def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, given[0])
+        address = builder.gep(array.data, [given[1]])
+        return builder.atomic_rmw("add", address, given[2], "seq_cst")
+
+    return _INT(progress, _INT, _INT), generate
+
+
+@_jit(_PROGRESS, _INT, _INT, returns=numba.boolean)
+def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
+    """Looks at most so many times whether all tasks have ended; whether they have."""
+    for _ in range(looks):  # noqa: SIM110 - Numba compiles no generators into any()
+        if _count(progress, _ENDED, 0) >= tasks:
+            return True
+    return False
+
+
+@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
+def _forward(  # type: ignore[no-untyped-def]
+    x, gamma, beta, epsilon, activation, per_group, fold, most, y, mean, variance, progress
+):
+    """A task is of one part up to ``most`` channels; all of them where ``fold`` rows are one."""
+    rows = x.shape[1]
+    splits = -(-x.shape[2] // most)
+    own, factor, offset = (
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+    )
+    bits = np.empty(most, np.int32)
+    power = bits.view(np.float32)
+    total = np.empty(most, np.float64)
+    while True:
+        task = _count(progress, _TAKEN, 1)
+        if task >= len(x) * splits:
+            return
+        part, left = task // splits, task % splits * most
+        right = min(left + most, x.shape[2])
+        width = right - left
+        channels = width // fold
+        for moment in range(2):
+            total[:] = 0.0
+            for start in range(0, rows, BLOCK_ROWS):
+                own[:] = _ZERO
+                if moment == 0:
+                    for r in range(start, min(start + BLOCK_ROWS, rows)):
+                        x_ = x[part, r, left:right]
+                        for c in range(width):
+                            own[c] += x_[c]
+                else:
+                    for r in range(start, min(start + BLOCK_ROWS, rows)):
+                        x_ = x[part, r, left:right]
+                        for c in range(width):
+                            d = x_[c] - factor[c]
+                            own[c] += d * d
+                for c in range(width):
+                    total[c] += own[c]
+            for group in range(0, channels, per_group):
+                together = 0.0
+                for c in range(group, group + per_group):
+                    for k in range(c, width, channels):
+                        together += total[k]
+                together /= float(rows * fold * per_group)
+                for c in range(group, group + per_group):
+                    if moment == 0:
+                        mean[part, left + c] = together
+                        for k in range(c, width, channels):
+                            factor[k] = together
+                    else:
+                        variance[part, left + c] = together
+        for c in range(channels):
+            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            for k in range(c, width, channels):
+                factor[k] = own_factor
+                offset[k] = own_offset
+        for r in range(rows):
+            x_ = x[part, r, left:right]
+            y_ = y[part, r, left:right]
+            if activation == _LINEAR:
+                for c in range(width):
+                    y_[c] = x_[c] * factor[c] + offset[c]
+            elif activation == _RELU:
+                # Comparisons in this direction let not-a-number pass.
+                for c in range(width):
+                    z = x_[c] * factor[c] + offset[c]
+                    y_[c] = _ZERO if z < _ZERO else z
+            elif activation == _RELU6:
+                for c in range(width):
+                    z = x_[c] * factor[c] + offset[c]
+                    y_[c] = _ZERO if z < _ZERO else (_SIX if z > _SIX else z)
+            else:
+                for c in range(width):
+                    e, n = _exponential(-(x_[c] * factor[c] + offset[c]))
+                    own[c] = e
+                    bits[c] = (np.int32(n) + np.int32(127)) << np.int32(23)
+                for c in range(width):
+                    z = x_[c] * factor[c] + offset[c]
+                    y_[c] = z / (_ONE + own[c] * power[c])
+        _count(progress, _ENDED, 1)
+
+
+@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _array(numba.float32, 2, True),
+      _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _PROGRESS)  # fmt: skip
+def _backward(  # type: ignore[no-untyped-def]
+    dy,
+    x,
+    gamma,
+    beta,
+    epsilon,
+    activation,
+    per_group,
+    fold,
+    most,
+    mean,
+    variance,
+    dx,
+    dgamma,
+    dbeta,
+    progress,
+):
+    """The gradients of x, and of each part those of gamma and beta; tasks are those of ``_forward``."""
+    rows = x.shape[1]
+    splits = -(-x.shape[2] // most)
+    own, own_x = np.empty(most, np.float32), np.empty(most, np.float32)
+    centre, factor, offset = (
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+        np.empty(most, np.float32),
+    )
+    bits = np.empty(most, np.int32)
+    power = bits.view(np.float32)
+    total, total_x = np.empty(most, np.float64), np.empty(most, np.float64)
+    while True:
+        task = _count(progress, _TAKEN, 1)
+        if task >= len(x) * splits:
+            return
+        part, left = task // splits, task % splits * most
+        right = min(left + most, x.shape[2])
+        width = right - left
+        channels = width // fold
+        for c in range(channels):
+            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            for k in range(c, width, channels):
+                centre[k] = mean[part, left + c]
+                factor[k] = own_factor
+                offset[k] = own_offset
+        total[:] = 0.0
+        total_x[:] = 0.0
+        for start in range(0, rows, BLOCK_ROWS):
+            own[:] = _ZERO
+            own_x[:] = _ZERO
+            for r in range(start, min(start + BLOCK_ROWS, rows)):
+                dy_ = dy[part, r, left:right]
+                x_ = x[part, r, left:right]
+                dx_ = dx[part, r, left:right]
+                # Before the activation, into dx.
+                if activation == _LINEAR:
+                    for c in range(width):
+                        dx_[c] = dy_[c]
+                elif activation == _RELU:
+                    for c in range(width):
+                        z = x_[c] * factor[c] + offset[c]
+                        dx_[c] = dy_[c] if z > _ZERO else _ZERO
+                elif activation == _RELU6:
+                    for c in range(width):
+                        z = x_[c] * factor[c] + offset[c]
+                        dx_[c] = dy_[c] if _ZERO < z < _SIX else _ZERO
+                else:
+                    for c in range(width):
+                        e, n = _exponential(-(x_[c] * factor[c] + offset[c]))
+                        dx_[c] = e
+                        bits[c] = (np.int32(n) + np.int32(127)) << np.int32(23)
+                    for c in range(width):
+                        z = x_[c] * factor[c] + offset[c]
+                        s = _ONE / (_ONE + dx_[c] * power[c])
+                        dx_[c] = dy_[c] * (s + z * s * (_ONE - s))
+                for c in range(width):
+                    own[c] += dx_[c]
+                    own_x[c] += dx_[c] * (x_[c] - centre[c])
+            for c in range(width):
+                total[c] += own[c]
+                total_x[c] += own_x[c]
+        # Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups Wu and He 2018, arXiv:1803.08494.
+        for group in range(0, channels, per_group):
+            of_g, of_gx = 0.0, 0.0
+            for c in range(group, group + per_group):
+                inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
+                of_c, of_cx = 0.0, 0.0
+                for k in range(c, width, channels):
+                    of_c += total[k]
+                    of_cx += total_x[k]
+                dbeta[part, left + c] = of_c
+                dgamma[part, left + c] = of_cx * inverse
+                of_g += of_c * gamma[left + c]
+                of_gx += of_cx * gamma[left + c]
+            of_g /= float(rows * fold * per_group)
+            of_gx /= float(rows * fold * per_group)
+            for c in range(group, group + per_group):
+                inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
+                for k in range(c, width, channels):
+                    own[k] = inverse * inverse * inverse * of_gx
+                    own_x[k] = inverse * of_g
+        for r in range(rows):
+            x_ = x[part, r, left:right]
+            dx_ = dx[part, r, left:right]
+            for c in range(width):
+                dx_[c] = dx_[c] * factor[c] - (x_[c] - centre[c]) * own[c] - own_x[c]
+        _count(progress, _ENDED, 1)
+
+
+@_jit(_X4, _X4, _INT, _INT, _INT, _array(numba.float32, 4), _PROGRESS)
+def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore[no-untyped-def]
+    """A task is the weight gradient (kernel height, kernel width, channels) of a block of samples."""
+    samples, height, width, channels = x.shape
+    while True:
+        block = _count(progress, _TAKEN, 1)
+        if block >= len(sums):
+            return
+        sums[block] = _ZERO
+        for n in range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, samples)):
+            for i in range(dy.shape[1]):
+                for a in range(sums.shape[1]):
+                    h = i * stride + a - top
+                    if h < 0 or h >= height:
+                        continue
+                    for j in range(dy.shape[2]):
+                        for b in range(sums.shape[2]):
+                            w = j * stride + b - left
+                            if w < 0 or w >= width:
+                                continue
+                            s_, x_, dy_ = sums[block, a, b], x[n, h, w], dy[n, i, j]
+                            for c in range(channels):
+                                s_[c] += x_[c] * dy_[c]
+        _count(progress, _ENDED, 1)
+
+
+# Looks at what other threads have done take some ten microseconds, after which the system may have the core.
+_LOOKS = 1000
+
+_Call = Tuple[Callable[..., None], Tuple[object, ...]]
+_calls: "queue.SimpleQueue[_Call]" = queue.SimpleQueue()
+_lock = threading.Lock()
+_helpers: List[threading.Thread] = []
+
+
+def _help() -> None:
+    while True:
+        function, given = _calls.get()
+        # Where it has no memory for what it needs it takes no task, and the thread that waits does them all.
+        with contextlib.suppress(MemoryError):
+            function(*given)
+        del function, given  # The arrays of the last call are not kept until the next one.
+
+
+def _share(function: Callable[..., None], threads: int, tasks: int, *given: object) -> None:
+    """Calls ``function(*given, progress)`` in several threads, which take the tasks in turn.
+
+    Args:
+        threads: how many may be busy.
+        tasks: how many there are.
+    """
+    progress: np.ndarray = np.zeros(_PROGRESS_SIZE, np.int64)
+    others = min(threads, tasks) - 1
+    if others < 1:
+        function(*given, progress)
+        return
+    wanted = others * operations_at_once()
+    if len(_helpers) < wanted:
+        with _lock:
+            while len(_helpers) < wanted:
+                _helpers.append(threading.Thread(target=_help, name="kernels", daemon=True))
+                _helpers[-1].start()
+    for _ in range(others):
+        _calls.put((function, (*given, progress)))
+    function(*given, progress)
+    while not _have_ended(progress, tasks, _LOOKS):
+        time.sleep(0)
+
+
+def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
+    """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
+    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= operation_threads()
+
+
+def _threads(numbers: int) -> int:
+    """How many threads share so much work."""
+    return min(operation_threads(), numbers // THREAD_NUMBERS)
+
+
+class _Parts(NamedTuple):
+    """How a normalisation is cut into tasks.
+
+    Attributes:
+        shape: (parts, folded rows, numbers of a folded row).
+        per_group: channels that share statistics.
+        fold: rows of few channels are taken as one of many, for short inner loops are slow.
+        most: numbers of a row that a task has.
+        tasks: how many there are.
+    """
+
+    shape: Tuple[int, int, int]
+    per_group: int
+    fold: int
+    most: int
+    tasks: int
+
+
+@functools.lru_cache(maxsize=None)
+def _cut(shape: Tuple[int, ...], parts: int, channel_groups: int, cores: int) -> _Parts:
+    channels = shape[-1]
+    numbers = math.prod(shape)
+    rows, fold = numbers // (parts * channels), 1
+    while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
+        fold *= 2
+    width, per_group = fold * channels, channels // channel_groups
+    # A task has all channels, or fewer where there are too few parts to keep all threads busy.
+    step = width if fold > 1 else per_group
+    wanted = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
+    most = min(width, wanted)
+    return _Parts((parts, rows // fold, width), per_group, fold, most, parts * -(-width // most))
+
+
+def empty(shape: Tuple[int, ...]) -> np.ndarray:
+    """A float32 array that TensorFlow takes as it is."""
+    size = math.prod(shape)
+    memory: np.ndarray = np.empty(size + ALIGNMENT // 4, np.float32)
+    start = -memory.ctypes.data % ALIGNMENT // 4
+    return memory[start : start + size].reshape(shape)
+
+
+def forward(
+    x: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    epsilon: float,
+    parts: int,
+    channel_groups: int,
+    activation: str,
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Normalises each (part, group of channels) by its own mean and variance.
+
+    Args:
+        x: (parts * n, ..., channels), float32.
+        gamma, beta: (channels,).
+        epsilon: added to the variance.
+        channel_groups: groups of neighbouring channels; as many as channels for batch norm.
+        activation: one of ``ACTIVATIONS``.
+
+    Returns:
+        y as x; means and biased variances (parts, channels).
+    """
+    cut = _cut(x.shape, parts, channel_groups, operation_threads())
+    y, statistics = empty(cut.shape), empty((2, parts, x.shape[-1]))
+    mean, variance = statistics[0], statistics[1]
+    _share(
+        _forward, _threads(x.size), cut.tasks, x.reshape(cut.shape), gamma, beta, np.float32(epsilon),
+        ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, y, mean, variance,
+    )  # fmt: skip
+    return y.reshape(x.shape), mean, variance
+
+
+def backward(
+    dy: np.ndarray,
+    x: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float,
+    channel_groups: int,
+    activation: str,
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients of x, gamma and beta, of ``forward``'s y."""
+    cut = _cut(x.shape, len(mean), channel_groups, operation_threads())
+    dx, sums = empty(cut.shape), np.empty((2, *mean.shape), np.float32)
+    _share(
+        _backward, _threads(x.size), cut.tasks, dy.reshape(cut.shape), x.reshape(cut.shape), gamma, beta,
+        np.float32(epsilon), ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, mean, variance, dx,
+        sums[0], sums[1],
+    )  # fmt: skip
+    dgamma, dbeta = np.sum(sums, axis=1, dtype=np.float64).astype(np.float32)
+    return dx.reshape(x.shape), dgamma, dbeta
+
+
+def depthwise_filter(
+    x: np.ndarray, dy: np.ndarray, kernel: Tuple[int, int], stride: int, before: Tuple[int, int]
+) -> np.ndarray:
+    """The weight gradient of a depthwise convolution with multiplier 1.
+
+    Args:
+        x: (n, h, w, c).
+        dy: (n, h', w', c).
+        kernel: its height and width.
+        before: rows of zeros above, and columns left of the image.
+
+    Returns:
+        (kernel height, kernel width, c, 1).
+    """
+    blocks = -(-len(x) // BLOCK_SAMPLES)
+    sums = empty((blocks, *kernel, x.shape[-1]))
+    _share(_depthwise_filter, _threads(dy.size * kernel[0]), blocks, x, dy, stride, *before, sums)
+    return np.sum(sums, axis=0, dtype=np.float64).astype(np.float32)[..., np.newaxis]
