@@ -1,4 +1,4 @@
-"""What users type: `_` and `-`, booleans with and without a value, lists with spaces, commas or repeats."""
+"""Typed arguments: `_` and `-`, booleans with and without a value, lists with spaces, commas or repeats."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def test_a_boolean_with_another_value_is_refused():
 
 
 @given(st.lists(st.text("abc_12", min_size=1, max_size=5), min_size=1, max_size=6))
-def test_every_way_to_type_a_list_gives_the_same(items):
+def test_all_ways_to_type_a_list_are_equal(items):
     from ipucnn.config.options import BY_NAME
 
     def read(args):
@@ -98,7 +98,7 @@ def test_every_way_to_type_a_list_gives_the_same(items):
         ("models", {"pattern": "*", "as_json": False, "image_size": None}),
     ],
 )
-def test_a_command_gets_texts_and_what_parsers_make_of_them(typed, expected):
+def test_a_command_gets_texts_and_parsed_values(typed, expected):
     name, *args = typed.split()
     command = build_root().get_command(None, name)
     params = command.make_context(name, args).params
@@ -114,14 +114,14 @@ def test_a_command_gets_texts_and_what_parsers_make_of_them(typed, expected):
         ("train a b c", "train: got unexpected extra arguments (b c)", "`train --help` lists the options"),
     ],
 )
-def test_arguments_are_neither_missing_nor_too_many(typed, error, hint):
+def test_missing_and_extra_arguments_are_refused(typed, error, hint):
     name, *args = typed.split()
     with pytest.raises(ConfigurationError) as caught:
         build_root().get_command(None, name).make_context(name, args)
     assert (caught.value.message, caught.value.hint) == (error, hint)
 
 
-def test_a_command_whose_values_are_text_loads_no_converters():
+def test_a_command_with_text_values_imports_no_converters():
     code = (
         "import sys\n"
         "from ipucnn import cli\n"

@@ -1,4 +1,4 @@
-"""What is written twice is the same: the option reference and its declarations, dependencies and their pins."""
+"""Duplicated text stays the same: the option reference and its declarations, dependencies and their pins."""
 
 import importlib.util
 import re
@@ -16,14 +16,14 @@ DOCUMENT = ROOT / "docs" / "configuration.md"
 
 
 def docs_generate():
-    """docs/generate.py, which is no part of the package."""
+    """Imports docs/generate.py, which is not part of the package."""
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     generate = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     return generate
 
 
-def test_what_is_derived_in_the_documentation_is_current():
+def test_generated_parts_of_the_documentation_are_current():
     generate = docs_generate()
     pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in generate.PARTS}
     for name, text in pages.items():
@@ -34,22 +34,22 @@ def test_what_is_derived_in_the_documentation_is_current():
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_the_examples_of_help_have_options_that_exist(command, capsys, monkeypatch):
+def test_examples_in_help_use_existing_options(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert COMMANDS[command].examples
     for line, _ in COMMANDS[command].examples:
         program, name, *args = shlex.split(line)
         assert program == "ipucnn" and run([name, "--help-all" if COMMANDS[name].common else "--help"]) == 0
         help_page = capsys.readouterr().out
-        # What follows is another command's.
-        own = args[: args.index("--")] if "--" in args else args
-        for option in (arg for arg in own if arg.startswith("--")):
+        # Options after -- belong to another command.
+        of_command = args[: args.index("--")] if "--" in args else args
+        for option in (arg for arg in of_command if arg.startswith("--")):
             assert re.search(rf"(?<![\w-])(--\[no-\]{option[2:]}|{option})(?![\w-])", help_page), line
 
 
-def test_the_sdk_s_environment_has_what_the_tests_environment_has():
-    """Both lists pin the same versions; TensorFlow and Keras are the SDK's own wheels there."""
-    own = {"tensorflow", "keras"}
+def test_the_sdk_and_test_environments_pin_the_same_versions():
+    """Both lists pin the same versions, except TensorFlow and Keras, which are the SDK's wheels."""
+    of_sdk = {"tensorflow", "keras"}
     pins = {
         name: {
             line.split("==")[0].lower(): line
@@ -58,13 +58,13 @@ def test_the_sdk_s_environment_has_what_the_tests_environment_has():
         }
         for name in ("py38.txt", "sdk.txt")
     }
-    assert own & set(pins["py38.txt"]) == own
-    assert pins["sdk.txt"] == {name: line for name, line in pins["py38.txt"].items() if name not in own}
+    assert of_sdk & set(pins["py38.txt"]) == of_sdk
+    assert pins["sdk.txt"] == {name: line for name, line in pins["py38.txt"].items() if name not in of_sdk}
 
 
-def test_what_is_depended_on_is_pinned_for_the_oldest_versions():
+def test_all_dependencies_are_pinned_for_the_oldest_versions():
     text = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("\n]\n")[0]
-    wanted = {
+    required = {
         re.split(r"[<>=;\[ ]", line.strip().strip('",'))[0].lower()
         for line in text.splitlines()
         if line.strip().startswith('"') and "python_version >= '3.9'" not in line
@@ -72,4 +72,4 @@ def test_what_is_depended_on_is_pinned_for_the_oldest_versions():
     pinned = {
         line.split("==")[0].lower() for line in (ROOT / "constraints" / "py38.txt").read_text().splitlines()
     }
-    assert {"typer", "jinja2", "psutil"} <= wanted and wanted <= pinned
+    assert {"typer", "jinja2", "psutil"} <= required and required <= pinned

@@ -1,4 +1,4 @@
-"""The program as it is run: help pages, exit codes, `error:` and `hint:` lines, lazy imports."""
+"""The program as a user runs it: help pages, exit codes, `error:` and `hint:` lines, lazy imports."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def test_root_help_lists_every_command(capsys, args):
         assert command.summary in out
 
 
-def test_help_can_be_read_where_columns_is_absurd(capsys, monkeypatch):
+def test_help_is_readable_with_an_absurd_columns_variable(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1")
     code, out, err = _run(capsys, "train", "--help")
     assert (code, err) == (0, "") and "--micro-batch-size" in out
@@ -97,14 +97,14 @@ def test_help_finds_options_by_a_word(capsys, monkeypatch):
     assert found("batch", "norm")[0] == "norm-layer" and "micro-batch-size" not in found("batch", "norm")
     assert found("Patience") == ["early-stopping"]
     assert found("erasing") == ["random-erasing"]
-    # Nothing is about the whole: what is about each of its parts.
+    # No option matches the whole word, so options that match each of its parts are shown.
     assert found("fraction-of-validation") == ["validation-fraction"]
     assert _run(capsys, "train", "--help", "lenet") == _run(capsys, "train", "lenet", "--help")
     code, out, err = _run(capsys, "train", "lenet", "--help", "frobnicate")
     assert (code, out) == (2, "") and "no option is about that" in err and "--help-all" in err
 
 
-# What people of other programs type, and the option that this program has for it; None: there is none.
+# Options of other programs, and the option of this program that does the same; None: there is none.
 WISHES = {
     "--earlystop": "--early-stopping",
     "--batchnorm": "--norm-layer",
@@ -147,23 +147,23 @@ WISHES = {
 
 
 @pytest.mark.parametrize("typed", WISHES)
-def test_an_option_of_another_program_is_answered_with_this_one_s(capsys, typed):
-    wanted = WISHES[typed]
+def test_unknown_options_list_similar_ones(capsys, typed):
+    option = WISHES[typed]
     code, out, err = _run(capsys, "train", "lenet", typed, "3")
     hint = err.splitlines()[1]
     assert (code, out) == (2, "") and f"no option {typed.replace('_', '-')}" in err
-    if wanted is None:
-        # What is looked for as the hint says is found.
+    if option is None:
+        # The search that the hint names finds an option.
         assert "did you mean" not in hint and "--help-all" in hint
         words = re.findall("--help ([^`]+)`", hint)
         assert words == ([] if typed == "--coffee" else words[:1])
         for word in words:
             assert _run(capsys, "train", "--help", word)[::2] == (0, "")
     else:
-        assert hint.startswith(f"hint: did you mean '{wanted}'")
+        assert hint.startswith(f"hint: did you mean '{option}'")
 
 
-def test_wishes_are_no_options():
+def test_names_of_other_programs_are_not_options():
     for spec in SPECS:
         for wish in spec.wishes.split():
             assert find_spec(wish) is None, f"{wish} is an option, and {spec.key} claims it"
@@ -212,7 +212,7 @@ def test_wishes_are_no_options():
         ("verify-dataset mnist", 3, "mnist is not in", "--download"),
     ],
 )
-def test_what_users_get_wrong_is_explained(capsys, args, code, error, hint):
+def test_user_errors_have_an_error_and_a_hint(capsys, args, code, error, hint):
     got, out, err = _run(capsys, *args.split())
     lines = err.splitlines()
     assert got == code, err
@@ -225,7 +225,7 @@ def test_what_users_get_wrong_is_explained(capsys, args, code, error, hint):
 
 
 @pytest.mark.parametrize("args", [["x" * 5000], ["models", "x" * 5000], ["train", "--" + "x" * 5000]])
-def test_what_is_very_long_is_not_repeated_whole(capsys, args):
+def test_very_long_arguments_are_shortened_in_errors(capsys, args):
     code, out, err = _run(capsys, *args)
     assert (code, out) == (2, "") and len(err) < 1000
     assert err.startswith("error: ") and "\nhint: " in err
@@ -242,7 +242,7 @@ def test_completion_of_an_unknown_shell_is_an_error_with_a_hint(capsys, monkeypa
     assert code == 2 and "error: --show-completion: the shell" in err and "hint: run it in bash" in err
 
 
-def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
+def test_an_unknown_key_is_reported_with_its_line(capsys, tmp_path):
     (tmp_path / "mine.yml").write_text("a:\n  model: lenet\n  num-epoch: 3\n")
     code, _, err = _run(capsys, "train", "--config", "a", "--config-path", "mine.yml")
     assert code == 2
@@ -251,7 +251,7 @@ def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
 
 
 def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
-    """The words of the first page, and those of a few wishes, lead to what they mean."""
+    """Words of the first page, and some alternative names, lead to commands and options."""
     monkeypatch.setenv("COLUMNS", "120")
     for words, commands, options in (
         ("rehearse", {"train", "plan-splits"}, {"--device"}),
@@ -262,8 +262,8 @@ def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
         code, out, err = _run(capsys, "--help", *words.split())
         assert (code, err) == (0, "")
         about_commands, _, about_options = out.partition("Options about")
-        found = {line.split()[1] for line in about_commands.splitlines() if line.startswith("│ ")}
-        assert found == commands, words
+        listed = {line.split()[1] for line in about_commands.splitlines() if line.startswith("│ ")}
+        assert listed == commands, words
         assert options <= set(about_options.split()), words
     assert "Of plan-splits: Plan row N" in _run(capsys, "--help", "row")[1]
     assert _run(capsys, "--help", "train") == _run(capsys, "train", "--help")
@@ -319,7 +319,7 @@ def test_print_config_shows_no_control_characters(capsys, tmp_path):
     assert code == 0 and "\x1b" not in out and "a\\x1b[31mb" in out
 
 
-def test_print_config_as_json_is_every_option(capsys):
+def test_print_config_as_json_has_every_option(capsys):
     code, out, _ = _run(capsys, "train", "lenet", "--no-shuffle", "--print-config", "--json")
     assert code == 0
     result = json.loads(out)
@@ -331,18 +331,20 @@ def test_print_config_as_json_is_every_option(capsys):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """A command ``fake`` with the options of train, and the keyword arguments it was called with."""
-    found = []
+    """Adds a command ``fake`` with the options of train; returns the keyword arguments of its calls."""
+    keyword_arguments = []
     module = types.ModuleType("ipucnn.commands.fake")
 
     @with_run_options("train")
     def fake(resolved, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
-        found.append({"resolved": resolved, "verbose": verbose, "json_output": json_output, "extra": extra})
+        keyword_arguments.append(
+            {"resolved": resolved, "verbose": verbose, "json_output": json_output, "extra": extra}
+        )
 
     module.fake = fake
     monkeypatch.setitem(sys.modules, "ipucnn.commands.fake", module)
     monkeypatch.setitem(COMMANDS, "fake", Command("fake", "A command.", "Run"))
-    return found
+    return keyword_arguments
 
 
 def test_a_command_gets_the_resolved_configuration(capsys, calls):
@@ -374,7 +376,7 @@ def test_verbose_is_off_by_default(capsys, calls):
     assert calls[0]["resolved"].record.name == "toy_model"
 
 
-def test_none_undoes_a_preset_s_value(capsys, calls):
+def test_none_resets_a_value_of_a_preset(capsys, calls):
     assert _run(capsys, "fake", "cifar_resnet8", "--lr-warmup-params", "none", "--pipeline-splits")[0] == 0
     assert calls[0]["resolved"].config.lr_warmup_params is None
     assert calls[0]["resolved"].config.pipeline_splits == ()
@@ -400,13 +402,13 @@ def test_exit_codes(capsys, monkeypatch, raised, code, text):
         raise raised
 
     monkeypatch.setattr(cli, "_dispatch", fail)
-    found, out, err = _run(capsys, "train")
-    assert (found, out) == (code, "") and err.startswith(text)
+    exit_code, out, err = _run(capsys, "train")
+    assert (exit_code, out) == (code, "") and err.startswith(text)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), BrokenPipeError()])
 def test_a_bug_shows_its_traceback(capsys, monkeypatch, error):
-    # A pipe that breaks inside is one: those of stdout and stderr never come so far.
+    # A broken pipe inside the program is a bug: those of stdout and stderr are handled before this point.
     def fail(args):
         raise error
 
@@ -431,7 +433,7 @@ def test_verbose_names_the_cause(capsys, monkeypatch):
 
 
 def test_a_hint_is_printed_once(capsys, monkeypatch):
-    """Python shows the hint as a part of the error's text, the command line on a line of its own."""
+    """Python shows the hint as part of the error's text, the command line on a line of its own."""
 
     def fail(args):
         try:
@@ -464,7 +466,7 @@ def test_the_program_exits_with_the_code():
 
 
 def _shell(command, **environment):
-    """A shell's command, in which ``ipucnn`` is the program: its exit code, stdout and stderr."""
+    """Runs a shell command in which ``ipucnn`` is the program; returns its exit code, stdout and stderr."""
     done = subprocess.run(
         ["bash", "-c", f'set -o pipefail; ipucnn() {{ "{sys.executable}" -m ipucnn "$@"; }}; {command}'],
         capture_output=True,
@@ -476,7 +478,7 @@ def _shell(command, **environment):
 
 @pytest.mark.parametrize(("args", "unbuffered"), [("--version", ""), ("train --help", "1")])
 def test_a_full_file_system_is_an_error_line(args, unbuffered, tmp_path):
-    # A file that may not grow is refused like one on a full disk, and no device has to be written to.
+    # A limit on file sizes fails like a full disk, without writing to a device.
     command = f"ulimit -f 0; ipucnn {args} > '{tmp_path}/out'"
     code, _, err = _shell(command, PYTHONUNBUFFERED=unbuffered, PYTHONDONTWRITEBYTECODE="1")
     assert code == 3
@@ -485,7 +487,7 @@ def test_a_full_file_system_is_an_error_line(args, unbuffered, tmp_path):
     assert lines[1].startswith("hint: free some space") and len(lines) == 2
 
 
-def test_an_os_error_elsewhere_is_not_blamed_on_stdout(capsys, monkeypatch):
+def test_an_os_error_elsewhere_does_not_mention_stdout(capsys, monkeypatch):
     def fail(args):
         raise OSError(28, "No space left on device")
 
@@ -495,8 +497,8 @@ def test_an_os_error_elsewhere_is_not_blamed_on_stdout(capsys, monkeypatch):
     assert err.splitlines()[1].startswith("hint: free some space") and "TMPDIR" in err
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path):
-    # Rich makes a SystemExit of it; whether it meets a broken pipe depends on who is faster, so write a lot.
+def test_a_closed_pipe_is_not_an_error(tmp_path):
+    # Rich raises SystemExit for a broken pipe, which depends on timing, so the script writes a lot.
     script = (
         "import sys; from ipucnn import cli; from ipucnn.reports.console import console\n"
         "def talk(args):\n"
@@ -519,7 +521,7 @@ def test_other_system_exits_keep_their_code(monkeypatch):
     assert ending.value.code == 143
 
 
-def test_closed_and_narrow_streams_are_no_errors():
+def test_closed_and_ascii_streams_are_not_errors():
     assert _shell("ipucnn --version >&-") == (0, "", "")
     assert _shell("ipucnn train lenet --num-epochs 0 2>&-") == (2, "", "")
     code, out, err = _shell("ipucnn train --help", PYTHONIOENCODING="ascii")
@@ -546,7 +548,7 @@ def test_the_reason_is_never_empty():
         ("ImportError()", True),
     ],
 )
-def test_what_tensorflow_printed_is_shown_only_where_it_is_the_reason(tmp_path, raised, printed):
+def test_output_of_tensorflow_is_shown_only_if_its_import_fails(tmp_path, raised, printed):
     (tmp_path / "tensorflow.py").write_text(
         "import os\nfrom ipucnn.interrupts import Interruption\n"
         f"os.write(2, b'oneDNN is on\\n')\nraise {raised}\n"
@@ -584,8 +586,8 @@ def test_completion_offers_options_models_and_choices(capsys, monkeypatch, line,
     assert offered in capsys.readouterr().out.split()
 
 
-def test_commands_import_what_they_need():
-    """Help pages need neither NumPy nor TensorFlow, the first one not even Typer; no check needs TensorFlow."""
+def test_commands_import_only_required_modules():
+    """Help pages import neither NumPy nor TensorFlow, the first page not even Typer; no check imports TensorFlow."""
     program = (
         "import sys; from ipucnn import cli; from ipucnn.command_table import COMMANDS\n"
         "def imported(line, *names):\n"

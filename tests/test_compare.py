@@ -1,4 +1,4 @@
-"""Run folders beside one another: the list, the differences of two, their curves, and the page of one."""
+"""Commands that compare run folders: the list, the differences of two, their curves, and the page of one."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LINE = "train mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micr
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two runs of one command, and one with another learning rate."""
+    """Trains two runs of one command, and one with another learning rate."""
     folder = tmp_path_factory.mktemp("compare") / "runs"
     with pytest.MonkeyPatch.context() as patch:
         train_lightly(patch)
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_list_says_what_each_run_is(folder, run, monkeypatch):
+def test_the_list_describes_each_run(folder, run, monkeypatch):
     code, out, _ = run("runs", folder, "--json")
     rows = json.loads(out)
     assert code == 0 and [Path(row["run"]).name for row in rows] == ["again", "faster", "first"]
@@ -51,7 +51,7 @@ def test_the_list_says_what_each_run_is(folder, run, monkeypatch):
     for columns in (80, 160):
         code, out, _ = run("runs", folder, columns=columns)
         assert code == 0 and max(map(len, out.splitlines())) <= columns
-        # A name can be copied whole if the terminal is as wide as it; other columns give way.
+        # If the terminal is wide enough for a name, it is shown whole and other columns are cut.
         widest = max(len(row["run"]) for row in rows)
         assert ("mnist_cnn" in out) or columns == 80
         assert all(row["run"] in out for row in rows) or widest + 24 > columns
@@ -70,7 +70,7 @@ def test_states_of_runs(folder, tmp_path):
         assert summary(read_run(path))["state"] == "running"
 
 
-def test_the_size_of_a_run_counts_each_file_once_and_checkpoints_elsewhere(run, lightly):
+def test_the_size_of_a_run_counts_each_file_once_and_external_checkpoints(run, lightly):
     code, _, err = run(*LINE.split(), "--run-dir", "r", "--checkpoint-dir", "elsewhere", "--json")
     assert code == 0, err
     Path("elsewhere/notes.txt").write_text("not of the run")
@@ -98,7 +98,7 @@ def test_the_age_of_a_run_counts_from_its_start_in_its_own_zone(folder, tmp_path
     assert 0 <= ages["now"] < 60 and 8 * 3600 <= ages["8 hours"] < 8 * 3600 + 60
 
 
-def test_a_run_can_start_while_it_is_looked_at(folder, monkeypatch):
+def test_a_run_can_start_while_it_is_read(folder, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     flock, taken = fcntl.flock, []
 
@@ -109,18 +109,18 @@ def test_a_run_can_start_while_it_is_looked_at(folder, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", watched)
     assert read_run(folder / "first").state == "finished"
     assert taken == [fcntl.LOCK_SH | fcntl.LOCK_NB]
-    # Who looks may be slow to let go.
+    # A reader may hold its lock for a while.
     handle = os.open(str(folder / "first"), os.O_RDONLY)
     flock(handle, taken[0])
     timer = threading.Timer(0.1, os.close, [handle])
     timer.start()
-    own = locked(folder / "first")
+    lock = locked(folder / "first")
     timer.join()
-    assert own is not None
-    os.close(own)
+    assert lock is not None
+    os.close(lock)
 
 
-def test_orders_put_what_is_not_known_last():
+def test_sorting_puts_unknown_values_last():
     rows = [
         {"run": str(i), "value": value, "age_s": age, "time_s": i, "size_bytes": -i}
         for i, (value, age) in enumerate([(0.5, 30.0), (None, None), (0.9, 2.0)])
@@ -136,7 +136,7 @@ def test_orders_put_what_is_not_known_last():
     )
 
 
-def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_path):
+def test_damaged_runs_are_named_and_the_others_listed(folder, run, tmp_path):
     (tmp_path / "runs").mkdir()
     shutil.copytree(str(folder / "first"), str(tmp_path / "runs" / "good"))
     (tmp_path / "runs" / "bad").mkdir()
@@ -147,8 +147,8 @@ def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_pat
     assert "left out: runs/bad/config.yml is damaged" in err and "1 of 2 runs could not be read" in err
 
 
-def test_a_folder_that_does_not_exist_leads_to_those_that_do(run, tmp_path):
-    """The first run is proposed only where there is none."""
+def test_the_hint_for_a_missing_folder_names_existing_runs(run, tmp_path):
+    """The hint proposes a first run only if there are no runs."""
     assert "train a first run" in run("runs", "absent")[2]
     (tmp_path / "runs").mkdir()
     assert "hint: list the runs in runs: ipucnn runs" in run("runs", "absent")[2]
@@ -168,16 +168,16 @@ def test_a_folder_that_does_not_exist_leads_to_those_that_do(run, tmp_path):
         (["plot", "absent", "--output", "curves.txt"], 2, "--output curves.txt"),
     ],
 )
-def test_what_is_wrong_is_told(run, words, code, message):
-    found, out, err = run(*words)
+def test_invalid_arguments_are_refused(run, words, code, message):
+    exit_code, out, err = run(*words)
     lines = err.splitlines()
-    assert (found, out, len(lines)) == (code, "", 2) and message in lines[0], err
+    assert (exit_code, out, len(lines)) == (code, "", 2) and message in lines[0], err
 
 
 def test_two_runs_of_one_command_are_equal(folder, run):
     code, _, err = run("diff", folder / "frist", folder / "again")
     assert code == 3 and f"hint: did you mean '{folder / 'first'}'" in " ".join(err.split())
-    # Neither a benchmark nor a cross-validation is a run to compare with.
+    # Benchmarks and cross-validations are not runs to compare with.
     bench, folds = folder / "nowhere", folder / "nowhere-kfold"
     shutil.copytree(folder / "first", bench)
     for file in ("environment.json", "metrics.jsonl"):
@@ -188,14 +188,14 @@ def test_two_runs_of_one_command_are_equal(folder, run):
     code, _, err = run("diff", folder / "nowhere1", folder / "again", columns=1000)
     shutil.rmtree(bench)
     shutil.rmtree(folds)
-    there = ", ".join(str(folder / name) for name in ("again", "faster", "first"))
-    assert code == 3 and f"hint: there are: {there}\n" in err
+    names = ", ".join(str(folder / name) for name in ("again", "faster", "first"))
+    assert code == 3 and f"hint: there are: {names}\n" in err
     code, out, _ = run("diff", folder / "first", folder / "again")
     assert code == 0 and out.splitlines()[-1] == "equal" and "the same bytes in all" in out
     code, out, _ = run("diff", folder / "first", folder / "again", "--json")
-    found = json.loads(out)
-    assert found["equal"] and not found["options"] and list(found["places"]) == ["run-dir"]
-    assert found["data_sha256"][0] == found["data_sha256"][1] is not None
+    report = json.loads(out)
+    assert report["equal"] and not report["options"] and list(report["places"]) == ["run-dir"]
+    assert report["data_sha256"][0] == report["data_sha256"][1] is not None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_two_runs_of_one_command_are_equal(folder, run):
         ("digits", ".", "digits"),
     ],
 )
-def test_runs_names_data_alike_however_they_were_typed(folder, dataset, path, label):
+def test_runs_shows_one_name_for_data_however_typed(folder, dataset, path, label):
     run = read_run(folder / "first")
     assert (
         summary(replace(run, config=replace(run.config, dataset=dataset, dataset_path=path)))["dataset"]
@@ -234,14 +234,14 @@ def test_runs_names_the_class_of_a_dice_score(folder, names, shown, has_report, 
     assert shown in capsys.readouterr().out
 
 
-def test_runs_counts_what_the_last_checkpoint_has(folder):
-    """A signal within an execution saves a checkpoint, and no row of the history."""
+def test_runs_counts_the_weight_updates_of_the_last_checkpoint(folder):
+    """A signal within an execution saves a checkpoint, but adds no row to the history."""
     whole = read_run(folder / "first")
     stopped = replace(whole, report=None, history=whole.history[:1])
     assert summary(stopped)["weight_updates"] == whole.weight_updates > stopped.weight_updates
 
 
-def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):
+def test_a_stopped_run_is_compared_up_to_its_end(folder, run):
     shutil.copytree(str(folder / "first"), "r")
     rows = (folder / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
 
@@ -263,7 +263,7 @@ def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):
     assert last_line(rows) == "equal as far as is known: of the samples it is not"
 
 
-def test_lines_that_cannot_be_read_are_told_and_equal_to_nothing(folder, run):
+def test_unreadable_lines_are_reported_and_prevent_equality(folder, run):
     shutil.copytree(str(folder / "first"), "r")
     text = (folder / "first" / "metrics.jsonl").read_text()
     Path("r/metrics.jsonl").write_text(f"[1, 2]\nno row\n{text}" + '{"event": "half')
@@ -278,12 +278,12 @@ def test_lines_that_cannot_be_read_are_told_and_equal_to_nothing(folder, run):
     for words in (("runs", "."), ("plot", "r", "--output", "x.svg")):
         code, _, err = run(*words)
         assert code == 0 and warning in " ".join(err.split()), err
-    Path("r/metrics.jsonl").write_text(text + '{"event": "half')  # as a run that was killed leaves it
+    Path("r/metrics.jsonl").write_text(text + '{"event": "half')  # the history of a killed run
     code, out, err = run("diff", folder / "first", "r")
     assert code == 0 and out.splitlines()[-1] == "equal" and "warning" not in err
 
 
-def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, run):
+def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run):
     shutil.copytree(str(folder / "first"), "runs/folds/fold-1")
     shutil.copytree(str(folder / "again"), "runs/folds/fold-2")
     Path("runs/measured").mkdir()
@@ -298,7 +298,7 @@ def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, 
     assert [row["run"].rpartition("-")[2] for row in rows] == ["1", "2", "10"]
     assert [path.name for path in runs_of(Path("runs/folds"))] == ["fold-1", "fold-2", "fold-10"]
     shutil.rmtree("runs/folds/fold-10")
-    Path("runs/folds/fold-2/environment.json").unlink()  # a run all the same
+    Path("runs/folds/fold-2/environment.json").unlink()  # still a run
     assert len(json.loads(run("runs", "--json")[1])) == 2
     code, _, err = run("diff", "runs/folds", folder / "first")
     assert code == 3 and "runs/folds is a cross-validation of 2 folds" in err and "runs/folds/fold-1" in err
@@ -306,7 +306,7 @@ def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, 
     assert code == 0 and "curves of 2 runs" in err
 
 
-def test_two_contents_of_a_networks_file_are_a_difference(run, lightly):
+def test_different_contents_of_a_network_file_are_reported(run, lightly):
     text = "from tensorflow import keras\n\n\ndef build(shape, classes):\n    x = keras.Input(shape)\n"
     text += "    y = keras.layers.Dense(classes)(keras.layers.Flatten()(x))\n    return keras.Model(x, y)\n"
     for name, more in (("one", ""), ("two", ""), ("three", "# changed\n")):
@@ -318,18 +318,18 @@ def test_two_contents_of_a_networks_file_are_a_difference(run, lightly):
     code, out, _ = run("diff", "one", "three", "--json")
     assert list(json.loads(out)["options"]) == ["the network's file"]
     shutil.rmtree("two/checkpoints")
-    found = json.loads(run("diff", "one", "two", "--json")[1])
-    assert found["options"] == {} and not found["equal"]  # what is not known is no difference
+    report = json.loads(run("diff", "one", "two", "--json")[1])
+    assert report["options"] == {} and not report["equal"]  # unknown values are not a difference
 
 
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
     code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
-    found = json.loads(out)
-    assert code == 0 and list(found["options"]) == ["learning-rate"] and not found["equal"]
-    assert found["options"]["learning-rate"][1] == 0.5
-    # The rate is another from the first weight update on; the loss of the first is still that of the same weights.
-    assert (found["history"]["after"], found["history"]["weight_updates"]) == (0, 1)
-    assert list(found["history"]["figures"]) == ["learning_rate"]
+    report = json.loads(out)
+    assert code == 0 and list(report["options"]) == ["learning-rate"] and not report["equal"]
+    assert report["options"]["learning-rate"][1] == 0.5
+    # The rate differs from the first weight update on; its loss still comes from the same weights.
+    assert (report["history"]["after"], report["history"]["weight_updates"]) == (0, 1)
+    assert list(report["history"]["figures"]) == ["learning_rate"]
     code, out, _ = run("diff", folder / "first", folder / "faster")
     assert "the histories differ first at weight update 1\n" in out
     rates = [
@@ -351,17 +351,17 @@ def test_the_one_changed_option_and_the_first_differing_update_are_found(folder,
         (None, 0.5, [None, 0.5]),
     ],
 )
-def test_two_values_are_shown_with_the_digits_that_tell_them_apart(first, second, shown):
+def test_two_values_are_shown_with_enough_digits_to_differ(first, second, shown):
     values = [float(x) if isinstance(x, float) else x for x in (first, second)]
     assert _told_apart(*values) == shown
 
 
-def test_a_folder_of_runs_names_them(folder, run):
+def test_plotting_a_folder_of_runs_names_the_runs(folder, run):
     code, _, err = run("plot", folder)
     assert code == 3 and f"wrote: {folder / 'again'}, " in " ".join(err.split())
 
 
-def test_a_history_that_was_changed_in_one_number_is_found(folder, tmp_path, run):
+def test_one_changed_number_in_a_history_is_found(folder, tmp_path, run):
     path = tmp_path / "changed"
     shutil.copytree(str(folder / "first"), str(path))
     lines = (path / "metrics.jsonl").read_text().splitlines()
@@ -370,9 +370,12 @@ def test_a_history_that_was_changed_in_one_number_is_found(folder, tmp_path, run
     rows[number]["loss"] = rows[number]["loss"] * (1 + 2e-16)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "exec')
     code, out, _ = run("diff", folder / "first", path, "--json")
-    found = json.loads(out)["history"]
-    assert code == 0 and found["weight_updates"] == rows[number]["weight_updates"] == found["after"] + 1
-    assert list(found["figures"]) == ["loss"]
+    difference = json.loads(out)["history"]
+    assert (
+        code == 0
+        and difference["weight_updates"] == rows[number]["weight_updates"] == difference["after"] + 1
+    )
+    assert list(difference["figures"]) == ["loss"]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -390,7 +393,7 @@ def test_a_run_without_a_history_is_not_drawn(folder, run, tmp_path):
     assert code == 3 and "run r has no history yet" in err and not Path("curves.png").exists()
 
 
-def test_the_page_of_a_run_needs_nothing_else_and_says_what_the_files_say(folder):
+def test_the_page_of_a_run_is_self_contained_and_matches_the_files(folder):
     text = (folder / "first" / "report.html").read_text()
     xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", ""))
     assert "<h1>mnist_cnn on digits</h1>" in text and "prefers-color-scheme: dark" in text
@@ -400,13 +403,15 @@ def test_the_page_of_a_run_needs_nothing_else_and_says_what_the_files_say(folder
     best = max(row["accuracy"] for row in read_run(folder / "first").rows("validation"))
     assert f"{best:.2%}" in text and f"{report['environment']['cpu']}" in text
     assert "weight updates per epoch" in text
-    assert units.duration(report["measured"]["wall_s"]) in text  # as the terminal has it
-    assert text.count("<polyline") == 5  # training and validation of loss and accuracy, and the rate
+    assert units.duration(report["measured"]["wall_s"]) in text  # as in the terminal
+    assert (
+        text.count("<polyline") == 5
+    )  # training and validation curves of loss and accuracy, and the learning rate
     points = re.search(r'<polyline points="([^"]+)" class="curve training"', text).group(1).split()
     assert len(points) == len(read_run(folder / "first").rows("execution"))
 
 
-def test_the_page_gets_the_confusion_matrix_of_an_evaluation(folder, run, tmp_path):
+def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, tmp_path):
     shutil.copytree(str(folder / "first"), "r")
     code, out, _ = run("evaluate", "r", "--report", "--json")
     assert code == 0

@@ -1,7 +1,8 @@
-"""Every option does what its declaration says: on the host, on IPUs, or on both.
+"""Every option has the effect that its declaration states: on the host, on IPUs, or on both.
 
-What counts as reading an option is an attribute of something that is called as a ``RunConfig`` is: ``program.seed`` is
-another thing.  What this cannot see is whether the value reaches anything; that is for each option's own tests.
+An option counts as read if it is an attribute of an object with a name that a ``RunConfig`` has: ``program.seed`` does
+not count.  These tests cannot see whether the value has an effect; the tests of each option show that.
+
 """
 
 import ast
@@ -18,14 +19,14 @@ from ipucnn.config.spec import OptionSpec
 
 PACKAGE = Path(ipucnn.__file__).parent
 BY_RESOLVE = {"dataset", "dataset_path", "plan"}
-"""What the resolution of a configuration acts on by itself: which files there are to read."""
+"""Options that ``resolve`` itself acts on: they choose the files to read."""
 
 
 CALLED = ("config", "_config", "c", "RunConfig")
 
 
 def _reads(source):
-    """The options that a module reads."""
+    """Returns the options that a module reads."""
     attributes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
     owners = ((getattr(node.value, "attr", getattr(node.value, "id", "")), node.attr) for node in attributes)
     return {name for owner, name in owners if owner in CALLED} & set(BY_NAME)
@@ -33,11 +34,11 @@ def _reads(source):
 
 @functools.lru_cache(maxsize=None)
 def _readers():
-    """For each option the modules that read it and do something with it."""
+    """Returns, for each option, the modules that read it and act on it."""
     readers = {name: {"config/resolve.py"} if name in BY_RESOLVE else set() for name in BY_NAME}
     for path in PACKAGE.rglob("*.py"):
         module = path.relative_to(PACKAGE).as_posix()
-        # config declares, reports show, planning predicts what IPUs do; how a network is built holds for all.
+        # config only declares, reports show, planning predicts IPUs; building a network counts for all devices.
         if module == "planning/network.py" or not module.startswith(("config/", "reports/", "planning/")):
             for name in _reads(path.read_text(encoding="utf-8")):
                 readers[name].add(module)
@@ -55,12 +56,12 @@ def _readers():
         ("given.get('download', RunConfig.download)", {"download"}),
     ],
 )
-def test_reads_of_a_configuration_are_told_from_others_of_the_same_name(source, read):
+def test_reads_of_a_configuration_differ_from_equal_names(source, read):
     assert _reads(source) == read
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key)
-def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
+def test_each_option_is_read_where_it_declares_an_effect(spec):
     readers = _readers()[spec.name]
     on_host = {module for module in readers if not module.startswith("sessions/poplar/")}
     on_ipus = {module for module in readers if not module.startswith("sessions/host/")}
@@ -73,7 +74,7 @@ def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
 
 
 STANDS_FOR = {"deterministic": "shuffle"}
-"""Options that ``config/resolve.py`` makes another option's value of; tests/test_config_resolve.py tests that."""
+"""Options that ``config/resolve.py`` turns into a value of another one; tests/test_config_resolve.py tests that."""
 
 
 def test_a_sweep_is_accepted_with_one_warning(run):
@@ -82,7 +83,7 @@ def test_a_sweep_is_accepted_with_one_warning(run):
     assert code == 0 and err.count("warning:") == 1 == err.count("warning: sweep changes nothing"), err
 
 
-# What only Poplar has: how it compiles, exchanges, keeps memory and rounds, and how a process attaches to devices.
+# Options for Poplar only: compilation, exchange, memory, rounding, and attaching to devices.
 POPLAR_ONLY = """
 available-memory-proportion pipeline-validation-model on-demand select-ipu optimizer-state-offloading
 half-partials internal-exchange-optimization-target max-cross-replica-buffer-size
@@ -94,14 +95,14 @@ deterministic-workers dropout-layer ckpt-all-instances
 """
 
 
-def test_what_has_no_effect_on_the_host_is_a_known_list():
-    """An option that a run on the host accepts and does nothing with has to be here, with a reason."""
+def test_options_without_effect_on_the_host_are_listed():
+    """Every option that a run on the host accepts and ignores must be listed here, with a reason."""
     assert {spec.key for spec in SPECS if docs_generate().effects(spec)[0] == "none"} == set(
         POPLAR_ONLY.split()
     )
 
 
-def test_every_option_names_a_test_that_is_there():
+def test_every_option_names_an_existing_test():
     folder = Path(__file__).parent
     named = documents.load((folder / "option_tests.yml").read_text(encoding="utf-8"))
     assert sorted(named) == sorted(spec.key for spec in SPECS)
@@ -124,7 +125,7 @@ def test_an_option_without_any_effect_cannot_be_declared():
         OptionSpec(**details)
 
 
-def test_what_only_the_host_acts_on_is_declared_once():
+def test_options_of_the_host_alone_are_declared_once():
     from ipucnn.runs.rules import RULES
 
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}

@@ -1,4 +1,4 @@
-"""Absurd numbers for every option that takes one: an error with a hint before TensorFlow is imported, or legal."""
+"""Absurd numbers for every numeric option: an error with a hint before TensorFlow is imported, or a legal value."""
 
 import dataclasses
 import importlib
@@ -27,7 +27,7 @@ ABSURD = [
     "1" + "0" * 30, "9223372036854775808", "1e300", "1e400", "-1e400", "1e-400", "inf", "nan", "0x" + "f" * 400,
     "99999999x99999999", "1/10**400", "1e999%", "x" * 10_000_000, "\udcff", "", " ", "1,2,3,4", "--1",
 ]  # fmt: skip
-# Of these the whole command is run, and of all others the conversion alone.
+# These are given to the whole command, all others to the conversion alone.
 TYPED = [
     DIGITS,
     "-" + DIGITS,
@@ -63,7 +63,7 @@ def is_number(spec):
 
 
 def params():
-    """(command, option string, name, annotation, what parses it) of every option of every command."""
+    """Yields (command, option string, name, annotation, parser) of every option of every command."""
     for name, command in COMMANDS.items():
         module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
         for parameter in inspect.signature(getattr(module, command.function)).parameters.values():
@@ -74,24 +74,24 @@ def params():
 
 
 def numeric():
-    """Every numeric option once with a command that takes it, and each command's own ones."""
+    """Yields every numeric option once with a command that takes it, and the numeric options of each command."""
     seen = set()
     for command, flag, name, _, parser in params():
         spec = BY_NAME.get(name)
-        own = getattr(parser, "number", None)
-        wanted = own is not None or (spec is not None and spec.flag == flag and is_number(spec))
-        if wanted and (flag, own) not in seen:
-            seen.add((flag, own))
+        number = getattr(parser, "number", None)
+        is_numeric = number is not None or (spec is not None and spec.flag == flag and is_number(spec))
+        if is_numeric and (flag, number) not in seen:
+            seen.add((flag, number))
             yield command, flag
 
 
 NUMERIC = list(numeric())
 
 
-def test_the_walk_finds_the_options():
+def test_all_numeric_options_are_tested():
     flags = {flag for _, flag in NUMERIC}
     assert {spec.flag for spec in SPECS if is_number(spec)} <= flags
-    own = {
+    of_commands = {
         "--stages",
         "--classes",
         "--executions",
@@ -101,11 +101,11 @@ def test_the_walk_finds_the_options():
         "--tile-size",
         "--views",
     }
-    assert own <= flags
+    assert of_commands <= flags
 
 
-def test_no_option_is_left_to_typer_s_own_numbers():
-    """They have no bounds, repeat what was typed whole, and take quadratic time for digits on Python 3.8."""
+def test_no_option_uses_the_numbers_of_typer():
+    """Typer's numbers have no bounds, repeat long input in full, and take quadratic time for digits on Python 3.8."""
     for command, flag, _, annotation, parser in params():
         numbers = (int, float, Optional[int], Optional[float], List[int], List[float])
         assert annotation not in numbers or hasattr(parser, "number"), (command, flag)
@@ -128,7 +128,7 @@ def test_absurd_numbers_are_refused_by_the_command(run, command, flag):
         assert (code, out) == (2, ""), (text[:20], err[:300])
         assert len(lines) == 2 and lines[0].startswith(f"error: {flag} "), (text[:20], err[:300])
         assert lines[1].startswith("hint: ") and len(err) < 1500
-        # Processor time, where minutes were taken before.
+        # Processor time; it was minutes before.
         assert took < 10, text[:20]
 
 
@@ -159,7 +159,7 @@ def test_absurd_values_of_options(spec):
 @pytest.mark.parametrize(
     "key", ["micro-batch-size", "seed", "image-size", "limit-train", "num-epochs", "weight-decay"]
 )
-def test_the_bound_and_the_nearest_legal_value_are_named(run, key):
+def test_errors_name_the_bound_and_the_nearest_legal_value(run, key):
     most = BY_KEY[key].within.maximum or {"image-size": 65536, "limit-train": bounds.MAX_COUNT}[key]
     flag, bound = f"--{key}", values.plain_number(most)
     code, _, err = run("train", "lenet", flag, DIGITS, "--print-config")
@@ -191,7 +191,7 @@ def test_the_bound_and_the_nearest_legal_value_are_named(run, key):
         ("--validation", "x" * 10_000, "validation"),
     ],
 )
-def test_numbers_lists_and_texts_inside_of_others(run, flag, text, reason):
+def test_bounds_hold_inside_lists_and_dictionaries(run, flag, text, reason):
     argument = f"{flag}={text}"
     code, out, err = run("train", "lenet", "--print-config", argument)
     assert (code, out) == (2, "") and reason in err.splitlines()[0]
@@ -235,7 +235,7 @@ def test_products_of_legal_numbers_are_bounded():
         ("--stages 2 --classes 131073", (2,)),
     ],
 )
-def test_plans_of_large_numbers_end(run, args, codes):
+def test_plans_of_large_numbers_finish_in_time(run, args, codes):
     before = time.process_time()
     code, _, err = run("plan-splits", "cifar_resnet8", *args.split())
     assert time.process_time() - before < 20
@@ -243,8 +243,8 @@ def test_plans_of_large_numbers_end(run, args, codes):
     assert code == 0 or ("error: " in err and "hint: " in err)
 
 
-def test_nothing_above_needs_tensorflow():
-    """A process of its own: others of this one may have imported it."""
+def test_absurd_numbers_are_refused_without_tensorflow():
+    """Runs in a new process: other tests of this one may have imported TensorFlow."""
     import subprocess
 
     program = """
@@ -265,7 +265,7 @@ assert "tensorflow" not in sys.modules
 
 
 @given(st.sampled_from([spec for spec in SPECS if spec.kind.is_number and not spec.kind.is_list]), st.data())
-def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
+def test_every_number_within_the_bounds_survives_yaml(spec, data):
     least = spec.within.minimum if spec.within.minimum is not None else spec.within.above
     most = spec.within.maximum if spec.within.maximum is not None else spec.within.below
     if spec.kind in (KINDS[float], FRACTION):
@@ -295,8 +295,8 @@ def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
         "train lenet --dataset digits --image-size 65536",
     ],
 )
-def test_weights_beyond_memory_are_refused_before_the_network_is_made(run, monkeypatch, line):
-    # Not `build_model`: shipped layer graphs are known by a digest of the code, of which it is part.
+def test_weights_beyond_memory_are_refused_before_the_network_is_built(run, monkeypatch, line):
+    # Not `build_model`: it is part of the code whose digest identifies the shipped layer graphs.
     monkeypatch.setattr("ipucnn.planning.graphs.extract.host_memory_bytes", lambda: 2**33)
     monkeypatch.setattr("ipucnn.planning.graphs.extract.build_graph", None)
     monkeypatch.setattr("ipucnn.runs.setup.build", None)

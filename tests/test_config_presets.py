@@ -1,4 +1,4 @@
-"""Preset files: anchors, merges, wrong keys with their line, and the layout public files have."""
+"""Preset files: anchors, merges, invalid keys with their line, and the layout of public files."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_public_layout_loads_unchanged():
     assert first["lr_schedule_params"] == {"initial_learning_rate": 1e-4, "epochs_to_total_decay": 8}
     assert first["norm_layer"] == {"name": "custom_batch_norm", "momentum": 0.9}
     assert first["logs_per_epoch"] == 0.25
-    # Of two `<<`, the later wins; of one `<<` with a list, the earlier wins; own keys win over both.
+    # The later of two `<<` wins, the earlier entry of one `<<` with a list wins, and plain keys win over both.
     assert second["dataset"] == "cifar10"
     assert second["dataset_path"] == "/data/pets"
     assert second["model_name"] == "resnet50"
@@ -84,7 +84,7 @@ def test_public_layout_loads_unchanged():
     assert third["num_epochs"] == 3
 
 
-def test_presets_do_not_disturb_each_other():
+def test_presets_do_not_affect_each_other():
     file = PresetFile(PUBLIC_STYLE, "configs.yml")
     before = file.get("first_run")
     file.get("second_run")
@@ -110,7 +110,7 @@ def test_presets_do_not_disturb_each_other():
         ),
     ],
 )
-def test_wrong_files_are_refused_with_the_line(text, message, hint):
+def test_invalid_files_are_refused_with_the_line(text, message, hint):
     with pytest.raises(ConfigurationError) as caught:
         PresetFile(text, "mine.yml").get("a")
     assert "mine.yml" in caught.value.message
@@ -139,7 +139,7 @@ def test_unknown_preset_has_a_suggestion(tmp_path):
         presets.load_preset("cifar_resnet9", None)
 
 
-def test_a_saved_config_is_a_preset_of_its_own(tmp_path):
+def test_a_saved_config_is_a_preset(tmp_path):
     path = tmp_path / "config.yml"
     path.write_text("model-name: lenet\nnum-epochs: 4\n")
     assert presets.load_preset(None, str(path)).values == {"model_name": "lenet", "num_epochs": 4}
@@ -157,20 +157,20 @@ def test_built_in_presets_are_valid_and_belong_to_models():
     names = presets.built_in_names()
     assert len(set(names)) == len(names)
     public = next(file for file in presets.built_in_files() if file.source == "public.yml").names
-    for name in public:  # These are chosen by their own name, and say what they are for.
+    for name in public:  # Users choose these by name; they name their model and data.
         values = presets.find_built_in(name).values
         assert registry.get_model(values["model_name"]) and {"dataset", "host_generated_data"} & set(values)
         assert "@" not in name and name not in {record.name for record in registry.list_models()}
-    # The one that is for every network.
+    # This preset is for every network.
     assert not {"model_name", "dataset", "image_size"} & set(presets.find_built_in("fine-tuning").values)
     for name in sorted(set(names) - set(public) - {"fine-tuning"}):
         preset = presets.find_built_in(name)
         assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
-        # They are chosen by model and data set, so they must not name another.
+        # These are chosen by model and data set, so they must not name others.
         assert not {"model_name", "dataset", "dataset_path"} & set(preset.values)
 
 
-def test_small_images_have_presets_of_their_own_and_every_model_has_one():
+def test_every_model_has_a_preset_and_some_have_one_for_small_images():
     from ipucnn.models.registry import list_models
 
     for model, dataset, name in (
@@ -194,7 +194,7 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
 
 
 def test_the_u_net_on_four_ipus_has_the_public_stages():
-    """They end after encoder_block_1_maxpooling, decoder_block_0_transpose and decoder_block_2_transpose."""
+    """Stages end after encoder_block_1_maxpooling, decoder_block_0_transpose and decoder_block_2_transpose."""
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
@@ -214,34 +214,37 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
         "decoder_block_0_transpose",
         "decoder_block_2_transpose",
     ]
-    # Skips are cropped on the stage that sends them: what crosses a cut is the crop, not what it is cut from.
+    # Skips are cropped on the sending stage: the crop crosses a cut, not the whole tensor.
     for cut in cuts:
         crossing = graph.crossing(cut)
         assert not any(name.startswith("encoder") and name.endswith("relu2") for name in crossing)
     assert {"decoder_block_2_crop", "decoder_block_3_crop"} <= set(graph.crossing(cuts[0]))
 
 
-def test_a_preset_for_so_many_ipus_is_taken_where_they_are_typed():
+def test_a_preset_is_chosen_by_the_number_of_ipus():
     """The command of the public U-Net's README: SGD with momentum 0.99, exponential decay, and loss scaling 128."""
     flags = {"dataset": "isbi2012", "ipus_per_replica": 4, "micro_batch_size": 1, "learning_rate": 0.0024}
-    found = resolve("train", flags, model="unet", needs_data=False)
-    assert found.preset == "unet@isbi2012-pod4" and found.config.loss_scaling == 128
-    assert found.config.optimizer_params == {"momentum": 0.99} and found.config.lr_schedule == "exponential"
+    resolved = resolve("train", flags, model="unet", needs_data=False)
+    assert resolved.preset == "unet@isbi2012-pod4" and resolved.config.loss_scaling == 128
+    assert (
+        resolved.config.optimizer_params == {"momentum": 0.99}
+        and resolved.config.lr_schedule == "exponential"
+    )
     for other in ({"ipus_per_replica": 2}, {}):
-        found = resolve("train", {"dataset": "isbi2012", **other}, model="unet", needs_data=False)
-        assert found.preset == "unet@isbi2012"
+        resolved = resolve("train", {"dataset": "isbi2012", **other}, model="unet", needs_data=False)
+        assert resolved.preset == "unet@isbi2012"
 
 
 SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
 
-def test_every_published_configuration_has_a_preset_that_says_where_it_comes_from():
+def test_every_published_configuration_has_a_preset_with_its_source():
     from test_cli_docs import docs_generate
 
-    found = {one.preset: one for one in docs_generate().published()}
+    published = {one.preset: one for one in docs_generate().published()}
     file = next(file for file in presets.built_in_files() if file.source == "public.yml")
-    assert set(found) == {*file.names, "unet@isbi2012-pod4"}
-    for one in found.values():
+    assert set(published) == {*file.names, "unet@isbi2012-pod4"}
+    for one in published.values():
         assert one.source and one.commands and one.system and one.result
     for name in file.names:
         assert resolve("train", {}, config_name=name, needs_data=False).preset == name
@@ -259,16 +262,16 @@ def test_no_published_command_is_missing():
 
     from test_cli_docs import docs_generate
 
-    there = {
+    listed = {
         " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
         for one in docs_generate().published()
         for command in one.commands
     }
     texts = [path.read_text(encoding="utf-8") for path in SEEDS.glob("*.md")]
     typed = [
-        found
+        command_line
         for text in texts
-        for found in re.findall(
+        for command_line in re.findall(
             r"^[ `]*(python3? (?:train|main|demo|efficientnet\w+)\.py.*?|python3 --config \S+)`?\s*$",
             text,
             re.M,
@@ -276,13 +279,13 @@ def test_no_published_command_is_missing():
     ]
     assert len(typed) > 10
     for command in typed:
-        if "your_config" not in command and "`" not in command:  # an example to fill in; a sentence
+        if "your_config" not in command and "`" not in command:  # a template, or a sentence
             plain = " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
-            assert plain in there, command
+            assert plain in listed, command
 
 
 @pytest.mark.parametrize("head", ["its flag (default)", "its flag"])
-def test_the_tables_of_the_public_applications_flags_name_options_that_are_there(head):
+def test_the_tables_of_public_flags_name_existing_options(head):
     import re
 
     from ipucnn.config.options import BY_KEY
@@ -291,14 +294,14 @@ def test_the_tables_of_the_public_applications_flags_name_options_that_are_there
     rows = text.split(f"| {head} | here |")[1].split("\n\n")[0].splitlines()[2:]
     ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z0-9-]*)", row.split(" | ")[1])}
     assert len(rows) > 20 and ours - set(BY_KEY) <= {"training", "inference", "config-path"}
-    # What is the same there is an option of that name, too.
+    # Options in rows that begin with "the same" exist under that name.
     for row in rows:
-        theirs, here = row.strip("| ").split(" | ")
-        if here.startswith("the same"):
+        theirs, cell = row.strip("| ").split(" | ")
+        if cell.startswith("the same"):
             assert set(re.findall(r"--([a-z0-9-]+)", theirs)) <= {*BY_KEY, "config", "config-path"}, row
 
 
-def test_help_knows_which_options_presets_set():
+def test_keys_in_presets_are_all_options_that_presets_set():
     set_by_some = {
         find_spec(name).key
         for file in built_in_files()
@@ -310,14 +313,14 @@ def test_help_knows_which_options_presets_set():
 
 
 @pytest.mark.parametrize("flags, expected", [({}, 5), ({"num_epochs": "10"}, 2), ({"num_epochs": "3"}, 1)])
-def test_a_short_run_is_validated_at_least_five_times_unless_the_user_says_otherwise(flags, expected):
+def test_a_short_run_has_five_validations_unless_the_user_sets_another_number(flags, expected):
     flags = {"dataset": "digits", **flags}
     assert resolve("train", flags, model="efficientnet-b0").config.validation_freq == expected
     flags["validation_freq"] = "8"
     assert resolve("train", flags, model="efficientnet-b0").config.validation_freq == 8
 
 
-def test_every_preset_that_nobody_shortens_has_five_validations():
+def test_every_unshortened_preset_has_five_validations():
     for name in built_in_names():
         model, _, rest = name.partition("@")
         if rest in ("small", "digits"):
@@ -329,9 +332,9 @@ def test_every_preset_that_nobody_shortens_has_five_validations():
     "flags, micro_batch",
     [({}, 32), ({"num_replicas": "4"}, 8), ({"global_batch_size": "8"}, 1), ({"micro_batch_size": "3"}, 3)],
 )
-def test_a_network_of_ones_own_has_a_global_batch_of_32(flags, micro_batch, tmp_path, monkeypatch):
+def test_a_network_from_a_file_has_a_global_batch_of_32(flags, micro_batch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("def build(input_shape, num_classes):\n    return None\n")
-    found = resolve("train", {"dataset": "digits", **flags}, model="net.py:build")
-    assert found.config.micro_batch_size == micro_batch
-    assert (found.origins["micro_batch_size"] == "own network") == (micro_batch in (32, 8))
+    resolved = resolve("train", {"dataset": "digits", **flags}, model="net.py:build")
+    assert resolved.config.micro_batch_size == micro_batch
+    assert (resolved.origins["micro_batch_size"] == "own network") == (micro_batch in (32, 8))

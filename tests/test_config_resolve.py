@@ -19,7 +19,7 @@ from ipucnn.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def datasets_here(monkeypatch, few_presets):
-    """A data set registry that finds what is asked for, or else the embedded digits; few presets."""
+    """Replaces the data set registry by one that finds any data set, or else the embedded digits; uses few presets."""
     module = types.ModuleType("ipucnn.datasets.registry")
 
     def choose_dataset(name, path, *, home, task, **_):
@@ -50,7 +50,7 @@ def preset_file(tmp_path):
     return str(path)
 
 
-def test_values_know_where_they_came_from(preset_file):
+def test_every_value_has_an_origin(preset_file):
     resolved = resolve("train", {"num_epochs": "3"}, config_name="mine", config_path=preset_file)
     assert resolved.config.num_epochs == 3
     assert resolved.origins["num_epochs"] == "flag"
@@ -63,7 +63,7 @@ def test_values_know_where_they_came_from(preset_file):
     assert "stable-norm" in resolved.host_note()
 
 
-def test_what_finds_no_16_bits_is_told_of(tmp_path):
+def test_options_without_effect_in_32_bits_are_noted(tmp_path):
     text = "nanoo: True\nauto-loss-scaling: True\nstochastic-rounding: RI\n"
     for precision in ("32.32", "16.16"):
         path = tmp_path / f"{precision}.yml"
@@ -74,7 +74,7 @@ def test_what_finds_no_16_bits_is_told_of(tmp_path):
         assert all((key in note) == (precision == "32.32") for key in expected)
 
 
-def test_the_model_s_own_preset_is_found():
+def test_the_preset_of_the_model_is_found():
     resolved = resolve("train", {}, model="cifar-resnet8")
     assert resolved.preset == "cifar_resnet8"
     assert resolved.config.model_name == "cifar_resnet8"
@@ -83,7 +83,7 @@ def test_the_model_s_own_preset_is_found():
     assert resolved.host_note() is None
 
 
-def test_a_preset_for_the_data_set_comes_first():
+def test_a_preset_for_the_data_set_has_priority():
     assert resolve("train", {}, model="efficientnet-b0").preset == "efficientnet-b0@digits"
     assert resolve("train", {"dataset": "cifar10"}, model="efficientnet-b0").preset == "efficientnet-b0"
 
@@ -108,8 +108,8 @@ def test_learning_rate_replaces_the_preset_s_per_sample_rate(preset_file):
 @pytest.mark.parametrize(
     "flags", [{}, {"gradient_accumulation_count": "4"}, {"learning_rate": "0.1"}, {"optimizer": "sgd"}]
 )
-def test_the_same_command_line_continues_a_run(tmp_path, preset_file, flags):
-    """What another option displaced is not held against the run."""
+def test_the_same_command_line_resumes_a_run(tmp_path, preset_file, flags):
+    """Values that another option replaced do not count as a difference from the run."""
     with open(preset_file, "a", encoding="utf-8") as file:
         file.write("  deterministic: true\n  shuffle: true\n")
 
@@ -166,7 +166,7 @@ def test_unknown_model_has_a_suggestion():
     assert "cifar_resnet" in caught.value.hint
 
 
-def test_a_network_without_batch_norm_keeps_its_own_norm():
+def test_a_network_without_batch_norm_keeps_its_norm():
     registry = pytest.importorskip("ipucnn.models.registry")
     record = next(record for record in registry.list_models() if record.default_norm == "none")
     assert resolve("train", {}, model=record.name).config.norm_layer == {"name": "none"}
@@ -175,7 +175,7 @@ def test_a_network_without_batch_norm_keeps_its_own_norm():
     }
 
 
-def test_a_saved_run_is_overridden_by_flags():
+def test_flags_override_a_saved_run():
     saved = resolve("train", {"seed": "7"}, model="lenet").config
     resolved = resolve_saved("evaluate", RunConfig.from_yaml(saved.to_yaml()), {"limit_eval": "10%"})
     assert resolved.config.seed == 7
@@ -186,7 +186,7 @@ def test_a_saved_run_is_overridden_by_flags():
 
 
 def _is_word(text):
-    """Whether text is one word that stands for itself (not none, no list)."""
+    """Returns whether text is one word with no special meaning (not none, no list)."""
     return text.split() == [text] and not set(",[]") & set(text) and text.lower() not in ("none", "null")
 
 
@@ -200,7 +200,7 @@ _DICTS = st.dictionaries(_NAMES, st.one_of(_SCALARS, st.lists(_NUMBERS, max_size
 
 
 def _values(spec):
-    """Legal values of an option."""
+    """Returns a strategy for legal values of an option."""
     special = {
         "image_size": st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
         "limit_train": st.sampled_from(["1", "500", "10%", "0.5%"]),
@@ -223,31 +223,31 @@ def _values(spec):
         ),
     }
     if spec.name in special:
-        found = special[spec.name]
+        strategy = special[spec.name]
     elif spec.choices:
-        found = st.sampled_from(spec.choices)
+        strategy = st.sampled_from(spec.choices)
     elif spec.is_bool:
-        found = st.booleans()
+        strategy = st.booleans()
     elif spec.kind.metavar == "DICT":
-        found = _DICTS
+        strategy = _DICTS
     elif spec.kind.metavar.startswith("INT"):
-        found = st.integers(int(spec.within.minimum or 0), int(spec.within.maximum))
+        strategy = st.integers(int(spec.within.minimum or 0), int(spec.within.maximum))
     elif spec.kind.metavar == "FLOAT":
         minimum, maximum, above, below = spec.within
         most = maximum if below is None else below
-        found = st.floats(minimum or 0, most, exclude_min=above is not None, exclude_max=True)
+        strategy = st.floats(minimum or 0, most, exclude_min=above is not None, exclude_max=True)
     elif spec.kind is FRACTION:
-        found = st.floats(LEAST_FRACTION, spec.within.maximum)
+        strategy = st.floats(LEAST_FRACTION, spec.within.maximum)
     elif spec.name == "freeze":
-        found = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
+        strategy = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
     else:
-        found = _WORDS
-    return st.none() | found if spec.optional else found
+        strategy = _WORDS
+    return st.none() | strategy if spec.optional else strategy
 
 
 @tries(30, slow=100)
 @given(st.fixed_dictionaries({spec.name: _values(spec) for spec in SPECS if spec.in_yaml}))
-def test_config_yml_is_read_back_exactly(settings):
+def test_config_yml_round_trip_is_exact(settings):
     config = RunConfig(**settings)
     text = config.to_yaml()
     assert RunConfig.from_yaml(text) == config
@@ -255,8 +255,8 @@ def test_config_yml_is_read_back_exactly(settings):
         assert (f"\n{spec.key}:" in "\n" + text) == spec.in_yaml
 
 
-def test_values_that_equal_one_another_are_written_as_what_they_are():
-    """What was written is kept: 1 equals True, and 0.0 equals -0.0."""
+def test_equal_values_of_different_types_keep_their_form():
+    """The written form is kept although 1 equals True, and 0.0 equals -0.0."""
     values = {0.0: "0.0", 1: "1", "1": "'1'", None: "null"}
     for value, text in [
         *values.items(),
@@ -274,23 +274,23 @@ def test_an_empty_config_is_the_defaults():
     assert RunConfig.from_yaml("") == RunConfig()
 
 
-def test_deterministic_turns_shuffling_off_and_contradicts_it_only_where_that_is_typed(tmp_path):
+def test_deterministic_turns_shuffling_off_and_refuses_a_typed_shuffle(tmp_path):
     file = tmp_path / "configs.yml"
     file.write_text("both:\n  deterministic: True\n  shuffle: True\n", encoding="utf-8")
-    for found in (
+    for resolved in (
         resolve("train", {"deterministic": True}, model="toy_model"),
         resolve("train", {}, model="toy_model", config_name="both", config_path=str(file)),
         resolve("train", {"deterministic": True, "shuffle": False}, model="toy_model"),
     ):
-        assert found.config.deterministic and not found.config.shuffle
+        assert resolved.config.deterministic and not resolved.config.shuffle
     with pytest.raises(ConfigurationError, match="--shuffle contradicts deterministic"):
         resolve("train", {"deterministic": True, "shuffle": True}, model="toy_model")
     assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle
 
 
-def test_zero_logs_per_epoch_take_the_place_of_a_presets_execution(tmp_path):
+def test_zero_logs_per_epoch_replace_the_execution_length_of_a_preset(tmp_path):
     """0 is a value: the whole run is one execution."""
     (tmp_path / "own.yml").write_text("mine: {model-name: lenet, steps-per-execution: 4}\n")
     path = str(tmp_path / "own.yml")
-    found = resolve("train", {"logs_per_epoch": "0"}, config_name="mine", config_path=path)
-    assert found.config.logs_per_epoch == 0 and found.config.steps_per_execution is None
+    resolved = resolve("train", {"logs_per_epoch": "0"}, config_name="mine", config_path=path)
+    assert resolved.config.logs_per_epoch == 0 and resolved.config.steps_per_execution is None

@@ -1,4 +1,4 @@
-"""Values: what each option takes, the same from a flag's text and from YAML."""
+"""Option values: what each option takes, the same from a flag's text and from YAML."""
 
 import dataclasses
 
@@ -92,7 +92,7 @@ def test_value_is_read(key, written, value):
         ("validation", "maybe", "True or False", None),
     ],
 )
-def test_bad_value_gives_the_reason_and_the_nearest_legal_one(key, written, reason, nearest):
+def test_an_invalid_value_gives_a_reason_and_the_nearest_legal_one(key, written, reason, nearest):
     with pytest.raises(BadValue) as caught:
         BY_KEY[key].convert(written)
     assert reason in caught.value.reason
@@ -109,8 +109,8 @@ def test_a_number_beyond_every_bound_keeps_its_sign(key, ending, digits):
 
 def test_options_of_poplar_are_text_numbers_and_booleans():
     written = '{"partialsType": "half", "availableMemoryProportion": 0.5, "enableFastReduce": true, "n": 3}'
-    found = BY_KEY["matmul-options"].convert(written)
-    assert found == {
+    options = BY_KEY["matmul-options"].convert(written)
+    assert options == {
         "partialsType": "half",
         "availableMemoryProportion": 0.5,
         "enableFastReduce": True,
@@ -118,7 +118,7 @@ def test_options_of_poplar_are_text_numbers_and_booleans():
     }
 
 
-def test_typo_in_a_choice_is_named():
+def test_a_typo_in_a_choice_has_a_suggestion():
     with pytest.raises(BadValue) as caught:
         BY_KEY["optimizer"].convert("sdg")
     assert caught.value.hint == "did you mean 'sgd'?"
@@ -140,14 +140,14 @@ def test_numbers_in_text_become_numbers(number):
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
-def test_text_inside_a_value_is_checked_and_empty_text_is_none_to_check(text):
+def test_text_inside_a_value_must_be_utf_8(text):
     with pytest.raises(BadValue, match=r"a\[1\].*UTF-8"):
         values.numbers_in({"a": ["b", text]})
     assert values.numbers_in({"a": ["", " "]}) == {"a": ["", " "]}
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000))
-def test_fractions_are_divided_once(numerator, denominator):
+def test_fractions_are_exact(numerator, denominator):
     assert values.parse_fraction(f"{numerator}/{denominator}") == numerator / denominator
 
 
@@ -166,7 +166,7 @@ def test_each_option_is_declared_once_and_described():
         assert spec.commands, spec.key
 
 
-def test_spellings_of_a_key_are_the_same():
+def test_all_spellings_of_a_key_find_its_option():
     for key in ("num-replicas", "num_replicas", "replicas", "NUM-REPLICAS"):
         assert find_spec(key) is BY_NAME["num_replicas"]
     assert find_spec("nb-ipus-per-replica") is find_spec("ipus_per_replica")
@@ -188,12 +188,12 @@ min-remote-tensor-size fused-preprocessing
 """
 
 
-def test_the_options_of_the_public_application_are_there():
+def test_all_options_of_the_public_application_exist():
     assert [key for key in PUBLIC_KEYS.split() if find_spec(key) is None] == []
 
 
-def test_norm_layers_and_kinds_of_norms_are_said_once():
-    """Names of --norm-layer lead to kinds of norms, and the first name of each kind back."""
+def test_norm_layers_map_to_kinds_of_norms_and_back():
+    """Names of --norm-layer map to kinds of norms, and each kind back to its first name."""
     from ipucnn.models.registry import NORMS
 
     assert [values.norm_of({"name": name}) for name in ("batch_norm", "custom_batch_norm", "none")] == [

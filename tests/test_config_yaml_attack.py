@@ -1,4 +1,4 @@
-"""YAML and JSON that are made to hurt: each is a value or an error with a place and a hint, in bounded time."""
+"""Hostile YAML and JSON: each text is a value or an error with a place and a hint, in bounded time."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from ipucnn.text import shown_value
 
 
 def bomb(levels=9, width=10):
-    """Each level names the one before ``width`` times: 430 bytes for 10**9 values."""
+    """Each level repeats the one before ``width`` times: 430 bytes stand for 10**9 values."""
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, levels)]
     return "\n".join(lines) + "\n"
@@ -33,7 +33,7 @@ def merge_bomb(levels=9, width=10):
     return "\n".join(lines) + "\n"
 
 
-# What is written -> a part of the error.
+# Text -> a part of the error.
 REFUSED = {
     "brackets": ("[" * 100_000, "inside of each other"),
     "braces": ("{a: " * 100_000, "inside of each other"),
@@ -92,14 +92,14 @@ def test_hostile_yaml_is_refused_with_place_and_hint(name):
     before = time.process_time()
     with pytest.raises(ConfigurationError) as caught, documents.naming("mine.yml"):
         documents.load(text)
-    # Processor time: far from what it took (minutes, or for ever), and far above what it takes.
+    # Processor time: far below the minutes, or more, of a naive reader, and far above the usual time.
     assert time.process_time() - before < 10
     assert caught.value.message.startswith("mine.yml") and part in caught.value.message
     assert len(caught.value.message) < 600 and caught.value.hint
 
 
 def test_memory_stays_small():
-    """A megabyte of each kind of value, up to the limit of their number."""
+    """Covers a megabyte of each kind of value, up to the limit of their number."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for text in (
         "[" + "a," * 99_000 + "a]",
@@ -133,7 +133,7 @@ def test_memory_stays_small():
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
     ],
 )  # fmt: skip
-def test_what_plain_scalars_mean(text, value):
+def test_plain_scalars_have_their_yaml_1_1_values(text, value):
     assert documents.load(text) == value
 
 
@@ -146,7 +146,7 @@ _NUMBER_FORMS = """~ 1:30 1:30.5 -1:30 190:20:30.15 1:60 +.5 .5 5. -5 +12 0 -0 0
     1_000 1__0. _1 1e5 1.0e5 1.0e+5 1.5E-3 .5e+1 +1:30 0:0 -0.0 1.2.3 1- --1 0b_1 1:30:59 ="""
 
 
-def test_plain_scalars_mean_what_they_mean_to_pyyaml():
+def test_plain_scalars_equal_those_of_pyyaml():
     text = "".join(f"- {form}\n" for form in _WORD_FORMS + _NUMBER_FORMS.split())
     for form, ours, theirs in zip(text.splitlines(), documents.load(text), yaml.load(text, Loader=_Oracle)):
         assert _same(ours, theirs), (form, ours, theirs)
@@ -175,7 +175,7 @@ def test_numbers_have_at_most_308_characters(number):
         "a: &x {b: &y [1, &z 2], c: *z}\nd: [*y, *z, *x]\n",
     ],
 )
-def test_what_aliases_repeat_is_counted_exactly(text, monkeypatch):
+def test_values_repeated_by_aliases_are_counted_exactly(text, monkeypatch):
     def count(value):
         if isinstance(value, dict):
             return 1 + sum(1 + count(item) for item in value.values())
@@ -201,13 +201,13 @@ def test_what_aliases_repeat_is_counted_exactly(text, monkeypatch):
         ("a: 1\n b: 2\n", 2, 3),
     ],
 )
-def test_the_place_of_a_mistake_counts_from_one(text, line, column):
+def test_lines_and_columns_of_errors_count_from_one(text, line, column):
     with pytest.raises(BadDocument) as caught:
         documents.load(text)
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
-def test_a_date_for_a_text_option_is_the_text_it_was_written_as():
+def test_a_date_for_a_text_option_stays_text():
     assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == "2001-01-01"
 
 
@@ -262,12 +262,12 @@ def test_hostile_dictionaries_in_flags(run, flag, text):
 
 
 def files(folder):
-    """Paths that are no file of YAML -> a part of the error."""
-    made = {}
+    """Returns paths that are not YAML files -> a part of the error."""
+    parts = {}
 
     def make(name, data, part):
         (folder / name).write_bytes(data)
-        made[name] = part
+        parts[name] = part
 
     make("utf16.yml", "a: 1\n".encode("utf-16"), "UTF-8")
     make("latin.yml", b"a: 1\nb: \xe9\n", "line 2")
@@ -276,12 +276,12 @@ def files(folder):
     make("bomb.yml", bomb().encode(), "counting what aliases repeat")
     make("nul.yml", b"a: \0\n", "U+0000")
     os.mkfifo(folder / "fifo.yml")
-    made["fifo.yml"] = "FIFO"
+    parts["fifo.yml"] = "FIFO"
     (folder / "folder.yml").mkdir()
-    made["folder.yml"] = "folder.yml"
-    made["/dev/zero"] = "a device"
-    made["absent.yml"] = "absent.yml"
-    return made
+    parts["folder.yml"] = "folder.yml"
+    parts["/dev/zero"] = "a device"
+    parts["absent.yml"] = "absent.yml"
+    return parts
 
 
 NOT_JSON = dict.fromkeys(("nul.yml", "bomb.yml", "large.yml"), "is not JSON")
@@ -308,7 +308,7 @@ def test_hostile_files(run, tmp_path, args, parts):
         assert part.lower() in lines[0].lower(), (name, err)
 
 
-def test_a_suite_cannot_make_a_billion_rows(run, tmp_path):
+def test_a_suite_cannot_expand_to_a_billion_rows(run, tmp_path):
     numbers = ",".join(map(str, range(1, 101)))
     options = " ".join(f"--seed {{{numbers}}}" for _ in range(5))
     (tmp_path / "many.yml").write_text(f"rows:\n- benchmark lenet {options}\n")
@@ -321,7 +321,7 @@ def test_hostile_json_is_refused():
         with pytest.raises(BadDocument) as caught:
             documents.load_json(text)
         assert caught.value.hint and len(str(caught.value)) < 300
-    # Brackets in text are no depth, and no text is what it would be without its escapes.
+    # Brackets inside text do not count as depth, also after escaped quotes.
     assert documents.load_json('["' + "[" * 1000 + '", "\\"[[["]') == ["[" * 1000, '"[[[']
 
 
@@ -341,7 +341,7 @@ _PLAIN = st.sampled_from(_WRITTEN.split())
 
 @st.composite
 def _lines(draw, depth=0):
-    """A block of YAML, more or less: indentation, anchors, aliases, merges, tags, quotes, flow and documents."""
+    """Draws a block of near-YAML: indentation, anchors, aliases, merges, tags, quotes, flow and documents."""
     indent = "  " * depth if draw(st.integers(0, 12)) else draw(st.sampled_from(["\t", " ", "", "      "]))
     lines = []
     for _ in range(draw(st.integers(1, 4))):
@@ -367,7 +367,7 @@ def _lines(draw, depth=0):
 
 @tries(40, slow=2000)
 @given(_lines())
-def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
+def test_any_text_is_a_value_or_an_error_with_a_hint(lines):
     text = "\n".join(lines)
     try:
         with documents.naming("f.yml"):
@@ -375,7 +375,7 @@ def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
     except UserError as error:
         assert error.message.startswith("f.yml") and error.hint and len(error.message) < 600
         return
-    # What is plain in our sense is the same to PyYAML, but for keys and dates.
+    # Values that are read are the same in PyYAML, except for keys and dates.
     assert _same(value, yaml.load(text, Loader=_Oracle)), text
     try:
         presets.PresetFile(text, "f.yml").get("a")

@@ -1,4 +1,4 @@
-"""``custom_batch_norm`` against a NumPy loop: moving statistics that move once per weight update, on both sessions."""
+"""``custom_batch_norm`` against a NumPy loop: moving statistics move once per weight update, on both sessions."""
 
 import dataclasses
 from typing import Any, Dict
@@ -20,13 +20,13 @@ MIX = np.float32([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5]])
 
 
 def make_model() -> Any:
-    """A norm of the images, a linear mix of channels, and a norm of that."""
+    """Returns a norm of the images, a linear mix of channels, and a norm of that."""
     keras.backend.clear_session()
     inputs = keras.Input((SIDE, SIDE, CHANNELS), name="input")
-    own = {"momentum": MOMENTUM, "epsilon": EPSILON, "moves_once": True}
-    x = BatchNormalization(name="norm0", **own)(inputs)
+    options = {"momentum": MOMENTUM, "epsilon": EPSILON, "moves_once": True}
+    x = BatchNormalization(name="norm0", **options)(inputs)
     x = keras.layers.Conv2D(3, 1, use_bias=False, name="mix")(x)
-    x = BatchNormalization(name="norm1", **own)(x)
+    x = BatchNormalization(name="norm1", **options)(x)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
     model.get_layer("mix").set_weights([MIX[None, None]])
@@ -36,7 +36,7 @@ def make_model() -> Any:
 
 
 def make_data(samples: int) -> Any:
-    """Replicas and micro-batches differ in mean and spread."""
+    """Returns images whose mean and spread differ between replicas and micro-batches, and labels."""
     rng = np.random.default_rng(7)
     images = rng.normal(size=(samples, SIDE, SIDE, CHANNELS)) * rng.uniform(0.5, 2, (samples, 1, 1, 1))
     images += rng.normal(0, 1, (samples, 1, 1, CHANNELS))
@@ -44,7 +44,7 @@ def make_data(samples: int) -> Any:
 
 
 def numpy_loop(program, images, updates: int) -> Dict[str, np.ndarray]:
-    """Moving statistics in float64; weights that do not change, gamma 1 and beta 0."""
+    """Returns moving statistics in float64, for constant weights, gamma 1 and beta 0."""
     p, size = program, program.micro_batch_size
     moving = {}
     for name, channels in (("norm0", CHANNELS), ("norm1", 3)):
@@ -57,20 +57,20 @@ def numpy_loop(program, images, updates: int) -> Dict[str, np.ndarray]:
         n = size * SIDE * SIDE
         for _ in range(p.gradient_accumulation_count):
             for first in range(0, p.num_replicas, p.dbn_replica_group_size):
-                together = size * p.dbn_replica_group_size
-                x = images[position : position + together].astype(np.float64)
-                position += together
+                group_samples = size * p.dbn_replica_group_size
+                x = images[position : position + group_samples].astype(np.float64)
+                position += group_samples
                 for name in ("norm0", "norm1"):
                     mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
                     for r in range(first, first + p.dbn_replica_group_size):
                         means[name][r].append(mean)
-                        # What the kernel gives: unbiased by a micro-batch's own number.
+                        # The kernel's variance, unbiased by the number of values in one micro-batch.
                         variances[name][r].append(variance * n / (n - 1))
                     if name == "norm0":
                         x = ((x - mean) / np.sqrt(variance + EPSILON)) @ MIX
         for name in means:
-            m = [np.mean(own, axis=0) for own in means[name]]
-            v = [np.mean(own, axis=0) for own in variances[name]]
+            m = [np.mean(per_micro_batch, axis=0) for per_micro_batch in means[name]]
+            v = [np.mean(per_micro_batch, axis=0) for per_micro_batch in variances[name]]
             mean = np.mean(m, axis=0)
             replicas = p.num_replicas
             variance = np.mean([(n - 1) / n * v_r + (m_r - mean) ** 2 for m_r, v_r in zip(m, v)], axis=0) * (
@@ -83,7 +83,7 @@ def numpy_loop(program, images, updates: int) -> Dict[str, np.ndarray]:
 
 
 def run(session, program, images, labels, rate=0.0, optimizer=SGD, state=None):
-    """The weights after training; no statistics are taken of a pass over batches."""
+    """Returns the weights after training; checks that no pass over batches measured statistics."""
     session = compile_session(session, make_model(), program, optimizer, constant(rate))
     for name, value in (state or {}).items():
         session.state.weights[name].assign(value)
@@ -118,19 +118,19 @@ def compare(session, accumulate, replicas, names=None, batch=2, **options):
     assert_statistics(weights, {k: v for k, v in expected.items() if names is None or k.startswith(names)})
 
 
-# Devices have 1, 2 or 4 IPUs, and not 3.
+# Devices have 1, 2 or 4 IPUs, but not 3.
 HOST_GRID = [(accumulate, replicas) for accumulate in range(1, 10) for replicas in range(1, 5)]
 IPU_GRID = [(accumulate, replicas) for accumulate, replicas in HOST_GRID if replicas != 3]
 
 
 def _some(grid, quick):
-    """The whole grid; what takes too long for every run is slow."""
+    """Returns the whole grid, with all but the quick pairs marked as slow."""
     return [pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow) for pair in grid]
 
 
 @pytest.mark.parametrize("accumulate, replicas", _some(HOST_GRID, [(1, 1), (2, 4), (5, 2), (9, 3)]))
 def test_the_host_equals_a_numpy_loop(accumulate, replicas):
-    """However many micro-batches are computed at once: one, all, or as many as share a factor with them."""
+    """Holds for any number of fused micro-batches: one, all, or a divisor of their number."""
     count = accumulate * replicas
     divisors = [d for d in range(1, count + 1) if count % d == 0]
     compare(on_host, accumulate, replicas, fused=divisors[(accumulate + replicas) % len(divisors)])
@@ -155,16 +155,16 @@ def test_pipelines_need_no_statistics_pass(session):
 
 
 @pytest.mark.parametrize("session, method", [(on_host, "running_mean"), (on_ipus, "sum")])
-def test_neither_reduction_nor_loss_scale_nor_optimizer_reach_the_statistics(session, method):
-    """Weights move; the statistics of the images, before the first weight, are the same ones."""
+def test_reduction_loss_scale_and_optimizer_do_not_affect_the_statistics(session, method):
+    """Weights change, but the statistics of the images, before the first weight, stay the same."""
     changes = {"gradient_accumulation_reduction_method": method, "loss_scaling": 128.0}
     optimizer = ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "l2_regularization": 0.1})
     compare(session, 3, 2, names="norm0", changes=changes, optimizer=optimizer, rate=0.1)
 
 
 @pytest.mark.parametrize("session", [on_host, pytest.param(on_ipus, marks=pytest.mark.slow)])
-def test_a_run_that_goes_on_has_the_same_statistics(session):
-    """They are weights like others: what was read of them is all that is needed."""
+def test_a_resumed_run_has_the_same_statistics(session):
+    """Statistics are saved as weights, and nothing else is needed to resume."""
     whole = make_program(2, 3, 2, updates_per_epoch=4)
     half = make_program(2, 3, 2, updates_per_epoch=2)
     images, labels = make_data(4 * whole.global_batch_size)
@@ -196,20 +196,20 @@ def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
     assert np.any(weights[name] != weights[name].astype(np.float16))
 
 
-def test_looking_at_a_network_leaves_its_statistics_as_they_are():
-    """Evaluation rounds what layers read; nothing measures these statistics anew, so they must not be rounded."""
+def test_prediction_leaves_the_statistics_unchanged():
+    """Evaluation rounds the inputs of layers; nothing measures these statistics anew, so they must not be rounded."""
     config = dataclasses.replace(RunConfig(), precision="16.16", nanoo=True)
-    made = create_session("cpu", config=config)
+    session = create_session("cpu", config=config)
     model = make_model()
-    made.prepare_evaluation(model, None)
+    session.prepare_evaluation(model, None)
     variance = named_weights(model)["norm0/moving_variance"]
     value = np.full(variance.shape, 100_000.123, np.float32)
     variance.assign(value)
-    made.predict([np.zeros((2, SIDE, SIDE, CHANNELS), np.float32)])
+    session.predict([np.zeros((2, SIDE, SIDE, CHANNELS), np.float32)])
     assert variance.numpy().tobytes() == value.tobytes()
 
 
-def test_outside_of_a_session_each_batch_is_a_weight_update():
+def test_outside_a_session_each_batch_is_a_weight_update():
     model = make_model()
     images, _ = make_data(4)
     model(images, training=True)

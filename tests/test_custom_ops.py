@@ -1,4 +1,4 @@
-"""The C++ of the custom operations: compiled against a few lines of the Poplar interface, run on the host."""
+"""The C++ of the custom operations, compiled against a few lines of the Poplar interface and run on the host."""
 
 import os
 import re
@@ -23,7 +23,7 @@ needs_sdk = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """The program that runs an operation on the host."""
+    """Compiles the program that runs an operation on the host."""
     path = tmp_path_factory.mktemp("custom_ops") / "run_crop"
     command = [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", f"-I{SOURCES}"]
     subprocess.run([*command, str(HEADERS / "run_crop.cpp"), "-o", str(path)], check=True)
@@ -31,7 +31,7 @@ def program(tmp_path_factory):
 
 
 def run(program, operation, attributes, values):
-    """(output, input afterwards, metadata), or the error's text."""
+    """Returns (output, input afterwards, metadata), or the error's text."""
     words = [
         operation,
         attributes.replace(" ", ","),
@@ -89,7 +89,7 @@ def test_crop_and_pad(program, data):
         ("PadNHWC", "1 1 1 1 1 3 3", "another size"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(program, operation, attributes, message):
+def test_inconsistent_sizes_and_versions_are_refused(program, operation, attributes, message):
     assert message in run(program, operation, attributes, np.ones((1, 3, 3, 1)))
 
 
@@ -123,7 +123,7 @@ def test_both_sides_agree_on_the_version():
 
 
 @needs_sdk
-def test_it_builds_with_the_sdk(tmp_path):
+def test_the_library_builds_with_the_sdk(tmp_path):
     subprocess.run(["make", "-C", str(SOURCES), f"BUILD={tmp_path / 'out'}"], check=True)
     import ctypes
 
