@@ -1,9 +1,9 @@
-"""A run's checkpoints: what they hold beside weights, and opening one of a run that is done.
+"""Checkpoints of runs: their content beside the weights, restoring them, and opening a trained run.
 
-A checkpoint is all that is needed to go on: model, optimizer, position (data order, augmentation, dropout and
-schedule are pure functions of seed and position), the half-done execution, and the history so far; ``start.py`` says
-from which a run goes on.  The file itself is ``training/checkpoints.py``.  Nothing here imports TensorFlow; what has
-weights to fill gets a built network.
+A checkpoint has everything that a run needs to continue: model, optimizer, position (data order, augmentation, dropout
+and schedule are pure functions of seed and position), the unfinished execution, and the history so far.  ``start.py``
+chooses the checkpoint from which a run continues; ``training/checkpoints.py`` defines the file format.  Nothing here
+imports TensorFlow; functions that load weights take a built network.
 """
 
 import re
@@ -36,12 +36,12 @@ from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpo
 from ipucnn.training.program import Program
 
 RUNNING = "/running"
-"""Ends the names of running statistics, which are among the slots where a checkpoint's weights have measured ones."""
+"""Suffix of running statistics among the slots, if the checkpoint's weights have measured statistics instead."""
 
 
 @dataclass
 class RunState:
-    """What a run knows beside the session's state; saved in every checkpoint.
+    """The state of a run beside that of its session; saved in every checkpoint.
 
     Attributes:
         history: the lines of ``metrics.jsonl``.
@@ -55,7 +55,7 @@ class RunState:
 
 
 def position(state: TrainState, run: RunState) -> Dict[str, Any]:
-    """The meta entries that say where a run stands."""
+    """Returns the meta entries of a checkpoint from which a run continues."""
     at: Dict[str, Any] = {"losses": state.losses, "hits": state.hits, "events_done": state.events_done}
     if state.earlier_losses:
         at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_hits)
@@ -71,15 +71,15 @@ def position(state: TrainState, run: RunState) -> Dict[str, Any]:
 
 
 def is_whole(meta: Mapping[str, PlainValue]) -> bool:
-    """Whether a run can go on from a checkpoint; the best one has weights alone, to save space."""
+    """Whether a run can continue from a checkpoint; the best one has only weights, to save space."""
     return {"position", "run"} <= set(meta)
 
 
 def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[str, np.ndarray]:
-    """The variables' values, if all of them are finite.
+    """Returns the values of variables, if all of them are finite.
 
     Raises:
-        NotFiniteError: naming the first that is not.
+        NotFiniteError: a value is not finite; the error names the variable.
     """
     values = {name: variable.numpy() for name, variable in variables.items()}
     for name, value in values.items():
@@ -92,15 +92,15 @@ def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[
 
 
 def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
-    """Puts a session and a run back to where a checkpoint was written.
+    """Restores a session and a run from a checkpoint.
 
     Args:
-        checkpoint: of the same run.
+        checkpoint: a checkpoint of the same run.
         state: the session's ``TrainState``, changed in place.
         what: the checkpoint's path, for messages.
 
     Raises:
-        DataError: it is of another model or optimizer.
+        DataError: the checkpoint has only weights, or is of another model or optimizer.
     """
     if not is_whole(checkpoint.meta):
         raise DataError(
@@ -134,13 +134,13 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     state.events_done = at["events_done"]
     state.earlier_losses = list(at.get("earlier_losses", ()))
     state.earlier_hits = list(at.get("earlier_hits", ()))
-    # Not splitlines, which also splits where text has other separators than line feeds.
+    # Not splitlines, which also splits at separators other than line feeds.
     history = [line + "\n" for line in run["history"].split("\n")[:-1]]
     return RunState(history, run["best"], run["last_validation"])
 
 
 def keras_checkpoints(folder: Path) -> List[Path]:
-    """The weight files of Keras in a folder without checkpoints of a run, by the epochs in their names."""
+    """Returns Keras's weight files in a folder without checkpoints of a run, sorted by the epochs in their names."""
     paths = entries(folder)
     if any(is_checkpoint_name(path.name) for path in paths):
         return []
@@ -150,24 +150,24 @@ def keras_checkpoints(folder: Path) -> List[Path]:
 
 
 def _epoch_of(path: Path) -> float:
-    """The epoch in a name such as ``epoch_2.5.h5``, as the public application writes them; 0 in any other."""
+    """Returns the epoch in a name such as ``epoch_2.5.h5``, which Graphcore's public application writes; else 0."""
     epoch = re.search(r"epoch_(\d{1,9}(\.\d{1,9})?)", path.name)
     return float(epoch.group(1)) if epoch else 0.0
 
 
 def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tuple[List[Path], List[str]]:
-    """The checkpoints of a folder that can be read, and what is wrong with each of the others.
+    """Returns the readable checkpoints of a folder, and the error of each of the others.
 
-    These are the numbered ones in the order they were trained; where there are none, the last or else the best one, or
-    the weight files of Keras.
+    These are the numbered checkpoints, in the order of training.  Without numbered ones it is the last or else the best
+    checkpoint, or the weight files of Keras.
 
     Args:
-        folder: was found to have at least one checkpoint that can be read.
-        state: of the session; its weights are overwritten with those of each checkpoint, to see that they fit.
-        model: the network, to whose layers those of weight files are matched.
+        folder: a folder with at least one readable checkpoint.
+        state: the session's ``TrainState``; its weights are overwritten with those of each checkpoint, as a check.
+        model: the network, whose layers are matched with those of weight files.
 
     Raises:
-        DataError: one of them is of another model.
+        DataError: a checkpoint is of another model.
     """
     names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
     names = [path for path in names if path.name not in (LAST, BEST)] or [
@@ -188,10 +188,13 @@ def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tupl
 
 
 def load_for_validation(path: Path, state: TrainState, model: KerasModel, updates_per_epoch: int) -> int:
-    """Loads a checkpoint's weights alone; returns its weight updates, for a weight file those of its name's epoch.
+    """Loads only the weights of a checkpoint.
+
+    Returns:
+        The weight updates of the checkpoint; for a weight file, those of the epoch in its name.
 
     Raises:
-        DataError: it is of another model.
+        DataError: the checkpoint is of another model.
     """
     if is_keras_file(path):
         from ipucnn.models.keras_files import read_keras_weights
@@ -205,12 +208,12 @@ def load_for_validation(path: Path, state: TrainState, model: KerasModel, update
 
 
 def checkpoint_name(weight_updates: int) -> str:
-    """File name of a numbered checkpoint."""
+    """Returns the file name of a numbered checkpoint."""
     return f"checkpoint-{weight_updates:08d}.npz"
 
 
 def written_names(program: Program, first: int, last: int) -> List[str]:
-    """The checkpoints that a run over weight updates ``first`` to ``last`` has written, the unnumbered ones too."""
+    """Returns the names of the checkpoints that weight updates ``first`` to ``last`` write, with best and last."""
     per_execution, names = program.weight_updates_per_execution, [BEST, LAST]
     for done in range(max(1, -(-first // per_execution)), last // per_execution + 1):
         if is_checkpoint_due(program, done):
@@ -219,12 +222,12 @@ def written_names(program: Program, first: int, last: int) -> List[str]:
 
 
 def colours_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
-    """``class_colours`` of a training set, for :func:`trained_facts`; nothing where masks have no colours."""
+    """Returns ``class_colours`` of a training set, for :func:`trained_facts`; empty if masks have no colours."""
     return {"class_colours": [list(colour) for colour in info.class_colours]} if info.class_colours else {}
 
 
 def trained_facts(meta: Mapping[str, PlainValue], model: str, num_classes: int, path: Path) -> DatasetInfo:
-    """The facts of a training set that a checkpoint, or an export made of one, has; not how many images there are."""
+    """Returns the facts of the training set in a checkpoint or its export; the numbers of images are not known."""
     return DatasetInfo(
         name=meta["dataset"],
         task=get_model(model).task,
@@ -246,10 +249,10 @@ class TrainedRun:
     """A run folder with the checkpoint chosen from it.
 
     Attributes:
-        folder: the run.
-        config: its resolved configuration.
-        checkpoint: weights and facts.
-        path: the checkpoint's file.
+        folder: the run folder.
+        config: the resolved configuration.
+        checkpoint: the weights and the facts of the checkpoint.
+        path: the file of the checkpoint.
     """
 
     folder: RunFolder
@@ -259,28 +262,28 @@ class TrainedRun:
 
     @property
     def input_shape(self) -> Tuple[int, int, int]:
-        """(height, width, channels) the network was trained with."""
+        """(height, width, channels) that the network was trained with."""
         height, width, channels = self.checkpoint.meta["input_shape"]
         return int(height), int(width), int(channels)
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """The seed of the run."""
         return int(self.checkpoint.meta["seed"])
 
     @property
     def num_classes(self) -> int:
-        """Classes the network was trained with."""
+        """The number of classes that the network was trained with."""
         return int(self.checkpoint.meta["num_classes"])
 
     @property
     def facts(self) -> DatasetInfo:
-        """The facts of the training set, as far as the checkpoint has them: not how many images there are."""
+        """The facts of the training set in the checkpoint; the numbers of images are not among them."""
         return trained_facts(self.checkpoint.meta, self.config.model_name, self.num_classes, self.path)
 
     @property
     def summary(self) -> Dict[str, Any]:
-        """What identifies the weights that were used, for reports."""
+        """The entries that identify the weights in reports."""
         meta = self.checkpoint.meta
         return {"checkpoint": str(self.path), **{name: meta[name] for name in ("model", "weight_updates")}}
 
@@ -288,7 +291,7 @@ class TrainedRun:
         """Copies all weights of the checkpoint into a built network.
 
         Raises:
-            DataError: they are another network's.
+            DataError: the weights are another network's.
         """
         from ipucnn.models.names import named_weights
 
@@ -300,12 +303,13 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
 
     Args:
         path: ``runs/NAME``, or ``runs/NAME/checkpoints/best.npz``.
-        which: "best", "last" or the name of a checkpoint file in the run; by default the last where there
-            is one, else the best.  Without meaning for a checkpoint's own path.
-        command: of the user, for what to type.
+        which: "best", "last" or the name of a checkpoint file in the run; None: the last if there is one, else the
+            best.  It is ignored if ``path`` is a checkpoint.
+        command: the command of the user, for hints.
 
     Raises:
-        DataError: not a run, no checkpoint, a damaged one, or a cross-validation, which has a run for each fold.
+        DataError: the path is not a run, or the run has no such checkpoint or a damaged one, or the folder is a
+            cross-validation, which has a run for each fold.
     """
     path = expand(str(path))
     kind = kind_of(path)
@@ -333,7 +337,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
 
 
 def _nearest(names: List[str], given: str) -> str:
-    """The checkpoints there are, of many those whose weight updates are nearest to the number that was given."""
+    """Returns a hint with the existing checkpoints; if there are many, those nearest to the given weight update."""
     if len(names) <= NAMED:
         return f"there are: {', '.join(names)}"
 
@@ -346,7 +350,7 @@ def _nearest(names: List[str], given: str) -> str:
 
 
 def _is_cross_validation(path: Path, command: str) -> DataError:
-    """The error for a command that takes one run and was given the folder of a whole cross-validation."""
+    """Returns the error for a command that takes one run, but was given a cross-validation."""
     folds = folds_of(path)
     if not folds:
         return DataError(
@@ -359,7 +363,7 @@ def _is_cross_validation(path: Path, command: str) -> DataError:
 
 
 def _why_none(folder: RunFolder, config: RunConfig) -> str:
-    """Why a run has no checkpoint at all, and what to do."""
+    """Returns a hint for a run without any checkpoint: the reason, and what to do."""
     if not config.training:
         return "the run did not train (--no-training), so there are no weights; train one with: ipucnn train"
     if not config.checkpoints:
@@ -372,14 +376,16 @@ def _why_none(folder: RunFolder, config: RunConfig) -> str:
 
 
 def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
-    """Loads the backbone, and the head where its shape is the same, from a checkpoint or run folder; or all weights of
-    a file of Keras.
+    """Loads starting weights from a checkpoint, a run folder or a Keras file.
+
+    From a checkpoint or run it loads the backbone, and the head if that has the same shapes; from a Keras file, all
+    weights.
 
     Returns:
         The names of the weights left at their initial values (a new head), in the model's order.
 
     Raises:
-        DataError: the backbone does not fit.
+        DataError: the weights of the backbone do not fit.
     """
     from ipucnn.models.keras_files import load_keras_weights
     from ipucnn.models.names import named_weights
@@ -395,7 +401,7 @@ def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
 
 
 def _new_head(weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint) -> Tuple[str, ...]:
-    """The names of the weights of the last layer that has any, if its shapes are not the checkpoint's; else none."""
+    """Returns the weights of the last layer that has any, if their shapes differ from the checkpoint's; else none."""
     names = list(weights)
     layer = names[-1].split("/")[0]
     head = [name for name in names if name.split("/")[0] == layer]

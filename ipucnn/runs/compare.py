@@ -1,7 +1,7 @@
-"""Run folders beside one another: what each is and how far it came, and in what two of them differ.
+"""Reads and compares run folders: the state and results of each, and the differences of two.
 
-Everything is read from the files of the folders, which may be those of others, damaged, or written at this moment.
-Nothing here imports TensorFlow.
+Everything is read from the files of the folders.  They may come from other people, be damaged, or be written at this
+moment.  Nothing here imports TensorFlow.
 """
 
 import json
@@ -59,29 +59,29 @@ from ipucnn.training.checkpoints import read_meta
 SORTS = ("name", "age", "accuracy", "time", "size")
 STATES = ("finished", "ended early", "running", "stopped")
 FIGURES = ("dice", "accuracy")
-"""Of a validation, by which the best one is chosen: the first that it has."""
+"""Figures by which the best validation is chosen: the first of them that the validations have."""
 # Versions and hardware, as ``provenance.environment`` notes them.
 _ENVIRONMENT = ("ipucnn", "python", "tensorflow", "keras", "numpy", "platform", "cpu", "threads", "variables")
-# Where a run is put, and nothing of what it computes.
+# Options that decide where files lie, and not what is computed.
 _PLACES = ("run_dir", "checkpoint_dir", "dataset_path")
-# What a row of the history says of when, not of what was computed.
+# Entries of a history row that identify it, and are not results.
 _WHEN = ("event", "weight_updates")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the files of a run folder say; what is absent or damaged is empty.
+    """The content of a run folder; files that are absent or damaged count as empty.
 
     Attributes:
         path: the folder.
-        config: its resolved configuration.
-        program: ``program.json``.
+        config: the resolved configuration.
+        program: the content of ``program.json``.
         history: the rows of ``metrics.jsonl``, each with ``event`` and ``weight_updates``.
-        timings: those of ``timings.jsonl``.
-        report: of a run that ended, else None.
-        processes: of ``environment.json``: who wrote the run, the last at the end.
-        is_locked: another process is writing it.
-        unreadable: lines of ``metrics.jsonl`` that are no rows, but for a last one that is half written.
+        timings: the rows of ``timings.jsonl``.
+        report: the content of ``report.json``; None for a run that did not finish.
+        processes: the entries of ``environment.json``: the processes that wrote the run, the latest last.
+        is_locked: whether another process is writing the run.
+        unreadable: the number of lines of ``metrics.jsonl`` that are not rows, without a half-written last line.
     """
 
     path: Path
@@ -96,11 +96,11 @@ class RunRecord:
 
     @property
     def warnings(self) -> List[str]:
-        """What its reader should know, a sentence each."""
+        """Warnings about the files, one sentence each."""
         if not self.unreadable:
             return []
-        what = f"{counted(self.unreadable, 'line')} of {self.path / METRICS}"
-        return [f"{what} cannot be read, and {'is' if self.unreadable == 1 else 'are'} left out"]
+        lines = f"{counted(self.unreadable, 'line')} of {self.path / METRICS}"
+        return [f"{lines} cannot be read, and {'is' if self.unreadable == 1 else 'are'} left out"]
 
     @property
     def state(self) -> str:
@@ -111,20 +111,20 @@ class RunRecord:
 
     @property
     def weight_updates(self) -> int:
-        """Done, as far as the history says."""
+        """The number of finished weight updates, according to the history."""
         return max((row["weight_updates"] for row in self.history), default=0)
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Of the process that wrote last."""
+        """The environment of the process that wrote last."""
         return self.processes[-1] if self.processes else {}
 
     def rows(self, event: str) -> List[PlainDict]:
-        """The rows of one kind of event."""
+        """Returns the rows of one kind of event."""
         return [row for row in self.history if row["event"] == event]
 
     def best(self) -> Optional[Tuple[str, float]]:
-        """The best figure of all validations, with its name; None where none was validated."""
+        """Returns the best figure of all validations as (name, value); None without a validation."""
         rows = self.rows("validation")
         for name in FIGURES:
             values = [row[name] for row in rows if not misfit(row.get(name), Finite)]
@@ -133,13 +133,17 @@ class RunRecord:
         return None
 
     def dice_class(self) -> Optional[str]:
-        """The class that the Dice of validations is of: of two class 1; None of several, where it is their mean."""
+        """Returns the class whose Dice validations report: class 1 of two.  None for more classes: Dice is a mean."""
         report = self.report or {}
         names = report.get("dataset", {}).get("class_names") or _meta(self).get("class_names", ())
         return printable(names[1]) if len(names) == 2 else None
 
     def seconds(self, event: Optional[str] = None) -> float:
-        """What executions and validations took, or those of one kind, over all processes."""
+        """Returns the seconds that executions and validations took in all processes.
+
+        Args:
+            event: the only kind of event to count; None: all kinds.
+        """
         rows = [row for row in self.timings if event in (None, row.get("event"))]
         return sum(row["wall_s"] for row in rows if not misfit(row.get("wall_s"), Finite))
 
@@ -148,7 +152,7 @@ def read_run(path: Path) -> RunRecord:
     """Reads a run folder.
 
     Raises:
-        DataError: it is none, or one of a cross-validation, whose folds are runs.
+        DataError: the folder is not a run, or it is a cross-validation, whose folds are runs.
     """
     if not is_folder(path):
         if exists(path):
@@ -174,7 +178,7 @@ def read_run(path: Path) -> RunRecord:
         report=folder.read_report(),
         processes=[] if misfit(processes, List[Dict[str, PlainValue]]) else processes,
         is_locked=is_locked(path),
-        # What stands behind the last line break is no line yet.
+        # The text after the last line break is not a whole line yet.
         unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
     )
 
@@ -189,12 +193,12 @@ def _is_row(row: PlainDict) -> bool:
 
 
 def _lines(path: Path) -> List[str]:
-    """The lines of a file with one JSON value to a line, and what stands behind the last of them."""
+    """Returns the lines of a file with one JSON value per line; the last item is the text after the last line break."""
     return read_text(path, MAX_RECORD_BYTES).split("\n") if is_file(path) else []
 
 
 def _object(line: str) -> PlainDict:
-    """The JSON object of a line; an empty one where it holds none."""
+    """Returns the JSON object of a line; an empty dict if there is none."""
     try:
         value = load_record(line)
     except (NotJson, BadDocument):
@@ -203,10 +207,10 @@ def _object(line: str) -> PlainDict:
 
 
 def find_runs(folder: Path) -> List[Path]:
-    """The run folders in a folder, and the folds of cross-validations in it; the folder itself where it is one.
+    """Returns the run folders in a folder, with the folds of cross-validations, or the folder itself if it is a run.
 
     Raises:
-        DataError: there is no such folder.
+        DataError: the folder does not exist, or is a file.
     """
     if is_file(folder):
         raise DataError(
@@ -214,16 +218,18 @@ def find_runs(folder: Path) -> List[Path]:
         )
     if not is_folder(folder):
         usual = Path("runs")
-        others = folder != usual and is_folder(usual)
+        has_usual = folder != usual and is_folder(usual)
         raise DataError(
             f"folder {folder} does not exist",
-            "list the runs in runs: ipucnn runs" if others else "train a first run: ipucnn train toy_model",
+            "list the runs in runs: ipucnn runs"
+            if has_usual
+            else "train a first run: ipucnn train toy_model",
         )
     return list(_runs_in(folder, depth=2))
 
 
 def runs_of(path: Path) -> List[Path]:
-    """The folds of a cross-validation; of anything else the path itself."""
+    """Returns the folds of a cross-validation, or the path itself if it is none."""
     return (folds_of(path) if is_folder(path) else []) or [path]
 
 
@@ -239,9 +245,12 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def summary(run: RunRecord) -> PlainDict:
-    """A run in a line: ``run``, ``model``, ``dataset``, ``state``, ``figure`` and ``value`` (of its best validation, or
-    None), ``class`` (whose Dice that is; None of a mean over classes and of accuracy), ``weight_updates`` of
-    ``num_weight_updates``, ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
+    """Returns the row of a run for ``ipucnn runs``.
+
+    Returns:
+        ``run``, ``model``, ``dataset`` and ``state``; ``figure`` and ``value`` of the best validation, or None;
+        ``class``, whose Dice that is (None for a mean over classes, and for accuracy); ``weight_updates`` of
+        ``num_weight_updates``; ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
     """
     best = run.best()
     started = run.environment.get("started")
@@ -266,7 +275,7 @@ def summary(run: RunRecord) -> PlainDict:
 
 
 def _data_label(config: RunConfig) -> Optional[str]:
-    """The data set's name; of a folder, or a file, its own, however it was typed."""
+    """Returns the data set's name; for a folder or a file, the last part of its path."""
     name = config.dataset
     if name in ("imagefolder", "imagemasks"):
         name = os.path.abspath(config.dataset_path)
@@ -274,13 +283,13 @@ def _data_label(config: RunConfig) -> Optional[str]:
 
 
 def _updates_done(run: RunRecord) -> int:
-    """Weight updates up to the last row or, if a signal ended the run in an execution, up to its last checkpoint."""
+    """Returns the weight updates up to the last row, or up to a later checkpoint, which a signal may have caused."""
     saved = {} if run.report is not None else _meta(run)
     return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 
 
 def _seconds_of(started: object) -> Optional[float]:
-    """A time as ``environment.json`` has it, with its zone, in seconds since 1970; None for anything else."""
+    """Converts a time of ``environment.json``, with its zone, to seconds since 1970; None if it is no such time."""
     try:
         return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
@@ -288,7 +297,10 @@ def _seconds_of(started: object) -> Optional[float]:
 
 
 def sort_runs(rows: List[PlainDict], by: str) -> List[PlainDict]:
-    """Rows of :func:`summary` in one of the orders ``SORTS``: names as they are, the youngest, the most, first."""
+    """Sorts rows of :func:`summary` in one of the orders ``SORTS``.
+
+    By name, the order stays as it is; by age, the youngest run is first; otherwise the largest value is first.
+    """
     if by == "name":
         return rows
     key = {"age": "age_s", "accuracy": "value", "time": "time_s", "size": "size_bytes"}[by]
@@ -304,14 +316,15 @@ def sort_runs(rows: List[PlainDict], by: str) -> List[PlainDict]:
 
 
 def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
-    """In what two runs differ.
+    """Compares two runs.
 
     Returns:
-        ``options``, ``program``, ``versions`` and ``data``: name -> [of the first, of the second], only what differs.
-        ``places``: the same of options that say where things lie.  ``history``: where the histories part, or None;
-        see :func:`first_difference`.  ``compared``: how many rows both have; ``rows``: how many each has.
-        ``warnings``: sentences.  ``final``: name -> both, all there are.  ``equal``: whether options, Program and data
-        are known to be the same, and histories can be read and are the same to their ends.
+        ``options``, ``program``, ``versions`` and ``data``: the differences, name -> [first value, second value].
+        ``places``: the same for options that decide where files lie.  ``history``: the first row that differs, or
+        None; see :func:`first_difference`.  ``compared``: the number of rows in both histories.  ``rows``: the number
+        of rows in each.  ``warnings``: sentences.  ``final``: the figures at the end, name -> [first, second].
+        ``equal``: whether options, Program and data are known to be the same, and both histories are readable and the
+        same to their ends.
     """
     named = {spec.key: spec for spec in SPECS if spec.in_yaml}
     options = {
@@ -319,8 +332,8 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
         for key, spec in named.items()
     }
     networks = [_meta(run).get("network") for run in (first, second)]
-    contents = [one.get("sha256") for one in networks if isinstance(one, dict)]
-    if len(contents) == 2:  # without a checkpoint it is not known
+    contents = [network.get("sha256") for network in networks if isinstance(network, dict)]
+    if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
     differing = _differing(options)
     in_places = [key for key in differing if key in named and named[key].name in _PLACES]
@@ -355,7 +368,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
 
 
 def _plain(value: object) -> Any:
-    """A value as JSON has it."""
+    """Converts a value to plain JSON types."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -364,7 +377,7 @@ def _differing(pairs: Mapping[str, List[PlainValue]]) -> Dict[str, List[Any]]:
 
 
 def _meta(run: RunRecord) -> Mapping[str, Any]:
-    """What a checkpoint of the run says besides weights; nothing where there is none."""
+    """Returns the facts in a checkpoint of the run; an empty dict without a readable checkpoint."""
     checkpoints = RunFolder(run.path, run.config.checkpoint_dir).checkpoints
     for name in (LAST, BEST):
         with suppress(UserError):
@@ -373,7 +386,10 @@ def _meta(run: RunRecord) -> Mapping[str, Any]:
 
 
 def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
-    """The data set's name, and the digest of its samples, which a checkpoint has; None where it is not known."""
+    """Returns the data set's name and the digest of its samples, both from a checkpoint if there is one.
+
+    Without a checkpoint the name is that of the configuration, and the digest is None.
+    """
     meta = _meta(run)
     digest = meta.get("data_sha256")
     return printable(meta["dataset"]) if meta else run.config.dataset, digest if isinstance(
@@ -382,14 +398,15 @@ def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
 
 
 def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[Optional[PlainDict], int]:
-    """Where two histories part.
+    """Finds the first row in which two histories differ.
 
-    Rows are compared that both have: of the same event, at the same weight update.  A row of an execution is about all
-    weight updates since the one before it.
+    It compares the rows that both histories have: the same event at the same weight update.  A row of an execution
+    covers all weight updates since the row before it.
 
     Returns:
-        ``event``, ``after`` and ``weight_updates`` (equal up to the former, different at the latter at the latest), and
-        ``figures``: name -> both values; None where no common row differs.  And the number of rows that both have.
+        (difference, number of common rows).  The difference is None if all common rows are equal.  Otherwise it has
+        ``event``; ``after`` and ``weight_updates``, between which the runs began to differ; and ``figures``, name ->
+        both values.
     """
     of_second = {(row["event"], row["weight_updates"]): row for row in second}
     pairs = [(row, of_second.get((row["event"], row["weight_updates"]))) for row in first]
@@ -414,7 +431,7 @@ def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[O
 
 
 def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
-    """The figures at the end of both, as far as there are any."""
+    """Returns the figures at the end of both runs, name -> [first, second]."""
     figures: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
     figures["weight updates"] = [run.weight_updates for run in (first, second)]
     lasts = [(run.rows("validation") or [{}])[-1] for run in (first, second)]

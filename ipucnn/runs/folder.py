@@ -1,4 +1,4 @@
-"""The run folder: everything about one run, and nothing it did not write."""
+"""The run folder: reads and writes the files of one run, and never touches other files."""
 
 import contextlib
 import difflib
@@ -42,22 +42,22 @@ from ipucnn.models.registry import natural_key
 from ipucnn.training.program import Program
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
-# What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
+# METRICS has the computed results: the same bytes in every run with the same seed.  TIMINGS has the measured times.
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
-# Of a segmentation network: images, their masks and what was predicted.
+# Pictures of a segmentation network: images, their masks, and the predictions.
 PREDICTIONS = "predictions.png"
-# Of a segmentation network of two classes: weight updates of a checkpoint -> the threshold that suits it.
+# Thresholds of a segmentation network with two classes, by the weight updates of their checkpoints.
 THRESHOLDS = "thresholds.json"
 # The log of --mlperf-logging.
 MLPERF = "mlperf.log"
-# The run as a page, of the commands that have it drawn.
+# The page of a run, which `ipucnn train` and `ipucnn evaluate --report` write.
 PAGE = "report.html"
-# WANDB is the folder of that library's own files, which --wandb makes.
+# WANDB is the folder in which --wandb keeps the files of its library.
 CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
-# Of a cross-validation, whose folds are run folders below it.
+# The results of a cross-validation; its folds are run folders beside this file.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-# How many runs or checkpoints a hint names.
+# The largest number of runs or checkpoints that a hint names.
 NAMED = 5
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, THRESHOLDS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
@@ -68,7 +68,7 @@ _Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class _Validation(msgspec.Struct):
-    """Figures of a validation, as the end report shows them; a Dice comes with the others of its kind."""
+    """Figures of a validation that the end report shows; Dice needs IoU, and Dice of the background needs both."""
 
     accuracy: float
     samples: float
@@ -90,7 +90,7 @@ class _Device(msgspec.Struct):
 
 
 class _Compilation(msgspec.Struct):
-    """What was compiled, on IPUs or on the host, and how long that took."""
+    """Size of the compiled program, on IPUs or on the host, and the time that compiling took."""
 
     device: _Device
     compile_s: Finite
@@ -127,7 +127,7 @@ class _Measured(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What a report must have to be shown; one that lacks any of it is none, and the run goes on to write it."""
+    """The entries that a report must have.  A file that lacks one does not count, and the run continues to write it."""
 
     model: str
     dataset: _Dataset
@@ -141,7 +141,7 @@ class _Report(msgspec.Struct):
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a run gives its checkpoints such a name."""
+    """Whether a file name is that of a run's checkpoint."""
     return name in (LAST, BEST) or re.fullmatch(r"checkpoint-\d{8,}\.npz", name) is not None
 
 
@@ -152,28 +152,28 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 class RunFolder:
-    """Paths and writers of a run folder.
+    """The paths of a run folder, and the methods that read and write its files.
 
     Args:
         path: the folder.
-        checkpoint_dir: where checkpoints go, if not into the run folder.
-        is_claimed: this process made the empty folder for the run.
+        checkpoint_dir: the folder of the checkpoints, if they are not in the run folder.
+        is_claimed: whether this process made the empty folder for the run.
     """
 
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None, is_claimed: bool = False) -> None:
         self.path = path
         self._locks: List[int] = []
-        # What this process noted of itself in ``environment.json``; None before it made or reopened the folder.
+        # The token of this process in ``environment.json``; None before it created or reopened the folder.
         self._token: Optional[str] = None
-        # Of a folder that held nothing before: which of its folders are new.  None of any other.
+        # The new folders, if the run folder was empty before; else None.
         self._made: Optional[List[Path]] = [path] if is_claimed else None
         self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
-        """Keeps other processes from writing this run until :meth:`unlock` or the end of this one, whatever it is.
+        """Locks the run against other processes, until :meth:`unlock` or until this process ends in any way.
 
         Raises:
-            ConfigurationError: another process is writing it.
+            ConfigurationError: another process is writing the run.
         """
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
             if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
@@ -193,22 +193,22 @@ class RunFolder:
             os.close(self._locks.pop())
 
     def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
-        """Makes the folder and its first files; nothing of a new folder is left if that fails.
+        """Makes the folder and its first files.  If that fails, a new folder is removed again.
 
         Args:
-            config: the run's.
-            program: the run's.
-            replace: a former run's files may be replaced, as ``check_new`` allowed.
+            config: the configuration of the run.
+            program: the Program of the run.
+            replace: whether the files of a former run may be replaced; ``check_new`` has allowed it.
 
         Raises:
-            DataError: it cannot be written.
-            ConfigurationError: another process is writing it, or has written it meanwhile.
+            DataError: the folder cannot be written.
+            ConfigurationError: another process is writing the folder, or has written it since ``check_new``.
         """
         self._refuse_links()
         was_empty = not exists(self.path) or not entries(self.path)
-        made = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
+        new_folders = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
         try:
-            # The new folders first: a former run goes only once it is known that this one can be written.
+            # The new folders first: a former run is deleted only after this one could be written.
             make_folder(self.path)
             make_folder(self.checkpoints)
             self.lock()
@@ -220,9 +220,9 @@ class RunFolder:
             for old in self._checkpoints():
                 remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
-            self._made = made if was_empty else None
+            self._made = new_folders if was_empty else None
         except (OSError, DataError) as error:
-            self._made = made if was_empty else None
+            self._made = new_folders if was_empty else None
             self.discard()
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
@@ -231,20 +231,20 @@ class RunFolder:
             ) from None
 
     def discard(self) -> None:
-        """Takes away what :meth:`create` made and a run that came to nothing wrote, so that it can be typed again.
+        """Removes what :meth:`create` and a run without results wrote, so that the same command works again.
 
-        A folder that held anything before, or now holds a checkpoint or a file of others, stays.
+        A folder that was not empty before :meth:`create` stays.  So does one that has a checkpoint or a foreign file.
         """
-        made, self._made = self._made, None
-        if made is None:
+        new_folders, self._made = self._made, None
+        if new_folders is None:
             return
-        # The error that ended the run is the one to tell, whatever the file system says now.
+        # The error that ended the run is reported, not an error of removing its folder.
         with contextlib.suppress(OSError, DataError, WorkersError):
             self.check_writer()
             if self._checkpoints():
                 return
             self._remove_files()
-            _remove_empty((self.path / TENSORBOARD, *reversed(made)))
+            _remove_empty((self.path / TENSORBOARD, *reversed(new_folders)))
 
     def _remove_files(self, kept: Sequence[str] = ()) -> None:
         """Deletes the files of a run, but not its checkpoints."""
@@ -257,7 +257,7 @@ class RunFolder:
         return [path for path in entries(self.checkpoints) if is_checkpoint_name(path.name)]
 
     def _refuse_links(self) -> None:
-        """Refuses folders inside the run folder that lie elsewhere: a run folder may come from others."""
+        """Refuses links in place of subfolders: a run folder may come from other people, and a link leads outside."""
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
         for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
             if is_link(folder):
@@ -271,7 +271,11 @@ class RunFolder:
         return [] if is_link(folder) else [p for p in entries(folder) if p.name.startswith(_CURVES)]
 
     def _check_still_free(self) -> None:
-        """Another process may have begun, and even ended, since ``check_new``."""
+        """Refuses a folder that another process has written since ``check_new``.
+
+        Raises:
+            ConfigurationError: there is a configuration or a checkpoint.
+        """
         if exists(self.path / CONFIG) or self._checkpoints():
             taken = self.path if exists(self.path / CONFIG) else self.checkpoints
             raise ConfigurationError(
@@ -279,10 +283,15 @@ class RunFolder:
             )
 
     def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
-        """Makes the folder one of a run that stands where ``history`` (the lines of its metrics) ends.
+        """Prepares the folder of a run that is continued: its files end where ``history`` ends.
+
+        Args:
+            config: the configuration of the run.
+            program: the Program of the run.
+            history: the lines of ``metrics.jsonl`` up to the checkpoint.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the folder cannot be written.
         """
         self._refuse_links()
         make_folder(self.path)
@@ -301,25 +310,29 @@ class RunFolder:
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
     def _processes(self) -> List[PlainDict]:
-        """Those that noted themselves, without who was killed before it said more than that it writes."""
+        """Returns the entries of ``environment.json``, without those of processes killed before they added facts."""
         known = read_record_if_whole(self.path / ENVIRONMENT)
         if misfit(known, List[Dict[str, PlainValue]]):
             return []
         return [entry for entry in known if set(entry) != {"writer"}]
 
     def _claim(self, before: Sequence[PlainDict]) -> None:
-        """Notes that this process writes the run, before it changes what another one may still add to."""
+        """Adds this process's token to ``environment.json``, before it changes files another process may still write.
+
+        Args:
+            before: the entries of earlier processes.
+        """
         self._token = secrets.token_hex(8)
         write_text(self.path / ENVIRONMENT, json.dumps([*before, {"writer": self._token}], indent=2) + "\n")
 
     def check_writer(self) -> None:
-        """Refuses to write a run that another process goes on with.
+        """Refuses to write a run that another process has continued.
 
-        A lock keeps others out, but not on every network: a process that was stopped, and is let go on after the run
-        was continued on another machine, would write over what that one has.
+        The lock does not work on every network file system.  Without this check, a process that was paused while the
+        run was continued on another machine would overwrite the newer files.
 
         Raises:
-            WorkersError: another process noted itself in ``environment.json`` after this one.
+            WorkersError: another process added its entry to ``environment.json`` after this one.
         """
         processes = None if self._token is None else read_record_if_whole(self.path / ENVIRONMENT)
         last = processes[-1] if isinstance(processes, list) and processes else None
@@ -335,7 +348,7 @@ class RunFolder:
         append_text(self.path / name, line)
 
     def add_environment(self, facts: PlainDict) -> List[PlainDict]:
-        """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
+        """Adds this process to ``environment.json``; returns the entries of all processes, this one last."""
         self.check_writer()
         self._token = self._token or secrets.token_hex(8)
         processes = [*self._processes(), {**facts, "writer": self._token}]
@@ -343,12 +356,12 @@ class RunFolder:
         return processes
 
     def thresholds(self) -> Dict[str, float]:
-        """The thresholds that ``ipucnn evaluate`` recommends, by the weight updates of their checkpoints."""
+        """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints."""
         stored = read_record_if_whole(self.path / THRESHOLDS)
         return {} if misfit(stored, Dict[str, _Threshold]) else stored
 
     def keep_threshold(self, weight_updates: int, threshold: float) -> None:
-        """Keeps the threshold of a checkpoint for ``ipucnn infer``.
+        """Saves the threshold of a checkpoint for ``ipucnn infer``.
 
         Raises:
             DataError: the folder cannot be written to.
@@ -357,7 +370,7 @@ class RunFolder:
         write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
     def read_report(self) -> Optional[PlainDict]:
-        """``report.json``, which a finished run has; None for one that did not finish."""
+        """Returns the content of ``report.json``; None for a run that did not finish."""
         report = read_record_if_whole(self.path / REPORT)
         if misfit(report, _Report):
             return None
@@ -366,11 +379,11 @@ class RunFolder:
 
     @property
     def size_bytes(self) -> int:
-        """What the run takes on its disk, its checkpoints elsewhere included."""
+        """Bytes that the run takes on disk, with the checkpoints in ``--checkpoint-dir``."""
         return used_bytes(self.path, self._checkpoints())
 
     def clean(self, names: Iterable[str]) -> None:
-        """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
+        """Deletes checkpoints of the run, and their folder if it is then empty."""
         self.check_writer()
         for name in names:
             if is_checkpoint_name(name):
@@ -384,10 +397,10 @@ class RunFolder:
         write_text(self.path / REPORT, json.dumps(report, indent=2) + "\n")
 
     def read_config(self) -> RunConfig:
-        """The resolved configuration of the run.
+        """Returns the resolved configuration of the run.
 
         Raises:
-            DataError: there is none (not a run folder), or it is damaged.
+            DataError: the folder has no configuration (it is not a run folder), or a damaged one.
         """
         path = self.path / CONFIG
         if not exists(path):
@@ -402,7 +415,7 @@ class RunFolder:
             )
         config = RunConfig.from_yaml(text, str(path))
         if "keep-checkpoints:" not in text:
-            # Of an earlier version, which kept all: what such a run wrote is not deleted when it goes on.
+            # An earlier version kept all checkpoints; a continued run does not delete them.
             config = replace(config, keep_checkpoints=None)
         return config
 
@@ -419,7 +432,7 @@ class RunFolder:
         return path
 
     def link_checkpoint(self, source: Path, name: str) -> Path:
-        """Makes ``checkpoints/<name>`` the same file as ``source`` without writing it again where possible."""
+        """Makes ``checkpoints/<name>`` a hard link to ``source``, or a copy if links are not possible."""
 
         def link(temporary: Path) -> None:
             try:
@@ -434,10 +447,10 @@ class RunFolder:
 
 
 class SilentFolder(RunFolder):
-    """What a worker has that leaves writing to the first one: nothing is written, or taken away."""
+    """The run folder of a worker that is not the first: nothing is written or deleted, the first worker does that."""
 
     def lock(self) -> None:
-        """There is nothing to lock."""
+        """Locks nothing."""
 
     def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
         """Makes nothing."""
@@ -449,7 +462,7 @@ class SilentFolder(RunFolder):
         """Writes nothing."""
 
     def add_environment(self, facts: PlainDict) -> List[PlainDict]:
-        """Notes nothing; this process alone is known."""
+        """Writes nothing; returns this process alone."""
         return [facts]
 
     def clean(self, names: Iterable[str]) -> None:
@@ -459,7 +472,7 @@ class SilentFolder(RunFolder):
         """Writes nothing."""
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
-        """Writes nothing; where the first worker writes it."""
+        """Writes nothing; returns the path at which the first worker writes the checkpoint."""
         return self.checkpoints / name
 
     def link_checkpoint(self, source: Path, name: str) -> Path:
@@ -468,26 +481,26 @@ class SilentFolder(RunFolder):
 
 
 def folds_of(path: Path) -> List[Path]:
-    """The run folders of a cross-validation; none of a run."""
+    """Returns the run folders of a cross-validation, by their numbers; an empty list for a run."""
     folds = [p for p in entries(path) if p.name.startswith("fold-") and is_folder(p)]
     return sorted(folds, key=lambda p: natural_key(p.name))
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of one run: not of a benchmark, nor of a cross-validation, whose folds are runs."""
+    """Whether a folder is that of one run, and not of a benchmark or a cross-validation."""
     if not is_folder(path) or not is_file(path / CONFIG) or is_file(path / FOLDS):
         return False
-    # What a run writes last is the report; a benchmark writes a program and that, and nothing besides.
+    # A run writes its report last; a benchmark writes only configuration, program and report.
     of_a_run = any(is_file(path / name) for name in (ENVIRONMENT, METRICS))
     return of_a_run or not is_file(path / REPORT)
 
 
 def runs_there_are(path: Path, command: Optional[str] = None) -> str:
-    """What to type where a run was asked for that is not there: the runs beside it, or below ``runs``.
+    """Returns a hint for a run that does not exist: the runs beside it, or those in ``runs``.
 
     Args:
-        path: of what is not there.
-        command: that a run can be given to as it is, for the whole line to type.
+        path: the path of the missing run.
+        command: a command that takes a run, for an example line; None: no line is shown.
     """
     for folder in (path.parent, Path("runs")):
         runs = [p for p in entries(folder) if is_run(p)] if is_folder(folder) else []

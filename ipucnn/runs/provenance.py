@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, machine, command line, digest of the sources."""
+"""Records where a result comes from: versions, machine, command line, digest of the sources."""
 
 import functools
 import hashlib
@@ -23,15 +23,15 @@ VARIABLES = (
     "TF_POPLAR_FLAGS",
     *BYTE_VARIABLES,
 )
-# What can change the bytes of a run that is continued elsewhere.
+# Facts that can change the bytes of a run that is continued in another environment.
 DECIDES_BYTES = ("ipucnn", *BYTE_PACKAGES, "cpu", "threads")
 
 
 @functools.lru_cache(maxsize=None)
 def sources_sha256() -> str:
-    """What tells ipucnn's own sources, of a modified working tree too: over names and contents of its ``.py`` files.
+    """Returns the SHA-256 of the names and contents of ipucnn's ``.py`` files, which also identifies a modified copy.
 
-    Once per process: folds and the rows of a suite are runs of one process, with the same sources.
+    It is computed once per process, because folds are runs of one process with the same sources.
     """
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -42,7 +42,7 @@ def sources_sha256() -> str:
 
 
 def environment() -> PlainDict:
-    """Versions and machine, for ``environment.json`` and ``report.json`` (imports TensorFlow)."""
+    """Returns versions and machine, for ``environment.json`` and ``report.json`` (imports TensorFlow)."""
     import numpy as np
     import tensorflow as tf
     from tensorflow import keras
@@ -65,16 +65,16 @@ def environment() -> PlainDict:
 
 
 def _program(path: str) -> str:
-    """The program as it is typed, wherever this machine has it: exports carry the command to other people.
+    """Returns the name of the program without its folder, because exports carry the command to other people.
 
-    It is another one than `ipucnn` where a script of the user's own imports the package.
+    It is not always `ipucnn`: a user's own script may import the package.
     """
     program = Path(path)
     return program.parent.name if program.name == "__main__.py" else program.name
 
 
 def changes(before: PlainDict, now: PlainDict) -> List[str]:
-    """What of the environment differs that can change the bytes of a continued run, readable."""
+    """Lists the differences between two environments that can change the bytes of a continued run, as texts."""
 
     def facts(process: PlainDict) -> PlainDict:
         variables = process.get("variables")

@@ -1,6 +1,6 @@
-"""What a run tells other tools: TensorBoard's curves, Weights & Biases, and the log that MLPerf's rules ask for.
+"""Writes a run's figures for other tools: TensorBoard, Weights & Biases, and the log that MLPerf's rules require.
 
-Each gets its points from the :class:`~ipucnn.runs.recorder.Recorder`, and none decides anything about the run.
+The :class:`~ipucnn.runs.recorder.Recorder` calls the trackers; none of them changes the run.
 """
 
 import dataclasses
@@ -22,32 +22,42 @@ from ipucnn.training.program import Program
 
 
 class Tracker:
-    """What gets the figures of a run; each kind keeps of them what it shows."""
+    """The interface through which the recorder reports a run; each subclass overrides the events that it uses."""
 
     def training_begins(self, weight_updates: int) -> None:
-        """The first slice of weight updates, with which everything is compiled that training takes, is done."""
+        """Called after the first slice of weight updates, when nothing of training is left to compile."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one point to each named curve."""
 
     def validation_begins(self, weight_updates: int) -> None:
-        """A validation begins."""
+        """Called before each validation."""
 
     def validated(self, weight_updates: int, figure: float, is_last: bool) -> None:
-        """A validation is over; with the last one training is, too."""
+        """Called after each validation.
+
+        Args:
+            weight_updates: the position of the run.
+            figure: Dice of a segmentation network, else accuracy.
+            is_last: whether training ends with this validation.
+        """
 
     def close(self, failed: bool = False) -> None:
-        """The run is over; if it ``failed``, before its end."""
+        """Called at the end of the run.
+
+        Args:
+            failed: whether an error or a signal ended the run.
+        """
 
 
 class Curves(Tracker):
-    """TensorBoard's curves: one event file in ``folder``; usable once TensorFlow may be imported.
+    """TensorBoard's curves: one event file in ``folder``.  The constructor imports TensorFlow.
 
-    It holds scalars only, written with TensorFlow's record writer: no TensorBoard is needed.
+    The file has only scalars, written with TensorFlow's record writer, so TensorBoard need not be installed.
 
     Args:
-        folder: of the event files.
-        first_step: where a run is continued; TensorBoard drops what earlier files have from there on.
+        folder: the folder of the event files.
+        first_step: the step at which a run is continued; TensorBoard ignores later points of earlier files.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
@@ -85,10 +95,10 @@ class Curves(Tracker):
 
 
 def import_wandb() -> ModuleType:
-    """The library of Weights & Biases.
+    """Imports the library of Weights & Biases.
 
     Raises:
-        MissingError: it is not installed.
+        MissingError: the library is not installed.
     """
     try:
         import wandb
@@ -102,7 +112,7 @@ def import_wandb() -> ModuleType:
 
 
 _SETTINGS = Path("wandb", "settings")
-"""Where the library looks for settings, below the folder that the user is in, whoever put them there."""
+"""The file in the current folder from which the library takes settings, no matter who put it there."""
 
 
 def _first_line(error: BaseException) -> str:
@@ -112,17 +122,17 @@ def _first_line(error: BaseException) -> str:
 class WeightsAndBiases(Tracker):
     """The run's curves at Weights & Biases (project ``ipucnn``), or with ``WANDB_MODE=offline`` in the run folder.
 
-    The parts of a run that was interrupted are one run there: its name is derived from the run folder's path and from
-    when the run began.
+    All parts of an interrupted run are one run there: its id is a hash of the host, the run folder's path, and the
+    time at which the run began.
 
     Args:
-        config: the run's.
+        config: the configuration of the run.
         folder: the run folder, in which the library keeps its files.
-        began: when the first process of the run started, as ``environment.json`` has it.
+        began: the start of the run's first process, as ``environment.json`` has it.
 
     Raises:
         MissingError: the library has no account to log to, or does not start.
-        ConfigurationError: it refuses a value, or would take settings from the folder that the user is in.
+        ConfigurationError: the library refuses a value, or would take settings from the current folder.
     """
 
     def __init__(self, config: RunConfig, folder: Path, began: str) -> None:
@@ -145,7 +155,7 @@ class WeightsAndBiases(Tracker):
                 resume="allow",
                 config=dataclasses.asdict(config),
                 dir=str(folder),
-                # No program is run to find out where a result comes from (docs/security.md).
+                # No git is started to find out where a result comes from (docs/security.md).
                 settings=wandb.Settings(disable_git=True),
             )
         except ValueError as error:
@@ -170,17 +180,17 @@ POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class MlperfLog(Tracker):
-    """``mlperf.log``: lines of MLPerf's logging library, ``:::MLLOG`` and a JSON object.
+    """The log ``mlperf.log``, in the format of MLPerf's logging library: ``:::MLLOG`` and a JSON object per line.
 
     Keys and their order follow MLPerf's rules for training (github mlcommons/logging, mllog/constants.py and
-    compliance_checker).  What only a submitter knows (organisation, division, status, platform) and the clearing of
-    caches, which this program does not do, is the submitter's to add.
+    compliance_checker).  The submitter has to add the keys that only they know (organisation, division, status,
+    platform), and the clearing of caches, which this program does not do.
 
     Args:
-        path: the log's file.  It begins anew: of a run that was continued it has the last part.
-        check: called before each line; raises where another process writes the run by now.
-        program: the run's.
-        target: the figure that a validation has to reach; None where the run has none.
+        path: the log's file.  An earlier one is deleted, so a continued run logs only its last part.
+        check: a function called before each line, which raises if another process has continued the run.
+        program: the Program of the run.
+        target: the figure that a validation has to reach; None without a target.
     """
 
     def __init__(
@@ -199,9 +209,9 @@ class MlperfLog(Tracker):
 
         Args:
             event_type: POINT, START or END.
-            key, value: of MLPerf's constants.
-            at: its time in seconds since 1970; None: now.
-            facts: metadata.
+            key, value: a key of MLPerf's constants, and its value.
+            at: the time in seconds since 1970; None: now.
+            facts: further metadata.
         """
         self._check()
         entry = {
@@ -215,10 +225,12 @@ class MlperfLog(Tracker):
         append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
 
     def settings(self, started: float, optimizer: OptimizerSettings, values: PlainDict) -> None:
-        """The initialisation, which began at ``started``, and the run's hyperparameters.
+        """Logs the initialisation and the hyperparameters of the run.
 
         Args:
-            values: further keys of MLPerf; of LARS, those that begin with ``opt_`` have ``lars_`` before them.
+            started: the begin of the initialisation, in seconds since 1970.
+            optimizer: the settings of the optimizer.
+            values: further keys of MLPerf; for LARS, keys that begin with ``opt_`` get the prefix ``lars_``.
         """
         self.write(START, "init_start", at=started)
         params, prefix = optimizer.params, "lars_" if optimizer.name == "lars" else ""
@@ -247,7 +259,7 @@ class MlperfLog(Tracker):
         self.write(START, "block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs)
 
     def _epoch(self, weight_updates: int) -> float:
-        """The epochs that are done, a whole number where they are whole."""
+        """Returns the number of finished epochs, as an int if it is whole."""
         done = weight_updates / self._program.weight_updates_per_epoch
         return int(done) if done == int(done) else done
 

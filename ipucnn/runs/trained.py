@@ -1,6 +1,6 @@
-"""Networks that have weights already, for ``evaluate``, ``infer`` and ``export``: of a run, a Keras file, or ImageNet.
+"""Opens trained networks for ``evaluate``, ``infer`` and ``export``: from a run, a Keras file, an export, or ImageNet.
 
-What the command line names is found out, and all that can be is checked, without TensorFlow.
+The command line is resolved, and everything that can be is checked, without TensorFlow.
 """
 
 import os
@@ -66,16 +66,16 @@ _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_ev
 
 @dataclass(frozen=True)
 class Named:
-    """What a command line names as a network and its weights.
+    """A network and its weights, as a command line names them.
 
     Attributes:
         command: evaluate, infer or export.
         target: a run folder, a checkpoint, an exported ONNX or TFLite file, a Keras weight file, or with ``weights`` a
             network of the registry.
-        flags: options given on the command line.
-        which: ``--checkpoint``, which of a run's.
-        weights: ``--weights``: imagenet, or a Keras weight file.
-        from_python: :func:`ipucnn.load` names it, and hints say what to write there.
+        flags: the options given on the command line.
+        which: the value of ``--checkpoint``, which chooses a checkpoint of the run.
+        weights: the value of ``--weights``: imagenet, or a Keras weight file.
+        from_python: whether :func:`ipucnn.load` is the caller, so that hints show Python instead of a command line.
     """
 
     command: str
@@ -88,15 +88,16 @@ class Named:
 
 @dataclass(frozen=True)
 class TrainedSetup(Setup):
-    """A setup whose network gets weights that were trained before; of a data set that is not read it has the facts.
+    """A setup whose network has trained weights.  If no data set is read, its source has only the facts of one.
 
     Attributes:
-        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where that is not known), for reports.
-        fill: puts the weights into the built network.
-        names: the names of the classes.  It may ask the network, and import TensorFlow.
-        runtime: makes the session of an exported file, which has its weights itself; None: the device's session.
-        num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
-        folder: the run folder that the weights are from; None of other weights.
+        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None if that is not known), for reports.
+        fill: a function that copies the weights into the built network.
+        names: a function that returns the names of the classes.  It may access the network, and import TensorFlow.
+        runtime: a function that makes the session of an exported file, which has its own weights; None: the session
+            of the device is used.
+        num_stored: evaluation samples of the data set before ``--limit-eval``; 0 if no data set is read.
+        folder: the run folder that the weights come from; None for other weights.
     """
 
     summary: Dict[str, Any]
@@ -107,11 +108,11 @@ class TrainedSetup(Setup):
     folder: Optional[RunFolder] = None
 
     def session(self, verbose: bool, cluster: Optional[Cluster] = None) -> Session:
-        """What runs the network: the session of the configuration's device, or the runtime of an exported file.
+        """Makes the session that runs the network: that of the device, or the runtime of an exported file.
 
         Args:
-            verbose: let TensorFlow speak.
-            cluster: the workers that share the work; None: this one is alone.
+            verbose: show TensorFlow's own messages.
+            cluster: the workers that share the work; None for a single worker.
         """
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.environment import import_tensorflow
@@ -122,64 +123,68 @@ class TrainedSetup(Setup):
         return self.runtime()
 
     def join(self, **asked: object) -> Optional[Cluster]:
-        """The other workers, who wait for this one; None if it is alone.
+        """Connects to the other workers; returns None for a single worker.
 
         Call it before :meth:`session`, and before anything else imports TensorFlow.
 
         Args:
-            asked: what of the command line all of them have to be told alike, besides the options of runs.
+            asked: arguments of the command line, besides the options of runs, that must be the same in all workers.
 
         Raises:
-            UserError: they did not come, or have other weights, data or options.
+            UserError: a worker did not connect, or has other weights, data or options.
         """
         workers = group_of_environment()
         if not isinstance(workers, Workers):
             return None
-        told = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
-        told["evaluation samples"] = len(self.source.eval)
-        told["data"] = fingerprint(self.source)
-        told.update({f"--{name.replace('_', '-')}": value for name, value in asked.items()})
+        compared = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
+        compared["evaluation samples"] = len(self.source.eval)
+        compared["data"] = fingerprint(self.source)
+        compared.update({f"--{name.replace('_', '-')}": value for name, value in asked.items()})
         if self.record.own is not None:
-            told["the network's file"] = self.record.own.sha256
-        cluster, threads = join(workers, self.config, {**compared_options(self.config), **told}, num_cores())
+            compared["the network's file"] = self.record.own.sha256
+        cluster, threads = join(
+            workers, self.config, {**compared_options(self.config), **compared}, num_cores()
+        )
         cluster.hint = BEGIN_AGAIN
         fix_threads(threads)
         return cluster
 
     @property
     def warnings(self) -> List[str]:
-        """What the user should know before the work begins, one line each."""
+        """Warnings for the user before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
         return [*device_warnings(self.config.device), *self.source.info.warnings]
 
     def build(self) -> "KerasModel":
-        """The network with its weights (imports TensorFlow)."""
+        """Builds the network with its weights (imports TensorFlow)."""
         if self.runtime is not None and self.record.own is not None:
-            return None  # an exported file needs no network, and nobody named the one that this was
+            return None  # an exported file runs without its network, whose Python file was not named
         model = run_setup.build(self)
         self.fill(model)
         return model
 
 
 def facts_only(info: DatasetInfo) -> DataSource:
-    """Stands for a data set of which nothing but the facts is needed: it has no examples."""
+    """Returns a data source without examples, for a data set of which only the facts are needed."""
     height, width, channels = info.image_shape
     none = ArrayExamples(np.zeros((0, height or 1, width or 1, channels), np.uint8), np.zeros(0, np.int32))
     return DataSource(info, none, none)
 
 
 def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
-    """Finds out what the command line names, and checks all that can be checked without TensorFlow.
+    """Opens the network that a command line names, with every check that needs no TensorFlow.
 
-    Under ``poprun`` all instances open the same.
+    Under ``poprun`` all instances open the same network.
 
     Args:
-        named: by the command line.
+        named: the network and its weights.
         reads_data: whether the samples of a data set are needed.
 
     Raises:
-        ConfigurationError, DataError, MissingError: as the parts of it do.
+        ConfigurationError: options contradict the network, or each other.
+        DataError: the run, the weights or the data set cannot be read.
+        MissingError: a device or a package is missing.
     """
     trained = _open(named, reads_data)
     if named.command == "export":
@@ -230,7 +235,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
 
 
 def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
-    """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
+    """Returns (description, path) of the files that the command line names as weights; no output may replace them."""
     options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
     named_files = [
         (f"what {option} names", expand(name)) for option, name in options if name not in (None, IMAGENET)
@@ -240,9 +245,9 @@ def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
 
 
 def task_of(named: Named) -> Optional[str]:
-    """The task of what the command line names, with nothing read but a configuration.
+    """Returns the task of the network that the command line names; reads only its configuration.
 
-    It is None where anything is wrong with the command line, which :func:`open_trained` then explains.
+    The result is None if anything is wrong with the command line, which :func:`open_trained` then reports.
     """
     target, weights = named.target, named.weights
     try:
@@ -267,12 +272,12 @@ def _is_network(target: str) -> bool:
 
 
 def _here(command: str, resolved: Resolved) -> Resolved:
-    """The configuration as this machine runs it, checked."""
+    """Returns the configuration as this machine runs it, after checking the device."""
     from ipucnn.sessions.factory import check_device
 
     config = resolved.config
     if command in ("infer", "export"):
-        # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
+        # A few images need one replica, and this machine may have fewer IPUs than the one that trained.
         config = replace(config, num_replicas=1, validation_num_replicas=None)
     check_device(config.device)
     return replace(resolved, config=config)
@@ -311,7 +316,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
         _refuse_data(flags)
-    # Without data first: what is wrong with a value has a hint of its own, and what remains is that there are no data.
+    # Without data first: a wrong value is reported with its own hint, and later errors can only concern the data.
     resolved = resolve_saved(command, run.config, flags, reads_data=False)
     if reads_data:
         try:
@@ -326,7 +331,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         what, hint = str(run.path), f"take {facts.name}, which it was trained on"
         setup, num_stored = _prepare(resolved, run.seed, run.input_shape, facts, what, hint)
         if len(facts.mean) == len(setup.source.info.mean):
-            # Another data set is normalised as the training set was.
+            # Another data set is normalised with the statistics of the training set.
             info = replace(setup.source.info, mean=facts.mean, std=facts.std)
             setup = replace(setup, source=replace(setup.source, info=info))
     else:
@@ -347,11 +352,11 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
 
 
 def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
-    """What to type where a run's data set is not found because the run was trained in another folder than this one.
+    """Returns a hint if the data set is not found because the run was trained in another folder than this one.
 
     Returns:
-        The hint; "" where the command line names the data, or the run does so from the root of the file system, or
-        where the run lies below this folder, so that it is not another one that is known of.
+        The hint.  It is "" if the command line names the data, or if the run names them with an absolute path.  It is
+        also "" if the run lies below this folder, because then no other folder is known.
     """
     if "dataset" in flags or "dataset_path" in flags:
         return ""
@@ -365,18 +370,19 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
     trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
     for folder in Path(os.path.abspath(run)).parents:
         nearby = os.path.relpath(folder / given)
-        # The folder itself is no answer: whatever it holds, the run was not told its name.
+        # The parent folder itself is no answer: the run does not name it.
         if os.path.normpath(given) != os.curdir and is_folder(Path(nearby)):
             return f"{trained}; from here, add {flag} {shlex.quote(nearby)}"
     return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
 def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:
-    """The record of a run's network if it is one of the user's own: as the command line names it, else as the
-    checkpoint has it; None of a registered network, and of an exported file, which needs none.
+    """Returns the record of a user's own network: from the command line, else from the checkpoint.
+
+    The result is None for a registered network, and for an exported file, which needs no record.
 
     Raises:
-        ConfigurationError: the file that it needs was not named, or has changed.
+        ConfigurationError: the Python file that it needs was not named, or has changed.
         DataError: the checkpoint has no network.
     """
     if isinstance(run, ExportedNetwork) or get_model(run.config.model_name).own is None:
@@ -397,14 +403,14 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
 
 
 def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
-    """The setup of a network for images that are named on the command line, of which no data set is read."""
+    """Returns the setup of a network for images that the command line names, without reading a data set."""
     source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
     network_range = run_setup.input_range(resolved.config.normalise, resolved.record)
     return Setup(resolved, source, input_shape, None, seed, network_range)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
-    """What to type for a network that was given without weights."""
+    """Returns the hint for a network that was given without weights."""
     if get_model(model).keras_application is not None:
         return f"give a run folder, or weights: ipucnn {command} {model} --weights imagenet"
     return f"give a run folder; `ipucnn train {model}` makes one"
@@ -418,12 +424,14 @@ def _prepare(
     what: str = "",
     hint: str = "",
 ) -> Tuple[Setup, int]:
-    """The setup, and how many evaluation samples the data set has before ``--limit-eval``.
+    """Returns the setup, and the number of evaluation samples of the data set before ``--limit-eval``.
 
     Args:
-        shape: the input shape of the trained network; None where the data set or an option says it.
-        trained: of the training set, which has as many classes; None: of that nothing is known.
-        what, hint: the weights, and what to do where there are other classes.
+        resolved: the configuration.
+        seed: the seed of the run.
+        shape: the input shape of the trained network; None if the data set or an option determines it.
+        trained: the facts of the training set, whose number of classes is checked; None: they are not known.
+        what, hint: the name of the weights, and the hint for the error.
 
     Raises:
         DataError: the numbers of classes differ.
@@ -484,7 +492,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         _refuse_data(named.flags)
     resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
     if resolved.origins["norm_layer"] != FLAG:
-        # The weights are those of the network as published, whatever a preset trains.
+        # The weights belong to the published network, whose norm layer a preset may change.
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
     resolved = _here(command, resolved)
@@ -519,7 +527,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
 
 
 def _imagenet_facts() -> DatasetInfo:
-    """What the weights were trained on: photographs of any size in 1000 classes."""
+    """Returns the facts of the training set of the ImageNet weights: photographs of any size in 1000 classes."""
     return DatasetInfo(
         name=IMAGENET,
         task="classification",
