@@ -1,6 +1,6 @@
-"""Graphcore IPU generations and the systems built of them: the one place where hardware numbers stand.
+"""Graphcore IPU generations and the systems built from them; all hardware numbers are here.
 
-Sources, named at each number:
+Sources, cited at each number:
   [Jia]      Jia et al. 2019, Dissecting the Graphcore IPU, arXiv:1912.03413.
   [DS]       Graphcore product descriptions of M2000, IPU-POD16/64/128/256, Bow-2000 and Bow Pod64 (docs.graphcore.ai).
   [poplibs]  Graphcore's public poplibs sources: convolution planner, codelets and cycle estimates.
@@ -22,10 +22,10 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 
 @dataclass(frozen=True)
 class AmpUnit:
-    """What a tile's matrix unit (Accumulating Matrix Product) does in one pass over a block of a kernel.
+    """The work of a tile's matrix unit (Accumulating Matrix Product) in one pass over a block of a kernel.
 
     Attributes:
-        input_channels, output_channels: channels it takes and makes at a time; fewer are padded.
+        input_channels, output_channels: channels that it reads and writes at a time; fewer are padded.
         cycles_per_position: cycles for one output position of such a block.
     """
 
@@ -43,20 +43,20 @@ class IPU:
     """One processor.
 
     Attributes:
-        num_tiles: cores with their own memory.
+        num_tiles: number of tiles, which are cores with their own memory.
         num_workers: hardware threads of a tile, issuing in rotation.
-        sram_per_tile_bytes: memory of a tile; all the memory there is on the chip.
+        sram_per_tile_bytes: memory of a tile; the chip has no other memory.
         clock_hz: clock frequency.
         amp: matrix unit by arithmetic: "half_half" (fp16 input, fp16 partials), "half_float", "float_float".
         slic_macs_per_channel: MACs per cycle and tile of the short convolution unit, for each input channel of a
-            group, up to ``slic_max_channels``; fp16 only; 0 where there is none.
-        slic_kernel_width: the kernel's width is padded to a multiple of this for that unit.
+            group, up to ``slic_max_channels``; fp16 only; 0 without such a unit.
+        slic_kernel_width: width to a multiple of which that unit pads the kernel.
         vector_macs_per_cycle: MACs per cycle and tile of the plain vector unit, by bytes of an element.
         weight_load_bytes_per_cycle: speed of loading a weight block into the matrix unit.
-        exchange_bytes_per_cycle: what a tile can receive (and send) per cycle.
-        link_bytes_per_s: to a neighbour IPU, one direction.
-        link_idle_cycles: an IPU waits before it sends to or receives from another.
-        compute_factor: by which computing takes longer than the cost model says, see ``Calibration``.
+        exchange_bytes_per_cycle: bytes that a tile can receive (and send) per cycle.
+        link_bytes_per_s: bandwidth to a neighbour IPU, one direction.
+        link_idle_cycles: cycles that an IPU waits before it sends to or receives from another IPU.
+        compute_factor: time of computing over the cost model's, see ``Calibration``.
     """
 
     name: str
@@ -78,28 +78,28 @@ class IPU:
 
     @property
     def sram_bytes(self) -> int:
-        """Memory of the whole chip."""
+        """Memory of the chip in bytes."""
         return self.num_tiles * self.sram_per_tile_bytes
 
     @property
     def computing_hz(self) -> float:
-        """Cycles of the cost model's operations in a second."""
+        """Cycles of the cost model per second: the clock frequency over ``compute_factor``."""
         return self.clock_hz / self.compute_factor
 
     def peak_flops_per_s(self, arithmetic: str) -> float:
-        """Peak of the matrix units for an arithmetic of ``amp``."""
+        """Peak FLOP/s of the chip's matrix units for an arithmetic of ``amp``."""
         return 2 * self.amp[arithmetic].macs_per_cycle * self.num_tiles * self.clock_hz
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors on the times of the cost model, for a system that was measured; 1 is what the package has.
+    """Factors on the cost model's times, from measurements of a system; 1 leaves the package's values.
 
     Attributes:
-        compute: of computing, weight updates included.
-        fixed: of feeds and loop around a micro-batch.
-        collective: of the sum of gradients over replicas.
-        band_factor: by which predictions with these factors missed what was measured, in 80 of 100 cases.
+        compute: factor on computing, weight updates included.
+        fixed: factor on the feeds and the loop around a micro-batch.
+        collective: factor on the sum of gradients over replicas.
+        band_factor: factor within which 80 of 100 predictions with these factors agree with the measurement.
     """
 
     compute: float = 1.0
@@ -110,15 +110,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class System:
-    """A machine of IPUs and what connects them to each other and to the host.
+    """A machine with IPUs, and its connections between IPUs and to the host.
 
     Attributes:
-        num_ipus: processors that a job can take.
-        host_bytes_per_s: input that the host delivers to the whole system, at most.
-        all_reduce_bytes_per_s: gradient bytes of one replica over the time that summing them over all replicas takes,
-            as seen from outside, beyond the steps of the ring.
-        remote_bytes_per_s: streaming memory to one IPU; 0 where the system has none.
-        calibration: what was measured on such a system.
+        num_ipus: processors that a job can use.
+        host_bytes_per_s: largest rate of input from the host to the whole system.
+        all_reduce_bytes_per_s: gradient bytes of one replica divided by the measured time to sum them over all
+            replicas, without the steps of the ring.
+        remote_bytes_per_s: bandwidth of streaming memory to one IPU; 0 for a system without it.
+        calibration: factors from measurements of such a system.
     """
 
     name: str
@@ -131,31 +131,31 @@ class System:
     calibration: Calibration = Calibration()
 
     def calibrated(self, calibration: Calibration) -> "System":
-        """The same system with other factors."""
+        """The same system with other calibration factors."""
         return replace(
             self, ipu=replace(self.ipu, compute_factor=calibration.compute), calibration=calibration
         )
 
     def all_reduce_s(self, num_bytes: float, num_replicas: int) -> float:
-        """Seconds in which so many bytes of each replica are summed over all of them."""
+        """Seconds to sum ``num_bytes`` of each replica over all replicas."""
         if num_replicas < 2:
             return 0.0
         seconds = num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
         return self.calibration.collective * seconds
 
 
-# A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a
-# ring of two steps, cost 3 us per norm and pass: the difference between logs with and without [MLPerf].  [AutoPipe]
-# counts 3000 cycles before an IPU sends to another, 1.6 us on a Bow.
+# Fixed time of a step of a collective, independent of the bytes sent.  Sharing batch norm's statistics between two
+# replicas, a ring of two steps, costs 3 us per norm and pass: the difference between logs with and without it [MLPerf].
+# [AutoPipe] counts 3000 cycles before an IPU sends to another, 1.6 us on a Bow.
 _COLLECTIVE_STEP_S = 1.5e-6
 
 
 def collective_latency_s(num_members: int) -> float:
-    """Seconds that summing takes over a ring, whatever it sums: each member's part goes round twice."""
+    """Seconds for the steps of a sum over a ring, independent of its size: each member's part goes round twice."""
     return 2 * (num_members - 1) * _COLLECTIVE_STEP_S
 
 
-_VECTOR_MACS = {2: 4.0, 4: 2.0}  # [poplibs] HMAC and VMAC: at most 4 fp16 MACs per cycle, fp32 half of it
+_VECTOR_MACS = {2: 4.0, 4: 2.0}  # [poplibs] HMAC and VMAC: at most 4 fp16 MACs per cycle; fp32 half
 
 _MK1 = IPU(
     name="mk1",
@@ -195,7 +195,7 @@ def _mk2_die(name: str, title: str, clock_hz: float, link_bytes_per_s: float) ->
         slic_max_channels=4,
         slic_kernel_width=4,
         vector_macs_per_cycle=_VECTOR_MACS,
-        weight_load_bytes_per_cycle=8,  # [poplibs] 16 where the 128-bit load is switched on; off by default
+        weight_load_bytes_per_cycle=8,  # [poplibs] 16 with the 128-bit load, which is off by default
         exchange_bytes_per_cycle=4.0,  # [poplibs]; 8 TB/s [DS]
         link_bytes_per_s=link_bytes_per_s,
     )
@@ -214,14 +214,14 @@ IPUS: Dict[str, IPU] = {ipu.name: ipu for ipu in (_MK1, _MK2, _BOW, _C600)}
 _HOST_PER_MACHINE = 5.5e9
 _IPUS_PER_MACHINE = 4  # [DS] M2000 and Bow-2000
 
-# ResNet-50's 51 MB of fp16 gradients take about 4 ms in POD16 and POD64, 7 ms in POD128 and 10 ms in POD256, whose
-# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].  What the
-# steps of the ring take of that is counted by itself.
+# Summing ResNet-50's 51 MB of fp16 gradients takes about 4 ms in POD16 and POD64, 7 ms in POD128 and 10 ms in POD256,
+# whose POD64s are connected by gateway links: the difference between two accumulation counts in the logs [MLPerf].
+# The steps of the ring are subtracted, because they are counted separately.
 _ALL_REDUCE_INSIDE = 51e6 / (4e-3 - collective_latency_s(16))
 _ALL_REDUCE_POD128 = 51e6 / (7e-3 - collective_latency_s(128))
 _ALL_REDUCE_POD256 = 51e6 / (10e-3 - collective_latency_s(256))
 
-# 20 GB/s per M2000 for four IPUs is what is told of the streaming memory; no public measurement was found.
+# The streaming memory is said to give 20 GB/s per M2000, for four IPUs; no public measurement was found.
 _REMOTE = 5e9
 
 
@@ -246,9 +246,9 @@ def _systems() -> Tuple[System, ...]:
         ):
             machines = size // _IPUS_PER_MACHINE  # [DS]
             systems.append(_pod(f"{prefix}pod{size}", f"{title}{size}", ipu, machines, all_reduce))
-    # One PCIe card, Gen4, two x8 slots, no streaming memory [ByteMLPerf]; its input path was not measured: as M2000.
+    # One PCIe card, Gen4, two x8 slots, no streaming memory [ByteMLPerf]; input was not measured: the M2000's is used.
     systems.append(System("c600", "C600 card", _C600, 1, _HOST_PER_MACHINE, _ALL_REDUCE_INSIDE, 0.0))
-    # Eight C2 cards of two IPUs each in one server (legacy Graphcore README); input path as one M2000 for 4 IPUs.
+    # Eight C2 cards of two IPUs each in one server (legacy Graphcore README); input as of one M2000 for 4 IPUs.
     systems.append(System("mk1-16", "16 Mk1 IPUs (8 C2 cards)", _MK1, 16, 4 * _HOST_PER_MACHINE, 12e9, 0.0))
     return tuple(systems)
 
@@ -257,28 +257,28 @@ SYSTEMS: Dict[str, System] = {system.name: system for system in _systems()}
 
 
 def get_ipu(name: str) -> IPU:
-    """The IPU generation of that name.
+    """The IPU generation of a name.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: the name is unknown.
     """
     return _get(name, IPUS, "IPU generation")  # type: ignore[return-value]
 
 
 def get_system(name: str) -> System:
-    """The system of that name; ``_`` and ``-`` are the same and case does not matter.
+    """The system of a name; ``_`` and ``-`` are the same, and case does not matter.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: the name is unknown.
     """
     return _get(name, SYSTEMS, "system")  # type: ignore[return-value]
 
 
 def smallest_system(num_ipus: int, first: str = "pod16") -> System:
-    """The smallest machine of Mk2 IPUs that has so many; the largest where none has.
+    """The smallest system of Mk2 IPUs with at least ``num_ipus``; the largest one if none has as many.
 
     Args:
-        first: the smallest that is considered.
+        first: name of the smallest system to consider.
     """
     machines = sorted((s for s in SYSTEMS.values() if s.ipu is _MK2), key=lambda system: system.num_ipus)
     machines = [system for system in machines if system.num_ipus >= get_system(first).num_ipus]

@@ -1,12 +1,12 @@
-"""SIGINT, SIGTERM and SIGHUP: each ends the program in order, with the exit code that belongs to it, at any moment.
+"""Handles SIGINT, SIGTERM and SIGHUP: each ends the program cleanly, with the signal's exit code, at any moment.
 
-A signal is noted and, unless there is something to save first, raised as :class:`Interruption`.  That is a
-``KeyboardInterrupt``, which libraries let pass.  Some do not: NumPy's C code makes an ImportError of it, Python itself
-prints and drops what is raised in a finalizer.  So nothing relies on the exception alone.  What comes out of importing,
-building and tracing while a signal is noted counts as the interruption (:class:`InterruptGuard`, ``ipucnn.cli``), and
-:func:`check` ends what went on although it should have ended.
+A signal is noted and, unless something has to be saved first, raised as :class:`Interruption`.  That is a
+``KeyboardInterrupt``, which most libraries do not catch.  Some do: NumPy's C code converts it into an ImportError, and
+Python prints and drops exceptions in finalizers.  So nothing relies on the exception alone.  While a signal is noted,
+any exception from importing, building or tracing counts as the interruption (:class:`InterruptGuard`, ``ipucnn.cli``),
+and :func:`check` ends work that continued after a signal.
 
-Signals that this process was started to ignore (``nohup``, the background of a script) stay ignored.
+Signals that were ignored when this process started (``nohup``, background jobs of a script) stay ignored.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 
 from ipucnn.errors import EXIT_SIGHUP, EXIT_SIGINT, EXIT_SIGTERM, UserError
 
-# The program listens before it imports anything slow, and ``typing`` is slow.
+# The handlers are installed before anything slow is imported, and ``typing`` is slow.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -27,17 +27,17 @@ _EXIT_CODES = {
     for name, code in (("SIGINT", EXIT_SIGINT), ("SIGTERM", EXIT_SIGTERM), ("SIGHUP", EXIT_SIGHUP))
     if hasattr(signal, name)
 }
-# How long after an interruption was dropped it is raised again: long enough for what dropped it to be over.
+# Delay after which a dropped interruption is raised again; the code that dropped it has returned by then.
 _AGAIN_S = 0.05
-# The first is noted, the second raised whatever there is to save; who sends a third wants the process gone.
+# The first signal is noted, the second is raised even if something is to be saved, the third ends the process.
 _SIGNALS_TO_DIE = 3
 
 
 class Interruption(KeyboardInterrupt):
-    """Raised where a signal came.
+    """The exception that a signal raises.
 
     Attributes:
-        exit_code: that of the signal.
+        exit_code: exit code of the signal.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -46,7 +46,7 @@ class Interruption(KeyboardInterrupt):
 
 
 class Interrupted(UserError):
-    """The command was ended by a signal; the message says what it had reached and whether that is saved."""
+    """A signal ended the command; the message says how far it got and whether that is saved."""
 
     def __init__(self, exit_code: int, message: str, hint: "Optional[str]" = None) -> None:
         super().__init__(message, hint)
@@ -54,18 +54,18 @@ class Interrupted(UserError):
 
 
 class _State:
-    """What signals did to this process, and what the next one is to do."""
+    """The signals that this process received, and the effect of the next one."""
 
     exit_code: "Optional[int]" = None
     count = 0
     deferred = False
-    # The whole process listens, not only what is inside an InterruptGuard.
+    # The handlers are installed for the whole process, not only inside an InterruptGuard.
     listens = False
-    # There is nothing to clean up, so that nothing needs to be raised.
+    # There is nothing to clean up, so a signal ends the process immediately and raises nothing.
     at_once = False
-    # A library has threads that would not survive the destructors of C++ at the end of the process.
+    # A library has threads that would abort in the C++ destructors at the end of the process.
     skips_destructors = False
-    # Where what ends the process is told, past Python's streams.
+    # File descriptor for last messages, which bypass Python's streams.
     stderr = 2
 
 
@@ -73,15 +73,15 @@ _state = _State()
 
 
 def noted() -> "Optional[int]":
-    """The exit code of the signal that came; None if none did."""
+    """The exit code of the noted signal; None if there was none."""
     return _state.exit_code
 
 
 def note(code: int) -> None:
-    """Notes a signal that another process of the run got, as if it had come to this one.
+    """Notes a signal that another process of the run received, as if this process had received it.
 
     Args:
-        code: its exit code.
+        code: exit code of the signal.
     """
     if _state.exit_code is None:
         _state.exit_code = code
@@ -89,23 +89,23 @@ def note(code: int) -> None:
 
 
 def skip_destructors() -> None:
-    """Has the process end, once its work is done and its exit functions have run, without the destructors of C++.
+    """Makes the process skip the C++ destructors when it ends, after its exit functions have run.
 
     TensorFlow's server can't be stopped from Python (``tensorflow/python/training/server_lib.py``: ``Server`` has no
-    ``stop``), and a thread of its collectives that still runs when its destructor comes ends a process with SIGABRT
-    ("terminate called without an active exception"), after everything was written.
+    ``stop``).  If a thread of its collectives still runs in the server's destructor, the process ends with SIGABRT
+    ("terminate called without an active exception"), although everything was written.
     """
     _state.skips_destructors = True
 
 
 def exit_process(code: "Optional[int]") -> "NoReturn":
-    """Ends the process, whose streams are flushed, in the way that what it did allows.
+    """Ends the process, whose streams are already flushed; skips clean-up that is unsafe after a signal.
 
     Args:
-        code: its exit code; None is 0.
+        code: exit code; None is 0.
     """
     if _state.exit_code is not None:
-        # What was cut off in its middle, half-imported libraries and threads that wait, would not end in order.
+        # After a signal, half-imported libraries and waiting threads cannot be cleaned up safely.
         os._exit(code or 0)
     if _state.skips_destructors:
         import atexit
@@ -118,10 +118,10 @@ def exit_process(code: "Optional[int]") -> "NoReturn":
 
 
 def check() -> None:
-    """Ends what a library went on with although a signal came.
+    """Ends work that a library continued after a signal.
 
     Raises:
-        Interruption: a signal was noted, and nothing is to be saved first.
+        Interruption: a signal was noted, and nothing has to be saved first.
     """
     if _state.exit_code is not None and not _state.deferred:
         raise Interruption(_state.exit_code)
@@ -145,14 +145,14 @@ def _end_at_once(code: int) -> "NoReturn":
 
 
 def tell(text: str) -> None:
-    """Writes to stderr, past Python's streams: for what ends the process at once, in any thread."""
+    """Writes to stderr, bypassing Python's streams: for messages before the process ends, from any thread."""
     with contextlib.suppress(OSError):
         os.write(_state.stderr, text.encode())
 
 
 @contextlib.contextmanager
 def stderr_kept_at(descriptor: int) -> "Iterator[None]":
-    """Inside it, file descriptor 2 leads elsewhere, and what ends the process is told at this one."""
+    """Sends last messages to this file descriptor inside the block, while descriptor 2 is redirected."""
     former, _state.stderr = _state.stderr, descriptor
     try:
         yield
@@ -165,7 +165,7 @@ def _is_ignored(number: int) -> bool:
 
 
 def listen() -> None:
-    """Takes over the signals of the whole process; until :func:`begin` they end it at once."""
+    """Installs the handlers for the whole process; until :func:`begin`, signals end it immediately."""
     _state.at_once = _state.listens = True
     for number in _EXIT_CODES:
         if not _is_ignored(number):
@@ -175,7 +175,7 @@ def listen() -> None:
 
 
 def listen_again() -> None:
-    """Takes the signals back from a library whose C code took them, which Python does not know of."""
+    """Reinstalls the handlers after a library's C code replaced them, which Python does not notice."""
     for number in _EXIT_CODES:
         if signal.getsignal(number) is _handle:
             signal.signal(number, _handle)
@@ -183,10 +183,10 @@ def listen_again() -> None:
 
 @contextlib.contextmanager
 def left_to_the_system(seconds: int) -> "Iterator[None]":
-    """Inside it, a signal ends the process without Python, and so does the time when it is over (SIGALRM).
+    """Restores the system's own signal actions inside the block, and ends the process after ``seconds`` (SIGALRM).
 
-    For C code that keeps Python from running while it waits for others: no handler of Python's would ever be called.
-    Nothing must be there that has to be saved.
+    It is for C code that blocks Python while it waits for other processes, where Python's handlers would never run.
+    There must be nothing to save.
     """
     import threading
 
@@ -207,14 +207,14 @@ def left_to_the_system(seconds: int) -> "Iterator[None]":
 
 
 def begin() -> None:
-    """From here on there may be something to clean up: signals are raised."""
+    """Makes signals raise from now on, because there may be something to clean up."""
     _state.at_once = False
 
 
 def finish() -> None:
-    """The work is done and its exit code is known: signals change nothing any more.
+    """Ignores signals from now on: the work is done and the exit code is known.
 
-    Python takes its handlers away before it ends, and TensorFlow takes a while to.
+    Python removes its handlers before it ends, and TensorFlow takes a while to end.
     """
     for number in (*_EXIT_CODES, getattr(signal, "SIGALRM", None)):
         if number is not None and signal.getsignal(number) in (_handle, _handle_again):
@@ -224,7 +224,7 @@ def finish() -> None:
 def _excepthook(
     kind: "Type[BaseException]", error: BaseException, traceback: "Optional[TracebackType]"
 ) -> None:
-    """C code prints an exception (``PyErr_Print``) before it replaces it by its own."""
+    """Raises an interruption again after C code printed it (``PyErr_Print``) and replaced it by its own exception."""
     if isinstance(error, Interruption):
         _raise_again()
     else:
@@ -232,7 +232,7 @@ def _excepthook(
 
 
 def _unraisablehook(unraisable: "Any") -> None:
-    """What is raised in a finalizer or a callback of the garbage collector goes no further."""
+    """Raises an interruption again that Python dropped in a finalizer or a callback of the garbage collector."""
     if isinstance(unraisable.exc_value, Interruption):
         _raise_again()
     else:
@@ -248,17 +248,17 @@ def _raise_again() -> None:
         signal.signal(signal.SIGALRM, _handle_again)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     except (AttributeError, ValueError):
-        pass  # no such timer on this system, or not the main thread: ``check`` is asked later
+        pass  # the system has no such timer, or this is not the main thread: ``check`` is called later
 
 
 _NOTHING_DONE = "interrupted before the first weight update; nothing was trained"
 
 
 class InterruptGuard:
-    """Around a run: what ends it while a signal is noted and nothing is there to save becomes :class:`Interrupted`.
+    """Guards a run: any exception that ends it after a signal, with nothing to save, becomes :class:`Interrupted`.
 
     Args:
-        hint: what to do where the run is ended before there was anything to save.
+        hint: what to do if the run ends before there is anything to save.
     """
 
     def __init__(self, hint: "Optional[str]" = None) -> None:
@@ -267,7 +267,7 @@ class InterruptGuard:
 
     @property
     def exit_code(self) -> "Optional[int]":
-        """That of the signal that was noted, else None."""
+        """The exit code of the noted signal; None if there was none."""
         return _state.exit_code
 
     @property
@@ -276,11 +276,11 @@ class InterruptGuard:
         return _state.exit_code is not None
 
     def defer(self) -> None:
-        """From here on there is something to save: a first signal is noted and not raised; a second one is."""
+        """Defers signals from now on, because there is something to save: the first is noted, the second raised."""
         _state.deferred = True
 
     def end_before_training(self) -> "NoReturn":
-        """Ends the run where nothing was trained yet; of several instances another one may have got the signal.
+        """Ends a run that has trained nothing yet; with several instances, another one may have received the signal.
 
         Raises:
             Interrupted: always.
@@ -305,14 +305,14 @@ class InterruptGuard:
         code, was_deferred = _state.exit_code, _state.deferred
         _state.deferred = False
         for number, handler in self._former.items():
-            # None: a handler that is not Python's, of MPI for example; it cannot be put back.
+            # None: the handler is not Python's but, for example, MPI's; Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         count = _state.count
         if not _state.listens:
-            # The exception alone tells: what runs next in this process was not interrupted.
+            # The exception reports the signal; later work in this process was not interrupted.
             _state.exit_code, _state.count = None, 0
         if was_deferred and isinstance(error, UserError) and not isinstance(error, Interrupted):
-            # What went wrong while the run was saved is what its exit code tells.
+            # An error while the run was saved determines the exit code.
             _state.exit_code = None
         if error is None or code is None or isinstance(error, (Interrupted, GeneratorExit)):
             return

@@ -1,7 +1,7 @@
-"""What this machine has and leaves to this process: cores, memory, and the processor's name.
+"""The cores and memory of this machine that this process may use, and the processor's name.
 
-The one place that asks the system about itself.  psutil answers where it can; what it does not know, the limits of
-control groups and the processor's own description, is read from Linux's files, which no user chooses.
+All queries of the system are here.  psutil answers most of them; the limits of control groups and the processor's
+description are read from Linux's files, whose paths no user chooses.
 """
 
 import collections
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
-# What is assumed to be available where no system tells.
+# Available memory to assume if the system does not report it.
 _UNKNOWN_MEMORY = 4 * 2**30
-# Of both versions of control groups: limit, use, and the use that is files' pages, which are given up when needed.
+# Files of both versions of control groups: limit, use, and the part of the use that is reclaimable pages of files.
 _FILES = ("memory.max", "memory.current", "inactive_file")
 _FILES_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-# Packages and environment variables that can change the last digits of a result, beside processor and threads.
+# Packages and environment variables that can change the last digits of a result, besides processor and threads.
 BYTE_PACKAGES = ("tensorflow", "keras", "numpy")
 BYTE_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
-# What psutil raises where the system does not have or does not show what is asked for.
+# psutil's exceptions for values that the system does not have or does not show.
 _UNKNOWN = (OSError, ValueError, KeyError, NotImplementedError)
 
 
@@ -28,55 +28,55 @@ _Result = TypeVar("_Result")
 
 
 def num_cores() -> int:
-    """CPU cores that this process may use; a container or ``taskset`` may leave it fewer than the machine has."""
+    """CPU cores that this process may use; a container or ``taskset`` may allow fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-# How many threads share an operation, where the run says so, and whether it insists.
+# Number of threads per operation, if the run fixes it, and whether any other number is an error.
 _fixed_threads: Optional[int] = None
 _are_required = False
 
 
 def fix_threads(number: Optional[int], required: bool = True) -> None:
-    """Sets how many threads share an operation, whatever cores there are: it decides the order of sums.
+    """Fixes the number of threads per operation, independent of the cores, because it determines the order of sums.
 
-    Call it before TensorFlow is imported; None leaves it to the number of cores.
+    It must be called before TensorFlow is imported.
 
     Args:
-        number: of threads.
-        required: where TensorFlow works with another number in this process already, that is an error; otherwise
-            that number holds.
+        number: threads per operation; None for one per core.
+        required: whether it is an error if TensorFlow already runs with another number in this process; otherwise
+            that number is used.
     """
     global _fixed_threads, _are_required
     _fixed_threads, _are_required = number, number is not None and required
 
 
 def fixed_threads() -> Optional[int]:
-    """What :func:`fix_threads` was told."""
+    """The number of threads from :func:`fix_threads`; None if it is not fixed."""
     return _fixed_threads
 
 
 def are_threads_required() -> bool:
-    """Whether :func:`fix_threads` was told that no other number will do."""
+    """Whether :func:`fix_threads` required its number of threads."""
     return _are_required
 
 
 def operation_threads() -> int:
-    """How many threads share an operation: as fixed, else one for each core that this process may use."""
+    """Threads per operation: the fixed number, else one for each core that this process may use."""
     return _fixed_threads or num_cores()
 
 
 def operations_at_once() -> int:
-    """How many operations, each shared by :func:`operation_threads`, keep all cores busy."""
+    """Number of operations, of :func:`operation_threads` threads each, that keep all cores busy."""
     return max(1, num_cores() // operation_threads())
 
 
 def side_by_side(
     function: Callable[..., _Result], arguments: Iterable[Sequence[object]], at_once: int
 ) -> Iterator[_Result]:
-    """``function(*given)`` for each of ``arguments``, in their order; ``at_once`` of them are computed in threads."""
+    """Yields ``function(*given)`` for each of ``arguments``, in their order, with ``at_once`` threads."""
     if at_once == 1:
         for given in arguments:
             yield function(*given)
@@ -94,7 +94,7 @@ def side_by_side(
 
 
 def host_memory_bytes() -> int:
-    """Physical memory of the machine, 0 where the system does not tell."""
+    """Physical memory of the machine in bytes; 0 if unknown."""
     import psutil
 
     with contextlib.suppress(*_UNKNOWN):
@@ -103,7 +103,7 @@ def host_memory_bytes() -> int:
 
 
 def free_bytes() -> Optional[int]:
-    """Memory that the system can give without swapping; None where it does not tell."""
+    """Bytes of memory that the system can provide without swapping; None if unknown."""
     import psutil
 
     with contextlib.suppress(*_UNKNOWN):
@@ -112,7 +112,7 @@ def free_bytes() -> Optional[int]:
 
 
 def swap_bytes() -> Tuple[int, int]:
-    """Swap space that there is, and how much of it is free; 0 where the system does not tell."""
+    """Total and free swap space in bytes; 0 if unknown."""
     import psutil
 
     with contextlib.suppress(*_UNKNOWN):
@@ -122,7 +122,7 @@ def swap_bytes() -> Tuple[int, int]:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping: what the system has left, or this process' container may use."""
+    """Bytes that this process can use without swapping: the least of the system's and its control groups' memory."""
     free = free_bytes()
     limits = [group.available_bytes for group in control_groups()]
     return min(limits if free is None else [free, *limits], default=_UNKNOWN_MEMORY)
@@ -130,11 +130,11 @@ def available_bytes() -> int:
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """A group of processes, this one among them, whose memory is limited.
+    """A group of processes with limited memory that this process belongs to.
 
     Attributes:
-        limit_bytes: that they may take together.
-        used_bytes: that they have taken and cannot give back; pages of files can be given back.
+        limit_bytes: limit of the group.
+        used_bytes: memory in use, without reclaimable pages of files.
     """
 
     limit_bytes: int
@@ -142,18 +142,18 @@ class ControlGroup:
 
     @property
     def available_bytes(self) -> int:
-        """What they may still take."""
+        """Bytes that the group may still use."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
 def control_groups(
     process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[ControlGroup]:
-    """The control groups that limit this process' memory, of both versions, from the innermost out.
+    """Yields the control groups, of both versions, that limit this process' memory, from the innermost out.
 
     Args:
-        process: file that names them.
-        root: folder that has them.
+        process: file that names the groups.
+        root: folder of the groups.
     """
     lines: List[str] = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -167,7 +167,7 @@ def control_groups(
         else:
             continue
         inner = top / place.lstrip("/")
-        # Inside a container the path is often that of the host; the top is then the container's own group.
+        # Inside a container the path is often the host's; the top folder is then the container's own group.
         for folder in dict.fromkeys([inner, *inner.parents, top]):
             if folder == top or top in folder.parents:
                 with contextlib.suppress(OSError, ValueError):  # "max" is no limit
@@ -176,19 +176,22 @@ def control_groups(
 
 
 def _used_bytes(folder: Path, used: str, reclaimable: str) -> int:
-    """What a group has taken and keeps; 0 where it does not tell.  Reading much data fills it with files' pages."""
-    taken = 0
+    """Memory in use by a group in bytes; 0 if unknown.
+
+    Reclaimable pages of files are subtracted, because reading much data fills the group with them.
+    """
+    num_bytes = 0
     with contextlib.suppress(OSError, ValueError):
-        taken = int((folder / used).read_text())
+        num_bytes = int((folder / used).read_text())
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, number = line.partition(" ")
             if name == reclaimable:
-                taken -= int(number)
-    return max(0, taken)
+                num_bytes -= int(number)
+    return max(0, num_bytes)
 
 
 def reset_peak_memory() -> bool:
-    """Starts the process's high-water mark of memory again, where Linux allows it; whether it did."""
+    """Resets the process' peak memory; returns False if the system does not support that."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -197,7 +200,7 @@ def reset_peak_memory() -> bool:
 
 
 def peak_memory_bytes() -> Optional[int]:
-    """The most resident memory of the process since it began or :func:`reset_peak_memory`."""
+    """Peak resident memory of the process in bytes since its start or :func:`reset_peak_memory`; None if unknown."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -213,19 +216,19 @@ def peak_memory_bytes() -> Optional[int]:
 
 
 def cpu_name() -> Optional[str]:
-    """The CPU's model name as Linux reports it, else what Python knows."""
+    """The CPU's model name as Linux reports it, else Python's name of the processor; None if unknown."""
     import platform
 
     return _cpu_field("model name") or platform.processor() or platform.machine() or None
 
 
 def cpu_flags() -> Tuple[str, ...]:
-    """Instruction sets of the processor as Linux lists them; empty where it does not tell."""
+    """Instruction sets of the processor as Linux lists them; empty if unknown."""
     return tuple(_cpu_field("flags").split())
 
 
 def _cpu_field(name: str) -> str:
-    """The first processor's value in /proc/cpuinfo; empty where there is none."""
+    """The first processor's value of a field in /proc/cpuinfo; "" if absent."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith(name):

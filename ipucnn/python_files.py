@@ -1,8 +1,8 @@
-"""Functions of users' own, of Python files (FILE.py:FUNCTION) and installed packages: found without running, and run.
+"""Users' functions in Python files (FILE.py:FUNCTION) and installed packages: finds them without running; calls them.
 
-A Python file that is run can do whatever its reader may do.  So only one is run that a person names on the command
-line: never one that a preset, a plan, a suite or a run folder names, for those may come from others
-(docs/security.md).  What is run is the text whose digest was taken, whatever is written to the file meanwhile.
+A Python file that is run can do anything that the user can do.  So a file is run only if a person names it on the
+command line, never if a preset, a plan, a suite or a run folder names it, because those may come from others
+(docs/security.md).  The text that is run is the one whose digest was computed, even if the file changes meanwhile.
 """
 
 import ast
@@ -25,22 +25,22 @@ from ipucnn.text import printable, shown_value
 
 MAX_BYTES = 2**24
 MODELS_GROUP = "ipucnn.models"
-"""Entry points of installed packages that make networks: functions as those of Python files."""
+"""Group of the entry points of installed packages that make networks, with functions like those of Python files."""
 _NAME = re.compile(r"(?s)(.*\.py):([^/\\:]*)")
 
 
 def is_python_name(name: str) -> bool:
-    """Whether a name is that of a function in a Python file, or of a Python file alone."""
+    """Whether a name means a function in a Python file, or a Python file without a function."""
     return name.lower().endswith(".py") or _NAME.fullmatch(name) is not None
 
 
 def name_it(option: str, name: str, run: Path) -> str:
-    """The hint that names a run's Python file on the command line: as the run does, or as its place is seen from here.
+    """Makes the hint to name a run's Python file on the command line, with the file's path from the current folder.
 
     Args:
-        option: that names it.
-        name: as the run has it.
-        run: its folder; the file is looked for in all folders around it.
+        option: the option that names the file.
+        name: the file's name in the run.
+        run: the run folder; if the name is no file in the current folder, it is searched for in all folders above.
     """
     path, colon, function = name.rpartition(":") if ":" in name else (name, "", "")
     places = [path, *(os.path.relpath(folder / path) for folder in Path(os.path.abspath(run)).parents)]
@@ -49,7 +49,7 @@ def name_it(option: str, name: str, run: Path) -> str:
 
 
 def label_of(name: str) -> str:
-    """What names of folders call a file of one's own: ``my_net-build`` of ``nets/my_net.py:build``."""
+    """The label of a user's file for names of folders: ``my_net-build`` for ``nets/my_net.py:build``."""
     path, _, function = name.rpartition(":") if _NAME.fullmatch(name) else (name, "", "")
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(path).stem).strip(".-")[:100] or "own"
     return f"{stem}-{function}" if function else stem
@@ -57,13 +57,13 @@ def label_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function that is not this package's; nothing of it has run.
+    """A function of the user's or an installed package's code, none of which has run yet.
 
     Attributes:
-        name: as the user named it.
-        sha256: of its file; of a package's function of what names it.
-        load: imports it.
-        path: of its file; None of a package's.
+        name: the user's name of the function.
+        sha256: digest of its file; for an installed package, of the entry point's value.
+        load: function that imports it.
+        path: path of its file; None for an installed package.
     """
 
     name: str
@@ -72,17 +72,15 @@ class OwnFunction:
     path: Optional[Path] = None
 
     def __call__(self, *arguments: object) -> Any:
-        """Imports the function and calls it.
-
-        What either prints goes to stderr: stdout is for results.
+        """Imports the function and calls it; output of both goes to stderr, because stdout is for results.
 
         Raises:
-            ConfigurationError: either raises an error, or it is no function.
+            ConfigurationError: importing or calling raises an error, or it is not a function.
         """
         hint = "fix the package that offers it"
         if self.path is not None:
             hint = "fix that line; docs/own-networks.md says what the function is given"
-            # Last, so that nothing that lies there takes the place of a module of Python or an installed package.
+            # Last, so that files there cannot replace modules of Python or of installed packages.
             sys.path.append(str(self.path.parent))
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -102,11 +100,10 @@ class OwnFunction:
 
 @functools.lru_cache(maxsize=None)
 def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
-    """The file as a module; run once for all of its functions, for layers that it registers in Keras must not be
-    registered twice."""
+    """Runs the file as a module, once for all of its functions, because Keras refuses to register a layer twice."""
     module = types.ModuleType(f"ipucnn_own_{path.stem}_{sha256[:12]}")
     module.__file__ = str(path)
-    # Where data classes, pickles and Keras look for the module of a class.
+    # Data classes, pickle and Keras look up the module of a class here.
     sys.modules[module.__name__] = module
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
@@ -119,21 +116,21 @@ def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
 def own_code_failed(
     error: BaseException, what: str, path: Optional[Path] = None, hint: str = "fix that line"
 ) -> ConfigurationError:
-    """What to tell where code of the user's own raised an error.
+    """Converts an error of the user's own code into a ConfigurationError with the line that raised it.
 
     Args:
-        what: was run, as the user named it.
-        path: its file, whose line is the one to look at; None: the last one, whichever file it is in.
-        hint: what to do about it.
+        what: the code, as the user named it.
+        path: its file, whose last line in the traceback is shown; None for the last line of any file.
+        hint: what to do about the error.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if path is None or frame.filename == str(path)]
     where = f", {shown(Path(places[-1].filename))}, line {places[-1].lineno}" if places else ""
     if path is None and isinstance(error, ImportError):
-        where = ""  # where it was looked for, which is nobody's mistake
+        where = ""  # the place of the import is not the mistake
     if isinstance(error, SyntaxError) and error.filename:
         where = f", {shown(Path(error.filename))}, line {error.lineno}"
-    # Keras writes several lines, the cause among them, with a terminal's colours.
+    # Keras writes several lines, including the cause, with terminal colours.
     text = printable(" ".join(re.sub(r"\x1b\[[0-9;]*m", "", text_of(error)).split()))[:300]
     return ConfigurationError(
         f"{shown_value(what)} raised {type(error).__name__}{': ' + text if text else ''}{where}", hint
@@ -141,13 +138,13 @@ def own_code_failed(
 
 
 def find_function(name: str, example: str) -> OwnFunction:
-    """The function that FILE.py:FUNCTION names; the file is read and not run.
+    """Finds the function of FILE.py:FUNCTION; the file is read but not run.
 
     Args:
-        example: of a function that would do, such as ``build``.
+        example: name of a suitable function for hints, such as ``build``.
 
     Raises:
-        ConfigurationError: the file is not Python, or has no such word in it.
+        ConfigurationError: the file is not Python, or does not contain the name.
         DataError: the file cannot be read.
     """
     match = _NAME.fullmatch(name)
@@ -176,15 +173,15 @@ def find_function(name: str, example: str) -> OwnFunction:
     return OwnFunction(name, sha256, lambda: getattr(_module(path, text, sha256), function, None), path)
 
 
-# --- what other packages offer
+# --- installed packages
 
 
 def entry_points(group: str) -> Dict[str, OwnFunction]:
-    """What installed packages offer in a group, ``ipucnn.models`` or ``ipucnn.datasets``, in the order of names."""
+    """The functions of installed packages in a group, ``ipucnn.models`` or ``ipucnn.datasets``, sorted by name."""
     from importlib import metadata
 
     installed: Any = metadata.entry_points()
-    # Until Python 3.9 a dictionary by group.
+    # Up to Python 3.9 it is a dictionary by group.
     entries = installed.select(group=group) if hasattr(installed, "select") else installed.get(group, ())
     return {
         entry.name: OwnFunction(entry.name, hashlib.sha256(entry.value.encode()).hexdigest(), entry.load)
