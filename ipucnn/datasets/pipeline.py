@@ -1,8 +1,8 @@
-"""Batches for training, evaluation and inference as ``tf.data``, from any source.
+"""``tf.data`` batches for training, evaluation and inference, from any source.
 
-The order of epoch e is a permutation that is a pure function of (seed, e), and a sample's augmentation one of
-(seed, epoch, index): neither depends on the batch size, on where the run starts, or on the number of threads.
-A run that was cut anywhere, or that changes how many micro-batches it fuses, sees the same samples.
+The order of epoch e is a permutation that is a pure function of (seed, e), and a sample's augmentation is a pure
+function of (seed, epoch, index).  Neither depends on the batch size, on the sample at which the run starts, or on the
+number of threads.  So a run sees the same samples after an interruption, or with another number of fused micro-batches.
 """
 
 import itertools
@@ -36,39 +36,39 @@ LARGEST_GROUP_BYTES = 4 * 2**20
 FILES_AT_ONCE = 32
 READ_AHEAD_BYTES = 4 * 2**20
 _ALIGNED_BYTES = 64
-"""Where TensorFlow's tensors begin in memory (EIGEN_MAX_ALIGN_BYTES)."""
+"""Alignment of TensorFlow's tensors in memory (EIGEN_MAX_ALIGN_BYTES)."""
 NOTHING = -1
-"""The index of an image that is not there: what the last batch of an evaluation is filled up with."""
+"""The index of a padding image, for the last batch of an evaluation."""
 STAGES = ("read", "decode", "augment", "batch")
-"""What a training sample goes through, in this order; see ``until`` of :class:`Stream`."""
+"""The stages of a training sample, in this order; see ``until`` of :class:`Stream`."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Which training batches are made, and how.
+    """Settings of the training batches.
 
     Attributes:
-        batch_size: samples per batch; any number, whole epochs need not be whole batches.
-        samples_per_epoch: after how many samples the next epoch's permutation begins.  Fewer than the set
-            has: each epoch leaves others out.  More: further permutations of the same epoch follow.
+        batch_size: samples per batch, any number; an epoch need not be a whole number of batches.
+        samples_per_epoch: number of samples after which the next epoch's permutation begins.  If it is smaller than the
+            set, each epoch leaves out other samples.  If it is larger, further permutations of the same epoch follow.
         input_shape: (height, width, channels) of the network's input.
-        input_range: what the network wants; see :func:`ipucnn.datasets.preprocessing.normalise`.
+        input_range: the range of the network's input; see :func:`ipucnn.datasets.preprocessing.normalise`.
         augment: whether to apply the source's training augmentation.
-        seed: of order and augmentation, any integer.
-        start_epoch, start_sample: where to begin; ``start_sample`` samples of that epoch are skipped
+        seed: seed of order and augmentation, any integer.
+        start_epoch, start_sample: the start of the stream; ``start_sample`` samples of that epoch are skipped
             without being read.
-        shuffle: False takes the stored order in every epoch.
-        num_parallel: batches (images, for files) prepared at once; beyond twice the cores it would only
-            cost memory and is cut.  None lets TensorFlow choose.
-        output_shape: (h', w') of the logits of a segmentation network: masks are cropped to it.
-        weigh_padding: batches are (images, labels, weights float32 [batch]): 1 for the first permutation of an
-            epoch, 0 for what further ones fill it up with.
-        until: the stage to stop after, to measure it; what is delivered is then not for a network.  Of arrays:
-            "read" gathers stored pixels, "decode" makes floats of the network's size, "augment" augments, and
-            "batch" does the rest.  Of files, single samples until "batch": "read" delivers bytes, "decode" the
-            centre of the image, "augment" a random crop instead.
-        shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
-        mixing: what else is done to images that are no tiles; batches are then whole micro-batches.
+        shuffle: whether to permute the examples; False takes the stored order in every epoch.
+        num_parallel: batches (images, for files) prepared at the same time.  It is limited to twice the cores, because
+            more would only cost memory.  None lets TensorFlow choose.
+        output_shape: (h', w') of the logits of a segmentation network; masks are cropped to it.
+        weigh_padding: whether batches are (images, labels, weights float32 [batch]).  The weight is 1 for the first
+            permutation of an epoch, and 0 for the samples of further ones, which are padding.
+        until: the stage to stop after, to measure it; the result is not for a network, except after "batch".
+            For arrays, "read" gathers stored pixels, "decode" makes floats of the network's size, "augment" augments
+            them, and "batch" does the rest.  For files, stages before "batch" return single samples: "read" the bytes,
+            "decode" the centre of the image, and "augment" a random crop instead.
+        shard: (count, index) to take every ``count``-th batch from number ``index`` on; the others are not read.
+        mixing: erasing and mixing of images, not for tiled sets; batches are then whole micro-batches.
     """
 
     batch_size: int
@@ -88,12 +88,12 @@ class Stream:
     mixing: "Optional[Mixing]" = None
 
     def rounds(self, num_examples: int) -> int:
-        """How many permutations of the examples an epoch goes through."""
+        """Returns the number of permutations of the examples in an epoch."""
         return -(-self.samples_per_epoch // num_examples)
 
     @property
     def augments(self) -> bool:
-        """Whether samples are augmented before the stage to stop after."""
+        """Whether the stages up to ``until`` augment the samples."""
         return self.augment and STAGES.index(self.until) >= STAGES.index("augment")
 
 
@@ -102,10 +102,10 @@ Tickets = Tuple[Tensor, Tensor, Tensor]
 
 
 def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
-    """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
+    """Returns infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
-    A file that cannot be decoded raises when its batch is asked for; wrap the loop in
-    :func:`data_errors` to get a DataError.
+    If a file cannot be decoded, the iterator raises an error at its batch; wrap the loop in :func:`data_errors` to get
+    a DataError.  Raises ConfigurationError if a batch or an epoch has no samples, and DataError if the set has none.
     """
     if stream.batch_size < 1 or stream.samples_per_epoch < 1:
         raise ConfigurationError(
@@ -138,7 +138,7 @@ def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
 def _arrays(
     examples: ArrayExamples, info: DatasetInfo, stream: Stream
 ) -> Callable[[Tickets], Tuple[Tensor, ...]]:
-    """What makes batches of images in memory."""
+    """Returns the function that makes batches of images in memory."""
     augmentation = AUGMENTATIONS[info.augmentation if stream.augments else "none"]
     stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
 
@@ -163,7 +163,7 @@ def _arrays(
 def _tiles(
     examples: ArrayExamples, info: DatasetInfo, stream: Stream
 ) -> Callable[[Tickets], Tuple[Tensor, ...]]:
-    """What makes batches of tiles of images in memory."""
+    """Returns the function that makes batches of patches of images in memory."""
     stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
     size = stream.input_shape[:2]
 
@@ -187,7 +187,7 @@ def _tiles(
 def _grouped(
     prepare: Callable[[Tickets], Tuple[Tensor, ...]], stream: Stream, order: tf.data.Dataset, rounds: int
 ) -> tf.data.Dataset:
-    """Batches of what is in memory; small ones are prepared several at a time: most of their cost is per call."""
+    """Makes batches of images in memory; one call prepares several small ones, whose cost is mostly per call."""
     batch_size = stream.batch_size
     is_whole, group = stream.until == "batch", _group(batch_size, stream.input_shape)
 
@@ -208,7 +208,7 @@ def _grouped(
 def _file_batches(
     examples: ImageFiles, info: DatasetInfo, stream: Stream, order: tf.data.Dataset
 ) -> tf.data.Dataset:
-    """Batches of images that are decoded when they are needed."""
+    """Makes batches of images that are decoded when they are needed."""
     batch_size, parallel = stream.batch_size, parallel_calls(stream.num_parallel)
     rounds = stream.rounds(len(examples))
     all_labels = tf.constant(examples.labels)
@@ -241,7 +241,7 @@ def _joined(
     at_once: int,
     parallel: int,
 ) -> tf.data.Dataset:
-    """Batches of files, each decoded in calls of ``at_once`` and finished as a whole."""
+    """Makes batches of files: decodes ``at_once`` images per call, then finishes each batch as a whole."""
     if at_once == batch_size:
         return _map(calls, lambda *call: finish(*decode(*call)), parallel)
 
@@ -255,7 +255,7 @@ def _joined(
 def _mixed(
     images: Tensor, labels: Tensor, info: DatasetInfo, stream: Stream, tickets: Tickets
 ) -> Tuple[Tensor, ...]:
-    """Images of the network's size and their labels, mixed and in the network's range."""
+    """Mixes images of the network's size and their labels, and scales the images to the network's range."""
     if stream.mixing is not None:
         mean = pixel_mean(info, stream.input_shape)
         images, labels = stream.mixing.apply(images, labels, stream.seed, tickets, mean)
@@ -263,7 +263,7 @@ def _mixed(
 
 
 def _first_round(turns: Tensor) -> Tensor:
-    """float32: 1 in the first permutation of an epoch, 0 in those after."""
+    """Returns float32 weights: 1 in the first permutation of an epoch, 0 in later ones."""
     return tf.cast(tf.equal(turns, 0), tf.float32)
 
 
@@ -280,27 +280,26 @@ def eval_batches(
     shard: Tuple[int, int] = (1, 0),
     part: Tuple[int, int] = (1, 0),
 ) -> tf.data.Dataset:
-    """Every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
+    """Returns batches with every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
 
-    Images and labels are those of :func:`train_batches` without augmentation.  The last batch is filled up
-    with zeros of weight 0, so that all batches have one static shape.
+    Images and labels are those of :func:`train_batches` without augmentation.  The last batch is padded with zeros of
+    weight 0, so that all batches have one static shape.
 
-    Of a tiled set the samples are the tiles that cover each image, at multiples of ``tile_step``: every pixel
-    counts in one of them and has the label IGNORED in others, and the weight of a tile is the number of pixels that
-    count in it.
+    The samples of a tiled set are the patches that cover each image, at multiples of ``tile_step``.  Every pixel counts
+    in one patch and has the label IGNORED in others; the weight of a patch is the number of pixels that count in it.
 
     Args:
-        shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
-        part: (count, index): number ``index`` of ``count`` equal parts of each batch, of which the last is filled up
-            where they do not come out even; the others are not read.
+        shard: (count, index) to take every ``count``-th batch from number ``index`` on; the others are not read.
+        part: (count, index) to take number ``index`` of ``count`` equal parts of each batch; the others are not read.
+            The last part is padded if the batch does not divide evenly.
     """
     _require_examples(examples, info)
     if info.tiled:
         assert isinstance(examples, ArrayExamples)
         size = (input_shape[0], input_shape[1])
         parallel = parallel_calls(num_parallel)
-        own_size = _part_size(batch_size, part)
-        num_tiles, cut = evaluation_tiles(examples, own_size, size, output_shape or size, tile_step)
+        part_size = _part_size(batch_size, part)
+        num_tiles, cut = evaluation_tiles(examples, part_size, size, output_shape or size, tile_step)
 
         def prepare_tiles(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             images, labels, weights = cut(numbers)
@@ -308,7 +307,7 @@ def eval_batches(
 
         rows = tf.data.Dataset.from_tensor_slices(_eval_rows(num_tiles, batch_size, shard, part))
         batches = _map(rows, prepare_tiles, parallel)
-        return batches.prefetch(_prefetch(own_size, input_shape))
+        return batches.prefetch(_prefetch(part_size, input_shape))
     indices = _eval_rows(len(examples), batch_size, shard, part)
     batch_size = _part_size(batch_size, part)
     parallel = parallel_calls(num_parallel)
@@ -347,13 +346,15 @@ def eval_batches(
 
 
 def _part_size(batch_size: int, part: Tuple[int, int]) -> int:
-    """Samples of a batch that are one of its parts."""
+    """Returns the number of samples in one part of a batch."""
     return -(-batch_size // part[0])
 
 
 def _eval_rows(count: int, batch_size: int, shard: Tuple[int, int], part: Tuple[int, int]) -> np.ndarray:
-    """int64 [batches, samples]: the numbers of what an evaluation of ``count`` samples takes, see :func:`eval_batches`;
-    ``count`` itself stands for none."""
+    """Returns the sample numbers of each batch of an evaluation of ``count`` samples, see :func:`eval_batches`.
+
+    The result is int64 [batches, samples]; the number ``count`` stands for padding.
+    """
     num_batches, size = -(-count // batch_size), _part_size(batch_size, part)
     rows: np.ndarray = np.full((num_batches, size * part[0]), count, np.int64)
     rows[:, :batch_size] = np.minimum(np.arange(num_batches * batch_size), count).reshape(
@@ -363,28 +364,28 @@ def _eval_rows(count: int, batch_size: int, shard: Tuple[int, int], part: Tuple[
 
 
 def constant_batch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """The first element of a data set, over and over, from memory."""
+    """Returns a data set that repeats the first element of ``batches`` from memory."""
     return tf.data.Dataset.from_tensors(next(iter(batches))).repeat()
 
 
 _raised: Dict[str, DataError] = {}
-"""Errors of functions that TensorFlow calls, until they are raised again: only a text of theirs crosses it."""
+"""Errors raised in functions that TensorFlow calls, by name: TensorFlow passes on only an error's text."""
 
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Raises the DataError of a file in place of the TensorFlow error of the pipeline that met it."""
+    """Replaces the TensorFlow error of a pipeline by the DataError of the file that caused it."""
     try:
         yield
     except tf.errors.OpError as error:
-        found = re.search(r"ipucnn-data-error-\d+", str(error))
-        if found is None or found.group() not in _raised:
+        match = re.search(r"ipucnn-data-error-\d+", str(error))
+        if match is None or match.group() not in _raised:
             raise
-        raise _raised[found.group()] from None
+        raise _raised[match.group()] from None
 
 
 def _crossing(error: DataError) -> ValueError:
-    """What TensorFlow is told in place of an error: the name under which :func:`data_errors` finds it."""
+    """Stores an error, and returns one for TensorFlow whose text is the name that :func:`data_errors` looks up."""
     name = f"ipucnn-data-error-{next(_numbers)}"
     _raised[name] = error
     return ValueError(name)
@@ -394,7 +395,7 @@ _numbers = itertools.count()
 
 
 def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
-    """The bytes of one encoded image, as a string."""
+    """Returns the bytes of one encoded image, as a string tensor."""
 
     def read(position: np.int64) -> bytes:
         try:
@@ -412,8 +413,10 @@ def _decode_in_python(
     random: Optional[Tuple[int, Tensor, Tensor]],
     indices: Tensor,
 ) -> Tensor:
-    """uint8 [n, h, w, stored channels] of n encoded images, zeros where an index is ``NOTHING``; ``random`` is (seed,
-    epochs, rounds) or None."""
+    """Decodes n encoded images to uint8 [n, h, w, stored channels], with zeros for each index ``NOTHING``.
+
+    ``random`` is (seed, epochs, rounds) for random crops, or None for those of evaluation.
+    """
     from ipucnn.datasets import images as image_files
 
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
@@ -446,7 +449,8 @@ def _decode_in_python(
 
 
 def _hint_of_file(error: DataError, info: DatasetInfo) -> str:
-    """What to do about a file that cannot be read, and what names the others: training ends at the first one."""
+    """Returns a hint for a file that cannot be read, with the command that lists all such files; training ends at the
+    first one."""
     hints = [error.hint] if error.hint else []
     if info.location:
         folder = shlex.quote(printable(info.location))
@@ -457,10 +461,10 @@ def _hint_of_file(error: DataError, info: DatasetInfo) -> str:
 
 
 def _read_ahead(examples: ImageFiles, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
-    """Each encoded image and what messages call it, both empty for ``NOTHING``.
+    """Yields each encoded image and its name in messages, both empty for ``NOTHING``.
 
-    Some are read before the first is decoded: what reading needs is in the processor's cache then, from which decoding
-    drives it out.
+    Several images are read before the first is decoded, so that the code and data of reading stay in the processor's
+    cache; decoding evicts them.
     """
     read: List[Tuple[bytes, str]] = []
     num_bytes = 0
@@ -476,19 +480,19 @@ def _read_ahead(examples: ImageFiles, positions: List[int]) -> Iterator[Tuple[by
 
 
 def _aligned(shape: Tuple[int, ...]) -> np.ndarray:
-    """uint8 at a place from which TensorFlow takes it over without a copy."""
+    """Returns an uninitialised uint8 array, aligned so that TensorFlow uses it without a copy."""
     buffer: np.ndarray = np.empty(int(np.prod(shape)) + _ALIGNED_BYTES, np.uint8)
     first = -buffer.ctypes.data % _ALIGNED_BYTES
     return buffer[first : first + int(np.prod(shape))].reshape(shape)
 
 
 def _files_at_once(batch_size: int) -> int:
-    """How many image files one call decodes: a divisor of the batch, because each call costs as much as reading one."""
+    """Returns the number of image files per call, a divisor of the batch; a call costs as much as reading one file."""
     return max(count for count in range(1, FILES_AT_ONCE + 1) if batch_size % count == 0)
 
 
 def _map(batches: tf.data.Dataset, function: Callable[..., Tensor], parallel: int) -> tf.data.Dataset:
-    """Maps in order.  AutoGraph has nothing to convert here, and would wrap the errors raised on the way."""
+    """Maps a function over batches in order, without AutoGraph, which is not needed and would wrap errors."""
     function = tf.autograph.experimental.do_not_convert(function)
     return batches.map(function, num_parallel_calls=parallel, deterministic=True)
 
@@ -502,20 +506,20 @@ def _require_examples(examples: Examples, info: DatasetInfo) -> None:
 
 
 def parallel_calls(num_parallel: Optional[int]) -> int:
-    """How many elements are prepared at once of what ``--pipeline-num-parallel`` asks for."""
+    """Returns the number of parallel calls for ``--pipeline-num-parallel``, at most twice the cores."""
     if num_parallel is None:
         return tf.data.AUTOTUNE
     return max(1, min(num_parallel, 2 * num_cores()))
 
 
 def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
-    """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
+    """Returns the most batches that :func:`train_batches` prepares ahead of its consumer."""
     calls = max(parallel_calls(num_parallel), num_cores())
     return _prefetch(batch_size, input_shape) + calls * _group(batch_size, input_shape)
 
 
 def _group(batch_size: int, input_shape: InputShape) -> int:
-    """How many batches of images in memory are prepared by one call."""
+    """Returns the number of batches that one call prepares from images in memory."""
     batch_bytes = _batch_bytes(batch_size, input_shape)
     return max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
 
@@ -525,20 +529,20 @@ def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:
 
 
 def _prefetch(batch_size: int, input_shape: InputShape) -> int:
-    """Two batches ready; four where they are small enough for that to cost nothing."""
+    """Returns the number of batches to prefetch: four, or two if they are large."""
     return 2 if _batch_bytes(batch_size, input_shape) > LARGE_BATCH_BYTES else 4
 
 
-# The order samples are trained on: a pure function of (seed, epoch), entered anywhere at once.
+# The order of training samples: a pure function of (seed, epoch) that can start at any sample directly.
 
 
 def sample_order(
     size: int, *, samples_per_epoch: int, seed: int, start_epoch: int, start_sample: int, shuffle: bool
 ) -> tf.data.Dataset:
-    """Infinite int64 scalars, one per sample: (epoch * rounds per epoch + round) * 2**32 + index.
+    """Returns infinite int64 scalars, one per sample: (epoch * rounds per epoch + round) * 2**32 + index.
 
-    An epoch of more samples than the set has goes through several permutations, its rounds.  Each is sorted
-    out of hashes when it is reached, so starting late replays nothing.
+    An epoch with more samples than the set has consists of several permutations, its rounds.  Each permutation is
+    computed by sorting hashes when it begins, so a late start replays nothing.
     """
     rounds = -(-samples_per_epoch // size)
     start_epoch, start_sample = (
@@ -553,7 +557,7 @@ def sample_order(
         if shuffle:
             epoch_state = chain(tf.constant(state, tf.int64), turn // rounds, shift_right)
             keys = chain(chain(epoch_state, turn % rounds, shift_right), indices, shift_right)
-            # 31 bits of hash above the index: sorting sorts by hash and carries the index along.
+            # With 31 bits of hash above the index, sorting the numbers orders the indices by hash.
             indices = tf.sort(shift_right(keys, 1) * 2**32 + indices) & (2**32 - 1)
         end = tf.minimum(tf.constant(size, tf.int64), samples_per_epoch - (turn % rounds) * size)
         begin = tf.where(turn == first_turn, tf.constant(first_skip, tf.int64), tf.constant(0, tf.int64))
@@ -564,16 +568,19 @@ def sample_order(
 
 
 def split_ticket(tickets: Tensor, rounds: int) -> Tuple[Tensor, Tensor, Tensor]:
-    """(epoch, round, index) of what :func:`sample_order` yields."""
+    """Splits the numbers that :func:`sample_order` yields into (epoch, round, index)."""
     turn = shift_right(tickets, 32)
     return turn // rounds, turn % rounds, tickets & (2**32 - 1)
 
 
-# Evaluation tiles as batches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
+# Batches of evaluation patches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
 
 
 def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
-    """What is evaluated one by one: images, or the tiles that cover them, of which a network predicts ``output``."""
+    """Returns the number of images, or, for a tiled set, of the patches that cover them.
+
+    ``output`` is the size that a network predicts of a patch, and ``step`` is that of :func:`evaluation_tiles`.
+    """
     if not info.tiled:
         return len(examples)
     assert isinstance(examples, ArrayExamples)
@@ -584,20 +591,20 @@ def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[
 def evaluation_tiles(
     examples: ArrayExamples, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
 ) -> Tuple[int, Callable[[Tensor], Tuple[Tensor, Tensor, Tensor]]]:
-    """The tiles that cover all images, each pixel once.
+    """Returns the patches that cover all images; each pixel counts once.
 
     Args:
         examples: ``ArrayExamples`` with masks.
-        batch_size: tiles of a batch.
-        size: of the network's input.
-        output: of what it predicts, the centre of that.
-        step: tiles begin at multiples of it.
+        batch_size: number of patches in a batch.
+        size: (height, width) of the network's input.
+        output: (height, width) of the network's prediction, the centre of its input.
+        step: the number whose multiples are the patches' corners.
 
     Returns:
-        How many there are; and a function for ``tf.data``, of the numbers of a batch's tiles, int64 [batch_size]; where
-        no tile has the number, it gives zeros of weight 0.  It returns float32 images [batch_size, *size, c] in
-        0..255, int32 labels [batch_size, *output], and float32 weights [batch_size], how many pixels count in a
-        tile: whole numbers, whose sum is exact.
+        The number of patches, and a function for ``tf.data`` that takes the numbers of a batch's patches, int64
+        [batch_size].  The function returns float32 images [batch_size, *size, c] in 0..255, int32 labels
+        [batch_size, *output], and float32 weights [batch_size]: the number of pixels that count in each patch, which
+        is an integer, so that sums are exact.  For numbers beyond the last patch it returns zeros of weight 0.
     """
     num, height, width, channels = examples.images.shape
     places = counted((height, width), output, step)

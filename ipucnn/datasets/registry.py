@@ -1,7 +1,7 @@
-"""Which data sets there are, and where their files lie.
+"""The table of data sets, and the location of their files.
 
-A data set is one row of :data:`DATASETS`: what is known of it, how its files are recognised in a folder, and how it is
-read.  :func:`find_kinds` says what a folder is, to every command.
+A data set is one row of :data:`DATASETS`: its facts, the function that recognises its files in a folder, and its
+reader.  All commands use :func:`find_kinds` to identify the data sets in a folder.
 """
 
 import importlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """A module of this package that is imported when something of it is first asked for."""
+        """A module of this package that is imported when one of its attributes is first used."""
 
         def __init__(self, name: str) -> None:
             self._name = f"ipucnn.datasets.{name}"
@@ -51,28 +51,28 @@ else:
     records = _Module("sources.records")
 
 INFO_FILE = "dataset_info.json"
-"""What TFDS writes into the folder of every prepared version."""
+"""The file that TFDS writes into the folder of every prepared version."""
 _MOST_INFO_BYTES = 2**26
 TFDS_PREFIX = "tfds:"
 ANY_TASK = "any"
 GROUP = "ipucnn.datasets"
-"""Entry points of installed packages: functions as those of Python files."""
+"""The group of entry points through which installed packages offer data sets, as functions of Python files do."""
 
 
 class Opening(NamedTuple):
-    """What a reader is given; each takes what concerns its data set.
+    """Arguments of the readers; each reader uses those that concern its data set.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         location: the folder of its files; the current one for sets without files.
         task: "classification" or "segmentation".
-        seed: of generated sets.
+        seed: seed of generated sets.
         image_shape: (height, width, channels) of generated sets.
-        num_classes: of noise.
-        max_image_pixels: what an image, or a page of a volume, may have at most.
-        least_train: training images that noise has at least.
-        validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
-        allow_partial: leave out images without a mask, and masks without an image.
+        num_classes: number of classes of noise.
+        max_image_pixels: the most pixels of an image, or of a page of a volume.
+        least_train: the fewest training images of noise.
+        validation_fraction: the share of each class that is held out of a folder without train/ and val/.
+        allow_partial: whether to leave out images without a mask, and masks without an image.
     """
 
     name: str
@@ -89,18 +89,19 @@ class Opening(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A data set that can be named.
+    """A data set that has a name.
 
     Attributes:
         task: "classification", "segmentation", or "any".
         summary: one line for tables and help.
-        open: reads it.
-        has_files: whether a folder holds its files, complete or not, by their names; None of sets without files.
-        files: what has to lie where, for messages; empty for sets without files.
-        folders: where below the data folder it may lie.
-        image_shape: (height, width, channels) of its images, where that is known without a look at them.
-        num_classes: likewise.
-        num_examples: published numbers of training and evaluation examples, of sets that have files.
+        open: the reader.
+        has_files: function that returns whether a folder holds files of the set, complete or not, by their names; None
+            for sets without files.
+        files: the expected files, for messages; empty for sets without files.
+        folders: the usual folders of the set, below the data folder.
+        image_shape: (height, width, channels) of its images, if known without reading them.
+        num_classes: number of classes, if known without reading the set.
+        num_examples: published numbers of training and evaluation examples, for sets with files.
     """
 
     task: str
@@ -222,14 +223,14 @@ DATASETS: Dict[str, DatasetRecord] = {
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
 }
 _BY_LAYOUT = ("imagemasks", "imagefolder")
-"""Sets that are known by how a folder is laid out: any folder's name will do."""
+"""Sets that are recognised by the layout of a folder, whatever its name."""
 
 
 def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
-    """The folder that holds ``name``, complete or not: ``path`` itself, or one of the usual ones below it.
+    """Returns the folder that holds ``name``, complete or not: ``path`` itself, or one of the usual folders below it.
 
-    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet: where ``path`` itself has
-    them, its name decides, unless the set was named (``explicit``).
+    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
+    such files, its name decides, unless the user named the set (``explicit``).
     """
     record = DATASETS[name]
     assert record.has_files is not None
@@ -240,15 +241,18 @@ def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[
 
 
 def _is_called(name: str, folder: Path) -> bool:
-    """Whether a folder's name says nothing against a set whose files are in it."""
+    """Returns whether a folder's name fits a set whose files are in it."""
     if name in idx.CLASS_NAMES:
         return ("fashion" in real(folder).as_posix().lower()) == (name == "fashion_mnist")
     return name != "imagenet" or real(folder).name.lower() == "imagenet"
 
 
 def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
-    """Which data sets are in a folder, complete or not, by name and place; one that is the folder itself is alone."""
-    # Hugging Face writes a file of this name into image folders, too; beside TFDS's records there are no folders.
+    """Returns names and locations of the data sets in a folder, complete or not.
+
+    Layouts of the folder itself are tried only if none of the other sets lies in the folder itself.
+    """
+    # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
     described = is_file(folder / INFO_FILE)
     if described and not (imagemasks.has_files(folder) or imagefolder.has_parts(folder)):
         return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
@@ -256,7 +260,7 @@ def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
     kinds = []
     for name, record in DATASETS.items():
         location = find_location(name, folder) if record.has_files and name not in _BY_LAYOUT else None
-        # Class folders are an image folder, whatever it is called.
+        # Class folders without records are an image folder, even if its name is "imagenet".
         if location is not None and (has_records or (name, location) != ("imagenet", folder)):
             kinds.append((name, location))
     if any(location == folder for _, location in kinds):
@@ -267,9 +271,10 @@ def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
 
 
 def is_tfds(name: str, location: Path) -> bool:
-    """Whether what was found under a name is a set in the format of TFDS.
+    """Returns whether the set at a location is stored in the format of TFDS.
 
-    Hugging Face writes a file called as TFDS's description, too: beside files of the set's own layout it says nothing.
+    Hugging Face also writes a file with the name of TFDS's description; it is ignored beside files of the set's own
+    layout.
     """
     if name.startswith(TFDS_PREFIX):
         return True
@@ -279,16 +284,16 @@ def is_tfds(name: str, location: Path) -> bool:
 
 
 def needs_files(name: str) -> bool:
-    """Whether a set, a name of DATASETS or tfds:NAME, is read from files."""
+    """Returns whether a set, a name of DATASETS or tfds:NAME, is read from files."""
     return name.startswith(TFDS_PREFIX) or DATASETS[name].has_files is not None
 
 
 def find_tfds(name: str, path: Path) -> Optional[Path]:
-    """The newest prepared version of a TFDS set, or None.
+    """Returns the newest prepared version of a TFDS set, or None.
 
     Args:
-        name: NAME, NAME/CONFIG, with :VERSION to choose one.
-        path: the folder that holds NAME/[CONFIG/]VERSION, or NAME itself, or the version itself.
+        name: NAME or NAME/CONFIG, with :VERSION to choose a version.
+        path: the folder that holds NAME/[CONFIG/]VERSION, or the folder NAME, or the folder of the version.
     """
     base_name, _, version = name.partition(":")
     parts = tuple(base_name.split("/"))
@@ -310,8 +315,8 @@ def find_tfds(name: str, path: Path) -> Optional[Path]:
 
 
 def _described(folder: Path) -> Tuple[Tuple[str, ...], str]:
-    """(NAME,) or (NAME, CONFIG), and the version, as a prepared set describes itself; of a description that says no
-    name, those of its folders."""
+    """Returns (NAME,) or (NAME, CONFIG), and the version, from the description of a prepared set; if it has no name,
+    returns the names of its folders."""
     with suppress(UserError, ValueError, RecursionError):
         about = json.loads(read_bytes(folder / INFO_FILE, _MOST_INFO_BYTES))
         if isinstance(about, dict) and isinstance(about.get("name"), str):
@@ -330,7 +335,7 @@ def _version(text: str) -> Tuple[int, ...]:
     return tuple(int(part) if part.isdecimal() else -1 for part in text.split("."))
 
 
-# Which data set a run uses, and opening it.
+# Choosing and opening the data set of a run.
 
 
 EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
@@ -338,17 +343,17 @@ EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
 
 @dataclass(frozen=True)
 class Choice:
-    """Which data set a run uses.
+    """The data set that a run uses.
 
     Attributes:
-        name: a key of DATASETS, or "tfds:NAME".
-        location: the folder it lies in; None for embedded and generated sets, and before a download.
-        message: one line for stderr: which set, from where, and how to get the other.
+        name: a key of DATASETS, "tfds:NAME", the label of a function of the user's, or the name of arrays in memory.
+        location: the folder of the set; None for embedded and generated sets, and before a download.
+        message: one line for stderr: the set, its source, and the way to get the other one.
         task: "classification" or "segmentation".
-        download_to: the data folder it is to be fetched into, if it is.
-        like: the data set that noise stands for, of whose size and classes it is where they are known.
-        make: the function of the user's own that reads it; None of any other set.
-        is_absent: its files are not here; as many blank images as are published of it stand for them.
+        download_to: the data folder to download into; None if there is no download.
+        like: the data set that noise replaces; noise has its size and classes if they are known.
+        make: the user's function that reads the set; None for all other sets.
+        is_absent: whether the files are missing; the published number of blank images replaces them.
     """
 
     name: str
@@ -362,25 +367,25 @@ class Choice:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is made of random numbers, on the host or on the device."""
+        """Whether the set consists of random numbers, made on the host or on the device."""
         return self.name == "random"
 
     @property
     def sha256(self) -> Optional[str]:
-        """Digest of the user's own Python file that reads it; None of any other set."""
+        """Digest of the user's Python file that reads the set; None for all other sets."""
         return self.make.sha256 if isinstance(self.make, OwnFunction) and self.make.path else None
 
 
 def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
-    """Noise in place of a data set, of which nothing needs to be here.
+    """Chooses noise in place of a data set, whose files are not needed.
 
     Args:
-        like: its name, or None.
-        task: the model's.
+        like: the data set's name, or None.
+        task: the model's task.
         where: "host" or "ipu", for the message.
 
     Raises:
-        ConfigurationError: there is no such data set.
+        ConfigurationError: the data set is unknown, or is a function of a Python file.
     """
     if like is not None and is_python_name(like):
         raise ConfigurationError(
@@ -389,19 +394,19 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
         )
     if like is not None and known_as(like) is None and not _may_be_elsewhere(like):
         raise _unknown(like, task)
-    made = "made on the host" if where == "host" else "one batch, kept on the device"
+    origin = "made on the host" if where == "host" else "one batch, kept on the device"
     named = f", in place of {like}" if like is not None else ""
     return Choice(
-        "random", None, f"synthetic data{named}: noise, {made}; nothing can be learned", task, like=like
+        "random", None, f"synthetic data{named}: noise, {origin}; nothing can be learned", task, like=like
     )
 
 
 def _may_be_elsewhere(name: str) -> bool:
-    """Whether a name is that of a TFDS set, or of a folder, of which noise needs nothing to be here."""
+    """Returns whether a name may be that of a TFDS set or a folder, which noise can replace without its files."""
     return name.lower().startswith(TFDS_PREFIX) or "/" in name or is_folder(expand(name))
 
 
-# A folder that --dataset names, by task.
+# The kinds of folder that --dataset accepts, by task.
 _FOLDERS = {
     "classification": "tfds:NAME, a folder with a folder of images for each class",
     "segmentation": "a folder with images/ and masks/",
@@ -431,21 +436,22 @@ def choose_dataset(
     divides: bool = False,
     reads_files: bool = True,
 ) -> Choice:
-    """Decides which data set is used, looking at no more than which files exist.
+    """Chooses the data set of a run; of files, it checks only which exist.
 
     Args:
-        name: as given with ``--dataset``: a name, tfds:NAME, a folder of images, or None for the home data
-            set where it lies in ``path`` and the embedded one of the task otherwise.
-        path: ``--dataset-path``, the folder to look in.
+        name: the value of ``--dataset``: a name, tfds:NAME, a folder of images, FILE.py:FUNCTION, or a name that an
+            installed package offers.  None stands for the default data set if it lies in ``path``, else for the
+            embedded one of the task.
+        path: the value of ``--dataset-path``, the folder to search.
         home: the model's default data set.
-        task: the model's task; ANY_TASK for verification, which takes incomplete sets, too.
-        download: whether a set that is absent may be fetched (it is when it is opened).
-        divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.
-        reads_files: False where the published size of a set will do if it is absent.
+        task: the model's task; ANY_TASK for verification, which also takes incomplete sets.
+        download: whether an absent set may be downloaded (when it is opened).
+        divides: whether a folder of classes may lack train/ and val/, because a share of it is held out.
+        reads_files: whether the files are needed; if False, the published size of an absent set is enough.
 
     Raises:
         ConfigurationError: the name is unknown, or the set is for another task.
-        DataError: the set was named but its files are not there.
+        DataError: the files of the named set are absent.
     """
     path = expand(str(path))
     if name is None:
@@ -491,10 +497,10 @@ def choose_dataset(
 
 
 def check_divides(choice: Choice, validation_fraction: float) -> None:
-    """Refuses a ``--validation-fraction`` of a set whose evaluation part is decided already.
+    """Rejects ``--validation-fraction`` for a set that already has an evaluation part.
 
     Raises:
-        ConfigurationError: it is.
+        ConfigurationError: the set has one.
     """
     folder = choice.location if choice.name == "imagefolder" else None
     if folder is not None and imagefolder.is_undivided(folder):
@@ -526,20 +532,20 @@ def open_dataset(
     allow_partial: bool = False,
     skip_damaged: bool = False,
 ) -> "DataSource":
-    """Reads what :func:`choose_dataset` chose.
+    """Reads the set that :func:`choose_dataset` chose.
 
     Args:
-        choice: which set.
-        download: whether it may be fetched.
-        limit_train, limit_eval: how many images to keep: "500" or "10%".
-        seed: of generated sets, and of which images a limit keeps.
-        image_shape: (height, width, channels) of generated sets; membranes are grey whatever it says.
-        num_classes: of the set "random".
-        max_image_pixels: what an image, or a page of a volume, may have at most.
-        least_train: training images that the set "random" has at least.
-        validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
-        allow_partial: leave out images without a mask, and masks without an image.
-        skip_damaged: whether images of a folder that cannot be decoded are left out instead of refused.
+        choice: the set.
+        download: whether it may be downloaded.
+        limit_train, limit_eval: number or share of images to keep: "500" or "10%".
+        seed: seed of generated sets, and of the images that a limit keeps.
+        image_shape: (height, width, channels) of generated sets; membranes are always grey.
+        num_classes: number of classes of the set "random".
+        max_image_pixels: the most pixels of an image, or of a page of a volume.
+        least_train: the fewest training images of the set "random".
+        validation_fraction: the share of each class that is held out of a folder without train/ and val/.
+        allow_partial: whether to leave out images without a mask, and masks without an image.
+        skip_damaged: whether to leave out images of a folder that cannot be decoded.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
@@ -575,7 +581,7 @@ def open_dataset(
 
 
 def _open_published(name: str) -> "DataSource":
-    """A set that is not here, with blank images: for what depends on no pixel."""
+    """Returns an absent set with blank images in its published numbers, for work that does not depend on pixels."""
     record = DATASETS[name]
     assert record.num_examples is not None and record.num_classes is not None
     shape = record.image_shape or (1, 1, 3)
@@ -589,10 +595,10 @@ def _open_published(name: str) -> "DataSource":
 
 
 def fetch(choice: Choice, download: bool) -> Path:
-    """Where the files of a set lie, after they were downloaded if they are to be.
+    """Returns the folder of a set's files, after downloading them if necessary and allowed.
 
     Raises:
-        DataError: they are not here, or what was fetched is damaged.
+        DataError: the files are absent, or the downloaded ones are damaged.
         MissingError: the network or a package is missing.
     """
     name = choice.name
@@ -608,15 +614,15 @@ def fetch(choice: Choice, download: bool) -> Path:
 
 
 def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
-    stand_in = EMBEDDED[task]
+    embedded_name = EMBEDDED[task]
     other = (
-        f"--dataset {stand_in} for the embedded one"
+        f"--dataset {embedded_name} for the embedded one"
         if task == "classification"
-        else f"or --dataset {stand_in}"
+        else f"or --dataset {embedded_name}"
     )
     record = DATASETS.get(home)
     if record is None or not record.files:
-        chosen = home if record is not None else stand_in
+        chosen = home if record is not None else embedded_name
         return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
     choice = _located(home, find_location(home, path), path, task, download, f" ({other})")
     if choice is not None:
@@ -627,8 +633,8 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
         why += f"; {path} has images and masks: add --dataset imagemasks to take them"
     elif task == "classification" and imagefolder.is_image_folder(path):
         why += f"; {path} has images in folders: add --dataset imagefolder to take them"
-    message = f"data set {stand_in}, {_origin(stand_in)}: {why}"
-    return Choice(stand_in, None, message, task)
+    message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
+    return Choice(embedded_name, None, message, task)
 
 
 def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
@@ -645,10 +651,10 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
 def _located(
     name: str, location: Optional[Path], path: Path, task: str, download: bool, other: str = ""
 ) -> Optional[Choice]:
-    """A set whose files are here, or are to be downloaded to ``path``; None for any other.
+    """Returns the choice of a set whose files are present or are to be downloaded to ``path``; None for any other.
 
     Args:
-        other: what the message says of other sets.
+        other: text about other sets, for the end of the message.
     """
     if location is not None:
         return Choice(name, location, f"data set {name} from {location}{other}", task)
@@ -658,10 +664,10 @@ def _located(
 
 
 def check_is_there(folder: Path) -> None:
-    """Refuses a ``--dataset-path`` that leads to nothing, or to a file.
+    """Rejects a ``--dataset-path`` that is not an existing folder.
 
     Raises:
-        DataError: it does.
+        DataError: it does not exist, or is not a folder.
     """
     kind, hint = kind_of(folder), "pass --dataset-path with the folder of the data"
     if kind is Kind.ABSENT:
@@ -671,11 +677,11 @@ def check_is_there(folder: Path) -> None:
 
 
 def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
-    """What a folder is that was given in place of a name.
+    """Chooses the data set in a folder that was given in place of a name.
 
     Raises:
-        ConfigurationError: a set for another task, or several.
-        DataError: no set, or one without a part that training needs.
+        ConfigurationError: the folder holds a set for another task, or several sets.
+        DataError: the folder holds no set, or one that lacks a part that training needs.
     """
     kinds = find_kinds(folder)
     if not kinds and task == ANY_TASK:
@@ -699,17 +705,17 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
 
 
 def _task_of(name: str, task: str) -> str:
-    """The task of a set; of one for any, that which is asked for."""
+    """Returns the task of a set; for a set that fits any task, the requested one."""
     known = DATASETS[name].task if name in DATASETS else "classification"
-    asked = "classification" if task == ANY_TASK else task
-    return asked if known == ANY_TASK else known
+    requested = "classification" if task == ANY_TASK else task
+    return requested if known == ANY_TASK else known
 
 
 def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
-    """An image folder, or one of images and masks, with all that training needs.
+    """Chooses an image folder, or a folder of images and masks, that has all parts that training needs.
 
     Raises:
-        DataError: it is not there, or lacks something.
+        DataError: the folder does not exist, or lacks a part.
     """
     check_is_there(folder)
     if name == "imagemasks" and not imagemasks.is_imagemasks(folder):
@@ -738,12 +744,12 @@ def _fold(name: str) -> str:
 
 
 def canonical(name: str) -> Optional[str]:
-    """The registered name that is meant, whatever the case, with ``-``, ``_`` or neither; None for no such set."""
+    """Returns the registered name for any spelling of it (case, ``-``, ``_`` or neither); None for an unknown set."""
     return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
 
 
 def known_as(name: str) -> Optional[str]:
-    """The registered name of a set, in its own files or as tfds:NAME[/CONFIG][:VERSION]; None for no such set."""
+    """Returns the registered name of a set, also for tfds:NAME[/CONFIG][:VERSION]; None for an unknown set."""
     if name.lower().startswith(TFDS_PREFIX):
         name = name[len(TFDS_PREFIX) :].split("/")[0].split(":")[0]
     return canonical(name)

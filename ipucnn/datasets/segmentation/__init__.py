@@ -1,1 +1,1 @@
-"""Images with masks: the sets, what a mask is, and the tiles that a network sees of them."""
+"""Images with masks: the data sets, the reading of masks, and the patches that networks see."""

@@ -1,8 +1,8 @@
 """``imagemasks``: a folder of image and mask pairs, ``DIR/images/NAME.*`` with ``DIR/masks/NAME.*``.
 
-With ``DIR/train`` and ``DIR/val``, each with ``images`` and ``masks``, the parts are the user's; otherwise the
-last fifth of the pairs, in the order of their names, is for evaluation.  ``DIR/classes.txt`` says what the values of
-masks mean, where these are not the classes' numbers.
+If ``DIR/train`` and ``DIR/val`` exist, each with ``images`` and ``masks``, they are the parts.  Otherwise the last
+fifth of the pairs, in the order of their names, is for evaluation.  ``DIR/classes.txt`` defines the values of masks
+that are not the classes' numbers.
 """
 
 import re
@@ -35,7 +35,7 @@ LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/tr
 BELOW = ("images", "masks")
 _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
 _NOT_COMPARED = re.compile(r"masks?|labels?|image|img|seg(mentation)?|[\W_]+")
-"""What near-miss names of an image and its mask differ in, beside upper and lower case."""
+"""Parts of names that are ignored, like case, in the search for an image and a mask with similar names."""
 
 
 def has_pairs(folder: Path) -> bool:
@@ -43,20 +43,21 @@ def has_pairs(folder: Path) -> bool:
 
 
 def is_imagemasks(folder: Path) -> bool:
-    """Whether a folder is laid out as pairs of images and masks."""
+    """Returns whether a folder, or its train/, has the folders of pairs of images and masks."""
     return has_pairs(folder) or has_pairs(folder / "train")
 
 
 def has_files(folder: Path) -> bool:
-    """Whether a folder, or a part of it, has images or masks, complete or not."""
+    """Returns whether a folder, or a part of it, has a folder of images or of masks."""
     parts = [folder, folder / "train", find_eval(folder) or folder]
     return any(is_folder(part / below) for part in parts for below in BELOW)
 
 
 def part_folders(folder: Path) -> Dict[str, Path]:
-    """The folders of pairs, complete or not, of "train" and "eval"; the folder itself as "train" if it is divided here.
+    """Returns the folders with the pairs of "train" and "eval", complete or not.
 
-    Pairs of the folder itself come first.
+    If ipucnn divides the set itself, the result is the folder itself as "train".  Pairs in the folder itself take
+    precedence over train/ and val/.
     """
     parts = {"train": folder / "train", "eval": find_eval(folder) or folder / EVAL_NAMES[0]}
     if has_pairs(folder) or not any(is_folder(part / below) for part in parts.values() for below in BELOW):
@@ -65,12 +66,12 @@ def part_folders(folder: Path) -> Dict[str, Path]:
 
 
 def parts_of(folder: Path) -> Set[Path]:
-    """The folders below a folder of pairs in which training looks for files."""
+    """Returns the subfolders of a folder of pairs in which training searches for files."""
     return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}
 
 
 def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
-    """The image files of a folder by the name that pairs them."""
+    """Returns the image files of a folder, by the name that pairs images with masks."""
     files: Dict[str, Path] = {}
     for path in entries(folder):
         if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not is_file(path):
@@ -85,7 +86,10 @@ def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
 
 
 def read_image(path: Path, max_pixels: int) -> np.ndarray:
-    """uint8 [h, w] of grey and [h, w, 3] of colour.  As ``infer`` reads images; several pages are refused."""
+    """Reads an image as ``infer`` does: uint8 [h, w] for grey, [h, w, 3] for colour.
+
+    Raises DataError for a file that cannot be read or has several pages.
+    """
     origin = f"image {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
         count, pixels = int(getattr(image, "n_frames", 1)), picture_pixels(image, origin)
@@ -95,7 +99,7 @@ def read_image(path: Path, max_pixels: int) -> np.ndarray:
 
 
 def read_mask(path: Path, max_pixels: int, colours: bool = False) -> np.ndarray:
-    """Integers [h, w], or uint8 [h, w, 3] of a colour mask, as they are stored; see ``masks.mask_pixels``."""
+    """Reads the stored values of a mask: integers [h, w], or uint8 [h, w, 3] of colours; see ``masks.mask_pixels``."""
     origin = f"mask {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, "masks are grey PNG or TIFF") as image:
         image.load()
@@ -103,10 +107,10 @@ def read_mask(path: Path, max_pixels: int, colours: bool = False) -> np.ndarray:
 
 
 def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> MaskClasses:
-    """What the values of a set's masks mean where no table says it: what all masks have together.
+    """Returns the classes of a set without a table, from the values of all its masks.
 
     Raises:
-        DataError: values that are no classes.
+        DataError: the values cannot be classes.
     """
     values: Set[int] = set()
     for path, pixels in masks:
@@ -118,14 +122,14 @@ def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> 
 
 
 def class_colours(classes: MaskClasses, path: Path, max_pixels: int) -> Tuple[Tuple[int, int, int], ...]:
-    """Red, green and blue in which masks show their classes: by name in the table, or by a palette of one mask.
+    """Returns red, green and blue of each class, from the table or from the palette of one mask.
 
     Args:
-        classes: of the masks.
+        classes: the classes of the masks.
         path: a mask that can be read.
 
     Returns:
-        One for each class; empty where masks are grey.
+        One colour per class; empty if masks are grey.
     """
     if classes.colours:
         colours = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
@@ -144,12 +148,12 @@ def class_colours(classes: MaskClasses, path: Path, max_pixels: int) -> Tuple[Tu
 
 
 class Pairs(NamedTuple):
-    """The files of a folder.
+    """The files of a folder, in pairs.
 
     Attributes:
-        both: an image and its mask, by the name that pairs them, in the order of names.
+        both: image and mask, by the name that pairs them, in the order of names.
         alone: images without a mask and masks without an image, as ``images/one.png``.
-        renames: what to call masks without an image whose names nearly are an image's.
+        renames: suggested names for masks whose names are similar to that of an image without a mask.
     """
 
     both: Dict[str, Tuple[Path, Path]]
@@ -158,16 +162,16 @@ class Pairs(NamedTuple):
 
 
 def find_pairs(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Pairs:
-    """Which mask is which image's, of the files of :func:`files_by_name`."""
+    """Pairs the images and masks of :func:`files_by_name`."""
     both = {name: (images[name], masks[name]) for name in sorted(set(images) & set(masks))}
     alone = [{name: files[name] for name in sorted(set(files) - set(both))} for files in (images, masks)]
-    alike: Dict[str, Tuple[List[Path], List[Path]]] = {}
+    similar: Dict[str, Tuple[List[Path], List[Path]]] = {}
     for side, files in enumerate(alone):
         for name, path in files.items():
-            alike.setdefault(_NOT_COMPARED.sub("", name.casefold()), ([], []))[side].append(path)
+            similar.setdefault(_NOT_COMPARED.sub("", name.casefold()), ([], []))[side].append(path)
     renames = [
         f"masks/{mask[0].name} to masks/{image[0].stem}{mask[0].suffix}"
-        for image, mask in alike.values()
+        for image, mask in similar.values()
         if len(image) == len(mask) == 1
     ]
     names = [f"{below}/{path.name}" for below, files in zip(BELOW, alone) for path in files.values()]
@@ -175,10 +179,10 @@ def find_pairs(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Pairs:
 
 
 def _pairs(folder: Path, allow_partial: bool) -> Pairs:
-    """The pairs of a folder.
+    """Returns the pairs of a folder.
 
     Raises:
-        DataError: there are none, or a file has no partner and that is not allowed.
+        DataError: there are no pairs, or a file has no partner and ``allow_partial`` is False.
     """
     pairs = find_pairs(*(files_by_name(folder / below, below == "masks") for below in BELOW))
     rename = (
@@ -207,7 +211,10 @@ def _read_part(
     classes: MaskClasses,
     max_pixels: int,
 ) -> ArrayExamples:
-    """The images of a folder with their masks, as they are stored, by file; named as in it: ``images/one.tif``."""
+    """Reads the images of a folder and returns them with their masks.
+
+    ``stored`` has the values of the masks by file.  Examples get names relative to the folder: ``images/one.tif``.
+    """
     images: List[np.ndarray] = []
     masks: List[np.ndarray] = []
     for image_path, mask_path in files:
@@ -215,7 +222,7 @@ def _read_part(
         mask = classes.of(stored[mask_path], f"mask {printable(str(mask_path))}")
         _check_size(image, image_path, mask, mask_path, "an image and its mask have one size")
         if not images:
-            # All are of this size; they are held twice while they become one array.
+            # All images have this size; they are in memory twice while they are stacked into one array.
             needed = 2 * len(files) * (image.size + mask.size)
             check_memory(needed, f"{printable(str(folder))} with {len(files)} such images")
         else:
@@ -247,14 +254,16 @@ def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: P
 def open_imagemasks(
     folder: Path, max_pixels: int = MAX_IMAGE_PIXELS, allow_partial: bool = False
 ) -> DataSource:
-    """Reads all pairs.  Images are grey or colour; what masks may have, ``masks`` says.
+    """Reads all pairs of a folder.  Images are grey or colour; ``masks`` describes the masks.
 
     Args:
-        allow_partial: leave out images without a mask, and masks without an image.
+        folder: the folder of the set.
+        max_pixels: the most pixels of an image.
+        allow_partial: whether to leave out images without a mask, and masks without an image.
 
     Raises:
-        DataError: no pairs, a file without its partner, sizes that differ, a file that is damaged or of other
-            pixels, values of masks that are no classes, or more pairs than half of the memory holds.
+        DataError: there are no pairs, a file has no partner, sizes differ, a file is damaged or has unsupported pixels,
+            values of masks are no classes, or the pairs take more than half of the memory.
     """
     parts = list(part_folders(folder).values())
     own_split = parts == [folder]

@@ -23,22 +23,22 @@ from ipucnn.text import printable
 IMAGES, LABELS = "train-volume", "train-labels"
 CLASS_NAMES = ("membrane", "cell")
 SHARE_HELD_OUT = 5
-"""One in so many slices, the last ones, is kept for evaluation: 6 of 30, the fifth of five folds."""
+"""One in five slices is held out for evaluation, the last ones: 6 of 30, the fifth of five folds."""
 _ENDINGS = (".tif", ".tiff")
 
 
 def find_volume(folder: Path, stem: str) -> Optional[Path]:
-    """The file of that volume in a folder, or None."""
+    """Returns the file of a volume in a folder, or None."""
     return next((folder / (stem + e) for e in _ENDINGS if is_file(folder / (stem + e))), None)
 
 
 def num_held_out(count: int) -> int:
-    """How many of so many slices or pairs, the last ones, are for evaluation."""
+    """Returns how many of ``count`` slices or pairs, the last ones, are for evaluation."""
     return max(1, count // SHARE_HELD_OUT)
 
 
 def has_files(folder: Path) -> bool:
-    """Whether a folder holds a volume of this set (the other one may be missing)."""
+    """Returns whether a folder holds a volume of this set (the other one may be missing)."""
     return any(find_volume(folder, stem) is not None for stem in (IMAGES, LABELS))
 
 
@@ -46,7 +46,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
     """Reads the two training volumes; the last fifth of the slices is for evaluation.
 
     Raises:
-        DataError: a volume is absent, damaged or too large, they do not belong together, or the labels are no masks.
+        DataError: a volume is absent, damaged or too large, the two volumes do not match, or the labels are no masks.
     """
     paths = [find_volume(folder, stem) for stem in (IMAGES, LABELS)]
     for path, stem in zip(paths, (IMAGES, LABELS)):
@@ -94,7 +94,7 @@ HINT = "save it as an 8-bit grey multi-page TIFF"
 
 
 def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
-    """uint8 [slices, h, w] of a multi-page TIFF.
+    """Reads a multi-page TIFF: uint8 [slices, h, w].
 
     Raises:
         DataError: as :func:`read_pages`, or pages of different sizes.
@@ -111,37 +111,38 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
 def read_pages(
     path: Path, max_pixels: int = MAX_IMAGE_PIXELS, problems: Problems = STRICT
 ) -> List[Optional[np.ndarray]]:
-    """uint8 [h, w] of each page of a multi-page TIFF, 0 and 255 where it has one bit.
+    """Reads each page of a multi-page TIFF: uint8 [h, w], with 0 and 255 for a page of one bit.
 
     Args:
         path: the file.
-        max_pixels: what a page may have at most.
-        problems: what hears of pages that cannot be read, which are None then.
+        max_pixels: the most pixels of a page.
+        problems: receiver of problems; if it does not raise, pages that cannot be read are None.
 
     Raises:
-        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, or more pages than half of the memory holds.
+        DataError: the file is absent or no TIFF, a page is damaged or not 8-bit grey, or the pages take more than half
+            of the memory.
     """
     pages: List[Optional[np.ndarray]] = []
     with problems.noting(None, path.name, path), open_volume(path, max_pixels) as (volume, count):
         height, width, origin = volume.height, volume.width, printable(str(path))
-        # What is stored here, and as much again for the array that they become.
+        # The pages, and the array that they are stacked into.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
         first_held_out = count - num_held_out(count)
         for page in range(count):
             pages.append(None)
             subset = "train" if page < first_held_out else "eval"
-            said = page_name(path, page, count)
-            with problems.noting(subset, f"{path.name}, page {page + 1}", path, said):
-                pages[-1] = _read_page(volume, page, said, max_pixels)
+            origin_of_page = page_name(path, page, count)
+            with problems.noting(subset, f"{path.name}, page {page + 1}", path, origin_of_page):
+                pages[-1] = _read_page(volume, page, origin_of_page, max_pixels)
     return pages
 
 
 @contextlib.contextmanager
 def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]]:
-    """A multi-page TIFF, for :func:`_read_page`, and the number of its pages.
+    """Opens a multi-page TIFF for :func:`_read_page`; yields it and the number of its pages.
 
     Raises:
-        DataError: absent, no TIFF, or its list of pages is damaged.
+        DataError: the file is absent or no TIFF, or its list of pages is damaged.
     """
     origin = printable(str(path))
     with opened(read_file(str(path)), origin, max_pixels, HINT) as volume:
@@ -149,7 +150,7 @@ def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]
             raise DataError(f"{origin} is a {volume.format} file, not a TIFF", HINT)
         try:
             count = int(volume.n_frames)
-        except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
+        except Exception as error:  # Pillow's plugins raise many types for damaged files
             raise DataError(
                 f"{origin}: its list of pages is damaged: {error}", "get the file again"
             ) from error
@@ -157,21 +158,21 @@ def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]
 
 
 def page_name(path: Path, page: int, count: int) -> str:
-    """What messages call a page, which they count from 1."""
+    """Returns the name of a page in messages, which count from 1."""
     return f"{printable(str(path))}, page {page + 1} of {count}"
 
 
 def _read_page(volume: PillowImage, page: int, origin: str, max_pixels: int) -> np.ndarray:
-    """uint8 [h, w] of one page, 0 and 255 where it has one bit.
+    """Reads one page: uint8 [h, w], with 0 and 255 for a page of one bit.
 
     Args:
-        volume: of :func:`open_volume`.
-        page: from 0.
-        origin: what it is, for messages.
-        max_pixels: what it may have at most.
+        volume: the image of :func:`open_volume`.
+        page: number of the page, from 0.
+        origin: the page's name in messages.
+        max_pixels: the most pixels it may have.
 
     Raises:
-        DataError: damaged, or no 8-bit grey.
+        DataError: the page is damaged, or is not 8-bit grey.
     """
     try:
         volume.seek(page)
@@ -185,6 +186,6 @@ def _read_page(volume: PillowImage, page: int, origin: str, max_pixels: int) -> 
     except DataError:
         raise
     except Exception as error:
-        code = "truncated" if "truncated" in str(error) else "unreadable"  # as Pillow's readers say
+        code = "truncated" if "truncated" in str(error) else "unreadable"  # the word of Pillow's readers
         raise DataError(f"{origin} is damaged: {error}", "get the file again", code) from error
     return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels

@@ -1,7 +1,7 @@
-"""Masks as people store them, and which class each of their values is.
+"""Reading of masks, and mapping of their values to classes.
 
-A mask says the class of each pixel.  Of two classes it has 0 and one other value, whichever (255, or 1).  Of more it
-has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` says which value, or which colour, is which class.
+A mask has the class of each pixel.  With two classes, it has 0 and any one other value (for example 255 or 1).  With
+more, it has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` defines the value or the colour of each class.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from ipucnn.text import counted, printable
 
 TABLE = "classes.txt"
 MOST_FOUND = 10
-"""Classes that masks may have without a table: more values are smoothed edges, or a number for each single object."""
+"""The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
 _MOST_TABLE_BYTES = 2**16
 _LARGEST_VALUE = 2**16 - 1
@@ -27,13 +27,13 @@ TABLE_HINT = (
 
 
 class MaskClasses(NamedTuple):
-    """What the values of masks mean.
+    """The classes of masks and their values.
 
     Attributes:
-        names: of the classes 0, 1, 2, ...
-        values: what stands for each class: a grey value, or red * 65536 + green * 256 + blue.
+        names: names of the classes 0, 1, 2, ...
+        values: the value of each class: a grey value, or red * 65536 + green * 256 + blue.
         colours: whether values are colours.
-        any_other: whether each value but that of class 0 is class 1.
+        any_other: whether every value except that of class 0 is class 1.
     """
 
     names: Tuple[str, ...]
@@ -42,10 +42,10 @@ class MaskClasses(NamedTuple):
     any_other: bool = False
 
     def of(self, mask: np.ndarray, origin: str) -> np.ndarray:
-        """Classes uint8 [h, w] of a mask [h, w], or [h, w, 3] of colours.
+        """Returns the classes, uint8 [h, w], of a mask [h, w], or [h, w, 3] of colours.
 
         Raises:
-            DataError: a value that is none of theirs.
+            DataError: the mask has a value that is not in ``values``.
         """
         flat = codes(mask, self.colours, origin)
         if self.any_other:
@@ -73,11 +73,12 @@ BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
 
 
 def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
-    """Integers [h, w] of a mask: grey values, or colours as one number.  A colour mask whose pixels are all grey is one
-    of grey values.
+    """Returns the values of a mask as integers [h, w]: grey values, or each colour as one number.
+
+    Without ``colours``, a colour mask whose pixels are all grey counts as a grey mask.
 
     Raises:
-        DataError: colours where values are wanted.
+        DataError: the mask has colours and ``colours`` is False.
     """
     if mask.ndim == 2:
         if not colours:
@@ -95,13 +96,13 @@ def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
 
 
 def read_table(folder: Path) -> Optional[MaskClasses]:
-    """What ``classes.txt`` of a folder says; None where there is none.
+    """Reads ``classes.txt`` of a folder; returns None if there is no such file.
 
-    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``, and its class is its place from 0; blank lines and those
-    that begin with # say nothing.
+    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``; its position, from 0, is its class.  Blank lines and lines
+    that begin with # are ignored.
 
     Raises:
-        DataError: it cannot be read, or says something else.
+        DataError: the file cannot be read, or has another format.
     """
     path = folder / TABLE
     if not is_file(path):
@@ -143,14 +144,14 @@ def _is_number(word: str) -> bool:
 
 
 def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
-    """What the values of all masks of a set mean where no table says it.
+    """Returns the classes of a set without a table, from the values of all its masks.
 
     Args:
-        values: ascending.
-        subject: of the message, with its verb: "the masks of DIR have".
+        values: the values in ascending order.
+        subject: subject and verb of the message: "the masks of DIR have".
 
     Raises:
-        DataError: neither 0 and one other, nor 0, 1, 2, ... without a gap.
+        DataError: the values are neither 0 and one other, nor 0, 1, 2, ... without a gap.
     """
     if len([value for value in values if value]) <= 1:
         return BINARY
@@ -165,10 +166,10 @@ def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
 
 
 def check_values(values: Sequence[int], subject: str) -> None:
-    """Refuses more values than classes may have without a table; of the arguments, :func:`classes_of_values` knows.
+    """Rejects more values than ``MOST_FOUND``; the arguments are those of :func:`classes_of_values`.
 
     Raises:
-        DataError: they are more.
+        DataError: there are more.
     """
     if len(values) > MOST_FOUND:
         raise DataError(
@@ -186,10 +187,10 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
-    """uint8 masks [n, h, w] of 0 and one other value (255, or 1) to classes 0 and 1.
+    """Converts uint8 masks [n, h, w] of 0 and one other value (for example 255 or 1) to classes 0 and 1.
 
     Raises:
-        DataError: more values, or two values of which none is 0.
+        DataError: the masks have more than one value besides 0.
     """
     values = mask_values(masks)
     if len([value for value in values if value]) > 1:
@@ -202,19 +203,21 @@ def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
 
 
 def mask_values(masks: np.ndarray) -> Tuple[int, ...]:
-    """The values there are, ascending, of integers from 0 to 65535."""
+    """Returns the distinct values of integers from 0 to 65535, in ascending order."""
     counts = np.bincount(masks.reshape(-1), minlength=256)
     return tuple(int(value) for value in np.nonzero(counts)[0])
 
 
 def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.ndarray:
-    """[h, w] integers, or uint8 [h, w, 3] of colours, of a mask that Pillow has loaded.
+    """Returns the values of a mask that Pillow has loaded: integers [h, w], or uint8 [h, w, 3] of colours.
 
     Args:
-        colours: whether classes are named by their colours: of a palette the colours count, else its numbers.
+        page: the loaded mask.
+        origin: the mask's name in messages.
+        colours: whether classes are colours; a palette then counts by its colours, else by its numbers.
 
     Raises:
-        DataError: floating-point or other pixels, or values beyond 65535.
+        DataError: the pixels are floating-point or unsupported, or values lie outside 0 to 65535.
     """
     hint = "save masks as grey PNG or TIFF, one value per class"
     if page.mode in ("RGBA", "LA"):
@@ -235,7 +238,7 @@ def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.nda
     return pixels.astype(np.uint16) if pixels.dtype != np.uint8 else pixels
 
 
-# Which pictures networks for masks take, for training on pairs and for segmentation alike.
+# The pixels of images for segmentation networks, in training and in inference.
 
 
 IMAGE_HINT = "save it as grey of 8 or 16 bits, or as 8-bit colour (RGB): TIFF, PNG or JPEG"
@@ -252,27 +255,28 @@ _PIXELS = {
 
 
 def pixels_of(mode: str) -> str:
-    """What to call pixels, by Pillow's name of them."""
+    """Returns the description of a Pillow mode for messages."""
     if mode.startswith("I;16"):
         return "16 bits per pixel"
     return "32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
 
 
 def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
-    """uint8 [h, w] of a grey Pillow image and [h, w, 3] of a colour one, which it loads.
+    """Loads a Pillow image and returns its pixels: uint8 [h, w] for grey, [h, w, 3] for colour.
 
-    Bits and palettes of greys are grey; other palettes are colour; an alpha channel that hides nothing is dropped.
-    Grey pixels of more than 8 bits are stretched (``images.stretched``).
+    Single bits and palettes of greys become grey; other palettes become colour.  An alpha channel that is opaque
+    everywhere is dropped.  Grey pixels of more than 8 bits are stretched (``images.stretched``).
 
     Raises:
-        DataError: other pixels, or colour of more than 8 bits per channel.
+        DataError: the pixels are unsupported, or are colour of more than 8 bits per channel.
     """
-    # Pillow keeps the upper bytes of such colour, nearly black from a 12-bit camera; it is known before it loads.
-    is_deep = any(";16" in str(tile) for tile in page.tile)
+    # Pillow keeps only the upper bytes of 16-bit colour, which are nearly black for a 12-bit camera.  The depth is
+    # known only before it loads the image.
+    is_16_bit = any(";16" in str(tile) for tile in page.tile)
     page.load()
     if page.mode in ("RGBA", "LA"):
         page = _opaque(page, origin)
-    if is_deep and page.mode == "RGB":
+    if is_16_bit and page.mode == "RGB":
         raise DataError(
             f"{origin} has colour of 16 bits per channel", "save it as 8-bit colour (RGB)", "wrong-mode"
         )
@@ -288,7 +292,7 @@ def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
 
 
 def _opaque(page: PillowImage, origin: str) -> np.ndarray:
-    """A Pillow image without its alpha channel.  Raises DataError where that hides anything."""
+    """Returns a Pillow image without its alpha channel.  Raises DataError if any pixel is not opaque."""
     lowest, _ = page.getchannel("A").getextrema()
     if lowest < 255:
         raise DataError(f"{origin} has {pixels_of(page.mode)}", "save it without transparency", "wrong-mode")
@@ -296,7 +300,7 @@ def _opaque(page: PillowImage, origin: str) -> np.ndarray:
 
 
 def _has_grey_palette(page: PillowImage) -> bool:
-    """Whether a palette is one of greys, as ImageJ writes for a look-up table of greys."""
+    """Returns whether an image has a palette of greys, as ImageJ writes for a look-up table of greys."""
     if page.mode != "P":
         return False
     colours: np.ndarray = np.reshape(page.getpalette("RGB"), (-1, 3))

@@ -1,7 +1,7 @@
 """``membranes``: generated grey images that look like brain tissue in an electron microscope, with masks.
 
-For segmentation without a download.  Cells are a jittered Voronoi tessellation with wavy borders; the dark
-border is the membrane (class 0, 20 to 25 % of the pixels), the inside the cell (class 1), as in the ISBI
+They allow segmentation without a download.  Cells are a jittered Voronoi tessellation with wavy borders; the dark
+border is the membrane (class 0, 20 to 25 % of the pixels), and the inside is the cell (class 1), as in the ISBI
 2012 challenge.  Dark organelles, uneven light, blur and noise keep plain thresholding from solving it.
 """
 
@@ -20,9 +20,9 @@ MEMBRANE_PIXELS = 4.0
 
 
 def _smooth_noise(random: np.random.RandomState, shape: Tuple[int, int], sigma: float) -> np.ndarray:
-    """float32 noise of that correlation length, mean 0, standard deviation 1.
+    """Returns float32 noise of correlation length ``sigma``, mean 0 and standard deviation 1.
 
-    Drawn on a coarse grid and enlarged: many times faster than filtering at full size.
+    The noise is drawn on a coarse grid and enlarged, which is many times faster than filtering at full size.
     """
     from scipy.ndimage import gaussian_filter, zoom
 
@@ -36,9 +36,9 @@ def _smooth_noise(random: np.random.RandomState, shape: Tuple[int, int], sigma: 
 def _tessellate(
     random: np.random.RandomState, rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """For each point the id of the nearest cell centre and the distance to the border with the second.
+    """Returns for each point the id of the nearest cell centre, and the distance to the border with the second nearest.
 
-    Centres are a jittered grid, one per square of CELL_PIXELS, so the nearest two lie among the 25 around.
+    Centres form a jittered grid, one per square of CELL_PIXELS, so the nearest two lie among the 25 around a point.
     """
     centres = random.uniform(0.1, 0.9, (num_rows + 6, num_columns + 6, 2)).astype(np.float32)
     centres += np.stack(
@@ -63,12 +63,12 @@ def _tessellate(
             first = np.where(nearest, square, first)
             first_id = np.where(nearest, ids, first_id)
     gap = np.sqrt(((flat[first_id] - flat[second_id]) ** 2).sum(-1))
-    # (d2^2 - d1^2) / (2 |c1 - c2|): the exact distance to the line half way between the two centres.
+    # (d2^2 - d1^2) / (2 |c1 - c2|) is the exact distance to the line half way between the two centres.
     return first_id, (second - first) / (2 * gap + 1e-6)
 
 
 def draw_tissue(height: int, width: int, random: np.random.RandomState) -> Tuple[np.ndarray, np.ndarray]:
-    """One uint8 image [height, width] and its uint8 mask: 0 membrane, 1 cell."""
+    """Draws one uint8 image [height, width] and its uint8 mask: 0 is membrane, 1 is cell."""
     from scipy.ndimage import gaussian_filter
 
     shape = (height, width)
@@ -99,7 +99,7 @@ def draw_tissue(height: int, width: int, random: np.random.RandomState) -> Tuple
         y, x = rows[window] - row, columns[window] - column
         along, across = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
         inside = np.sqrt((along / stretch) ** 2 + across**2) / radius
-        # Kept off the membrane, which stays the darkest connected structure.
+        # Organelles do not touch the membrane, which stays the darkest connected structure.
         disc = (inside < 1) & (depth[window] > 1.5)
         image[window] -= darkness * disc * np.where(inside < 0.45, 0.6, 1.0)
     membrane = np.clip(0.5 - depth, 0.0, 1.0)
@@ -110,7 +110,7 @@ def draw_tissue(height: int, width: int, random: np.random.RandomState) -> Tuple
 
 
 def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: int = 0) -> DataSource:
-    """24 training and 6 evaluation images of that size, a pure function of ``seed`` and the size.
+    """Generates 24 training and 6 evaluation images, a pure function of ``seed`` and the size.
 
     Raises ConfigurationError below 16x16 pixels.
     """
@@ -120,7 +120,7 @@ def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: 
             f"--image-size {SMALLEST_SIZE} or more",
         )
     drawn = [
-        # A legacy generator per image: its stream is frozen across NumPy versions.
+        # A legacy generator per image, because its stream is the same in all NumPy versions.
         draw_tissue(height, width, np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32, index]))
         for index in range(NUM_TRAIN + NUM_EVAL)
     ]

@@ -1,7 +1,7 @@
-"""Tiles of images too large, or at the wrong size, for a network: the paper's overlap-tile strategy.
+"""Patches of images that are too large, or have the wrong size, for a network: the overlap-tile strategy.
 
-A network without padding predicts the centre of what it sees.  Tiles are laid so that these centres cover an
-image; what a network sees beyond the image's border is mirrored (Ronneberger et al. 2015, section 2).  No
+A network without padding predicts the centre of its input.  Patches are placed so that these centres cover an image;
+pixels beyond the image's border are mirrored (Ronneberger et al. 2015, section 2).  This module does not import
 TensorFlow.
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 
 Size = Tuple[int, int]
 IGNORED = -1
-"""The label of pixels that count nowhere: beyond an image's border, or counted in another tile."""
+"""The label of pixels that a patch does not count: they lie beyond the image's border, or count in another patch."""
 
 
 def mirror(indices: np.ndarray, size: int) -> np.ndarray:
-    """Indices of any size, below 0 too, to those in 0 .. size - 1 that a mirror at the border pixels shows."""
+    """Maps indices of any size, also negative ones, to 0 .. size - 1 by mirroring at the border pixels."""
     if size == 1:
         return indices * 0
     period = 2 * (size - 1)
@@ -24,11 +24,11 @@ def mirror(indices: np.ndarray, size: int) -> np.ndarray:
 
 
 def tile_starts(size: int, tile: int, step: int = 1) -> List[int]:
-    """Where tiles begin that cover ``size`` pixels: at multiples of ``step``, without gaps.
+    """Returns the starts of patches that cover ``size`` pixels without gaps, at multiples of ``step``.
 
-    A network that halves its images sees them on a grid that begins at the tile's corner: with corners at
-    multiples of that grid it says the same of a pixel, whichever tile the pixel is in.  Tiles smaller than ``step``
-    cannot be on it without gaps; they are side by side.
+    A network that halves its images works on a grid that begins at the patch's corner.  If the corners are multiples of
+    that grid, its prediction for a pixel does not depend on the patch.  Patches smaller than ``step`` cannot lie on the
+    grid without gaps, and are placed side by side.
     """
     if tile >= size:
         return [0]
@@ -37,7 +37,7 @@ def tile_starts(size: int, tile: int, step: int = 1) -> List[int]:
 
 
 def tile_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int, int]]:
-    """(row, column) of the upper left pixel that each tile predicts, row by row."""
+    """Returns (row, column) of the upper left predicted pixel of each patch, row by row."""
     return [
         (row, column)
         for row in tile_starts(image_size[0], output[0], step)
@@ -46,9 +46,10 @@ def tile_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int
 
 
 def counted(image_size: Size, output: Size, step: int = 1) -> np.ndarray:
-    """bool [tiles, output height, output width]: every pixel of the image is true in exactly one tile.
+    """Returns the pixels that count in each patch: bool [patches, output height, output width].
 
-    Where tiles overlap the first one counts; pixels beyond the image never do.
+    Every pixel of the image counts in exactly one patch, the first that contains it.  Pixels beyond the image never
+    count.
     """
     sides = []
     for size, tile in zip(image_size, output):
@@ -63,10 +64,13 @@ def counted(image_size: Size, output: Size, step: int = 1) -> np.ndarray:
 
 
 def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.ndarray, np.ndarray]:
-    """int64 rows [tiles, input height] and columns [tiles, input width] of the image that each tile shows.
+    """Returns the image's rows, int64 [patches, input height], and columns, [patches, input width], in each patch.
 
     Args:
-        output: what the network predicts, the centre of ``size``, its input.
+        image_size: (height, width) of the image.
+        output: (height, width) of the network's prediction, the centre of its input.
+        size: (height, width) of the network's input.
+        step: the number whose multiples are the patches' corners.
     """
     sides = []
     for axis in (0, 1):
@@ -77,7 +81,7 @@ def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.
 
 
 def stitch(tiles: Sequence[np.ndarray], image_size: Size, step: int = 1) -> np.ndarray:
-    """[h, w, ...] from what a network predicted for each tile [output height, output width, ...], in order."""
+    """Joins a network's predictions for the patches, [output height, output width, ...] in order, to [h, w, ...]."""
     output = tiles[0].shape[:2]
     whole = np.zeros((*image_size, *tiles[0].shape[2:]), tiles[0].dtype)
     places = tile_places(image_size, output, step)

@@ -1,8 +1,8 @@
-"""Training tiles of segmentation images: placed at random, turned, zoomed, bent, image and mask alike.
+"""Training patches of segmentation images and masks, placed at random, rotated, zoomed and bent.
 
-All changes of shape make one map from the tile's pixels to places in the image, so an image is sampled once
-(bilinear) and its mask once (nearest).  Each tile's numbers come from its own hashes, and every step is
-elementwise or a gather: a tile is the same in a batch of any size.
+All changes of shape form one map from the patch's pixels to positions in the image, so that an image is sampled only
+once (bilinear), and so is its mask (nearest).  Each patch's random numbers come from its own hashes, and every step is
+elementwise or a gather, so a patch does not depend on the size of its batch.
 """
 
 from statistics import NormalDist
@@ -15,19 +15,19 @@ from ipucnn.aliases import Tensor, TensorShape
 from ipucnn.datasets.augmentation import below, shift_right
 
 ELASTIC_SIGMA = 10.0 / 512
-"""Standard deviation of the displacements, in sides of the tile: the paper's 10 pixels of 512."""
+"""Standard deviation of the displacements over the patch's side: 10 pixels of 512 (Ronneberger et al. 2015)."""
 ELASTIC_GRID = 3
 MAX_ZOOM = 0.2
-"""Tiles show from 1 / 1.2 to 1.2 times their own extent of the image."""
+"""Patches show from 1 / 1.2 to 1.2 times their own size of the image."""
 MAX_CONTRAST = 0.2
 MAX_BRIGHTNESS = 0.1
-"""Largest change of brightness, as a part of the range 0..255."""
+"""Largest change of brightness, as a share of the range 0..255."""
 TILE_DRAWS = 2
 ELASTIC_DRAWS = TILE_DRAWS + 5 + 2 * ELASTIC_GRID**2
 
 _NUM_ANGLES = 4096
 _ANGLES = np.arange(_NUM_ANGLES) * (2 * np.pi / _NUM_ANGLES)
-# Tables: TensorFlow's own sine and quantiles may round differently in and out of a vector loop.
+# Tables, because TensorFlow's own sine and quantiles may round differently in vector loops and in scalar loops.
 _COSINES, _SINES = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
 _NUM_QUANTILES = 4096
 _QUANTILES = np.float32([NormalDist().inv_cdf((i + 0.5) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES)])
@@ -35,15 +35,15 @@ _ZOOMS = np.float32([(1 + MAX_ZOOM) ** (i / 512 - 1) for i in range(1025)])
 
 
 def _signed(random: Tensor) -> Tensor:
-    """Hashes to float32 in [-1, 1), exact."""
+    """Converts hashes to float32 in [-1, 1) exactly."""
     return tf.cast(shift_right(random, 8), tf.float32) * (2.0**-23) - 1.0
 
 
 def bicubic_weights(size: int, grid: int) -> np.ndarray:
-    """float32 [size, grid]: what each node of a coarse grid counts for at each pixel.
+    """Returns the weight of each node of a coarse grid at each pixel: float32 [size, grid].
 
-    Cubic convolution (Keys 1981, a = -1/2) with the outer nodes repeated beyond the edge; the first node lies
-    on the first pixel, the last on the last.
+    The weights are those of cubic convolution (Keys 1981, a = -1/2) with the outer nodes repeated beyond the edge.  The
+    first node lies on the first pixel, and the last node on the last pixel.
     """
     weights: np.ndarray = np.zeros((size, grid))
     places = np.linspace(0, grid - 1, size)
@@ -57,7 +57,7 @@ def bicubic_weights(size: int, grid: int) -> np.ndarray:
 
 
 def _displacements(random: Tensor, size: Tuple[int, int]) -> Tensor:
-    """float32 [b, *size]: Gaussian values on a coarse grid, bicubic in between, in pixels."""
+    """Returns displacements in pixels, float32 [b, *size]: Gaussian on a coarse grid, bicubic in between."""
     nodes = tf.gather(_QUANTILES, below(random, _NUM_QUANTILES)) * np.float32(ELASTIC_SIGMA * max(size))
     down, along = (bicubic_weights(n, ELASTIC_GRID) for n in size)
     total = tf.zeros([tf.shape(random)[0], *size])
@@ -70,7 +70,7 @@ def _displacements(random: Tensor, size: Tuple[int, int]) -> Tensor:
 
 
 def _mirror(indices: Tensor, size: int) -> Tensor:
-    """int32 indices of any size to those in 0 .. size - 1 that a mirror at the border pixels shows."""
+    """Maps int32 indices of any size to 0 .. size - 1 by mirroring at the border pixels."""
     if size == 1:
         return tf.zeros_like(indices)
     inside = tf.math.floormod(indices, 2 * (size - 1))
@@ -78,14 +78,15 @@ def _mirror(indices: Tensor, size: int) -> Tensor:
 
 
 def _flat(rows: Tensor, columns: Tensor, which: Tensor, shape: TensorShape) -> Tensor:
-    """int64 indices of pixels in images [n, h, w] laid end to end, mirrored at the borders; rows int32 [b, y, x]."""
+    """Returns int64 indices of pixels in flattened images [n, h, w], mirrored at borders; rows are int32 [b, y, x]."""
     height, width = shape[1], shape[2]
     pixel = tf.cast(_mirror(rows, height) * width + _mirror(columns, width), tf.int64)
     return pixel + which[:, tf.newaxis, tf.newaxis] * (height * width)
 
 
 def _sample(images: Tensor, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """float32 [b, y, x, c]: bilinear between the four pixels around each place; rows float32 [b, y, x]."""
+    """Interpolates bilinearly between the four pixels around each position: float32 [b, y, x, c]; ``rows`` and
+    ``columns`` are float32 [b, y, x]."""
     flat = tf.reshape(images, [-1, images.shape[-1]])
     top, left = tf.floor(rows), tf.floor(columns)
     down, right = (rows - top)[..., tf.newaxis], (columns - left)[..., tf.newaxis]
@@ -100,7 +101,7 @@ def _sample(images: Tensor, which: Tensor, rows: Tensor, columns: Tensor) -> Ten
 
 
 def _starts(random: Tensor, size: int, tile: int) -> Tensor:
-    """int64 [b]: where a tile of ``tile`` pixels begins, anywhere in ``size``; in the middle if it is larger."""
+    """Returns random starts, int64 [b], of patches of ``tile`` pixels in ``size``; larger patches are centred."""
     if tile >= size:
         return tf.fill(tf.shape(random), tf.constant(-((tile - size) // 2), tf.int64))
     return below(random, size - tile + 1)
@@ -115,15 +116,17 @@ def training_tiles(
     output: Tuple[int, int],
     elastic: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """Tiles at random places: float32 images [b, *size, c] in 0..255, and uint8 masks [b, *output].
+    """Returns patches at random positions: float32 images [b, *size, c] in 0..255, and uint8 masks [b, *output].
 
     Args:
         images, masks: uint8 [n, h, w, c] and [n, h, w], the whole set.
-        which: int64 [b], the image of each tile.
-        random: int64 hashes [b, ELASTIC_DRAWS], of which without ``elastic`` TILE_DRAWS are used.
-        size: of the network's input.
-        output: of what it predicts, the centre of that.  It lies within the image unless it is larger.
-        elastic: mirror, turn by any angle, zoom and bend the tiles, and change their light.
+        which: int64 [b], the image of each patch.
+        random: int64 hashes [b, ELASTIC_DRAWS]; without ``elastic``, only the first TILE_DRAWS are used.
+        size: (height, width) of the network's input.
+        output: (height, width) of its prediction, the centre of the input.  It lies within the image unless it is
+            larger.
+        elastic: whether to mirror the patches, rotate them by any angle, zoom and bend them, and change contrast and
+            brightness.
     """
     margins = [(full - inner) // 2 for full, inner in zip(size, output)]
     starts = [
@@ -152,7 +155,7 @@ def training_tiles(
 
 
 def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor]:
-    """float32 (rows, columns) [b, *size]: where in the image each pixel of a tile is taken from."""
+    """Returns the position in the image of each pixel of a patch: float32 (rows, columns), [b, *size] each."""
     angle = below(random[:, 0], _NUM_ANGLES)
     zoom = tf.gather(_ZOOMS, below(random[:, 1], len(_ZOOMS)))
     flip = tf.where(below(random[:, 2], 2) > 0, -1.0, 1.0)

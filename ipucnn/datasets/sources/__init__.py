@@ -1,1 +1,1 @@
-"""Sources: each reads one kind of files, or makes images, for classification.  No TensorFlow but for TFDS."""
+"""Readers of one kind of files each, and generators, for classification.  Only TFDS needs TensorFlow."""

@@ -25,7 +25,7 @@ AGAIN = "copy or download the file again"
 
 @dataclass
 class Layout:
-    """Which files one version of a set has, and how many images each full file for training holds."""
+    """The files of one version of a set, and the number of images in a full training file."""
 
     train: Tuple[str, ...]
     test: str
@@ -55,10 +55,10 @@ TEST_SIZE = 10000
 
 
 def find_layout(name: str, folder: Path) -> Optional[Layout]:
-    """The version of ``name`` that lies in ``folder``, complete or not, or None."""
+    """Returns the version of ``name`` in ``folder``, complete or not, or None."""
     for layout in LAYOUTS[name]:
-        # An image folder has train/ and test/ too, and many folders hold a file "meta": files only, and for
-        # cifar100's unspecific names two of them.
+        # Only files count, because an image folder also has train/ and test/.  cifar100's names are common (many
+        # folders hold a file "meta"), so two of them are needed.
         present = [n for n in (*layout.train, layout.test, layout.meta) if is_file(folder / n)]
         if len(present) >= (2 if name == "cifar100" else 1):
             return layout
@@ -66,13 +66,14 @@ def find_layout(name: str, folder: Path) -> Optional[Layout]:
 
 
 def safe_unpickle(data: bytes, origin: str) -> Dict[Any, PlainValue]:
-    """The dictionary in one of CIFAR's pickles, with Python 2's strings read as latin-1.
+    """Returns the dictionary in one of CIFAR's pickles, with Python 2's strings read as latin-1.
 
-    A pickle can call whatever it names, so names resolve to the functions of this module alone: arrays and their types
-    are rebuilt from bytes, since NumPy's own ``__setstate__`` takes flags that let a file choose memory addresses.
+    A pickle can call any function it names, so names resolve only to functions of this module.  These rebuild arrays
+    and their types from bytes, because NumPy's own ``__setstate__`` takes flags that let a file choose memory
+    addresses.
 
     Raises:
-        DataError: the pickle is damaged, or names anything else.  Nothing it names is called.
+        DataError: the pickle is damaged, or names any other function.  Nothing it names is called.
     """
     names = _names_in_pickles()
 
@@ -97,7 +98,8 @@ def safe_unpickle(data: bytes, origin: str) -> Dict[Any, PlainValue]:
 
 
 def _names_in_pickles() -> Dict[str, Callable[..., object]]:
-    """What the names in CIFAR's pickles stand for: fresh for each file, which may set attributes of them."""
+    """Returns replacements for the names in CIFAR's pickles, new for each file, because a file may set attributes on
+    them."""
 
     class Array:
         array: Any = None
@@ -133,14 +135,14 @@ def _names_in_pickles() -> Dict[str, Callable[..., object]]:
 
 
 def _text_keys(content: Mapping[object, PlainValue]) -> Dict[str, PlainValue]:
-    """A dictionary with texts for keys; Python 3 writes bytes."""
+    """Returns a dictionary with ``str`` keys; keys are bytes in pickles of Python 3."""
     return {str(k, "latin1") if isinstance(k, bytes) else str(k): v for k, v in content.items()}
 
 
 def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 32, 32, 3] and whole numbers [n] of one file of the Python version.  Raises DataError.
+    """Reads one file of the Python version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError.
 
-    Without ``num_classes`` labels are given as they are, whatever classes there are.
+    Without ``num_classes``, labels are not checked against the number of classes.
     """
     content = _text_keys(safe_unpickle(read_file(str(path)), str(path)))
     if "data" not in content or label_key not in content:
@@ -163,9 +165,9 @@ def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple
 def read_binary(
     path: Path, num_label_bytes: int, num_classes: Optional[int]
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 32, 32, 3] and whole numbers [n] of one file of the binary version.  Raises DataError.
+    """Reads one file of the binary version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError.
 
-    A record is the label (the last of ``num_label_bytes``: CIFAR-100 has a coarse one before it), then the
+    A record is the label (the last of ``num_label_bytes``; CIFAR-100 has a coarse label before it), then the
     red, green and blue planes.
     """
     raw, record = read_file(str(path)), num_label_bytes + PIXELS
@@ -194,14 +196,14 @@ def _checked(
 def read_batch(
     name: str, layout: Layout, path: Path, num_classes: Optional[int]
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file of either version, as :func:`read_pickle` gives them.  Raises DataError."""
+    """Reads images and labels of one file of either version, as :func:`read_pickle` does.  Raises DataError."""
     if layout.binary:
         return read_binary(path, 1 if name == "cifar10" else 2, num_classes)
     return read_pickle(path, layout.label_key, num_classes)
 
 
 def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
-    """From the file that lists them; CIFAR-10's are known without it, CIFAR-100's become numbers."""
+    """Reads the class names from their file; without it, returns CIFAR-10's known names, or numbers for CIFAR-100."""
     path = folder / layout.meta
     if not is_file(path):
         return CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
@@ -219,9 +221,11 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
 
 
 def open_cifar(name: str, folder: Path) -> DataSource:
-    """Reads ``cifar10`` or ``cifar100``; missing train files and short files make a warning.
+    """Reads ``cifar10`` or ``cifar100``; missing training files and short files cause a warning.
 
-    Raises DataError: no train file, no test file, or a damaged one.
+    Raises:
+        DataError: there is no training file or no test file, a file is damaged, or the set takes more than half of the
+            memory.
     """
     layout = find_layout(name, folder)
     hint = f"copy the {name} files there, or pass --dataset {name} --download"
@@ -232,7 +236,7 @@ def open_cifar(name: str, folder: Path) -> DataSource:
         raise DataError(f"{folder} has no training file of {name} ({', '.join(layout.train)})", hint)
     if not is_file(folder / layout.test):
         raise DataError(f"{folder} has no test file of {name} ({layout.test})", hint)
-    # What is read, what is made of it, and the parts as one array.
+    # The bytes of the files, the arrays of each file, and the concatenated arrays.
     check_memory(3 * sum(file_size(folder / n) for n in (*present, layout.test)), f"{name} in {folder}")
     parts, warnings = [], []
     sizes = (layout.per_train_file * len(layout.train), TEST_SIZE)
