@@ -1,4 +1,4 @@
-"""Files that revision cd09a5d wrote (``tests/data/cd09a5d``): a run, a plan, a suite and its result."""
+"""Reads files that revision cd09a5d wrote (``tests/data/cd09a5d``): a run, a plan, a suite and its result."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What commands write: to files through links, to pipes and terminals as they are, and never over what they read."""
+"""Commands write files through links, to pipes and to terminals, and never over their inputs."""
 
 import csv
 import os
@@ -11,7 +11,7 @@ PLAN = ("plan-splits", "lenet", "--stages", "2")
 
 
 class Fifo(threading.Thread):
-    """A FIFO and what is written to it."""
+    """A FIFO and the data written to it."""
 
     def __init__(self, path):
         super().__init__(daemon=True)
@@ -29,7 +29,7 @@ class Fifo(threading.Thread):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of toy_model on digits, after few weight updates."""
+    """Trains toy_model on digits for a few weight updates; returns the run."""
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.train import TrainingRun
 
@@ -55,7 +55,7 @@ def image(tmp_path):
 
 
 def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch):
-    """What goes to a pipe is made in the temporary folder first."""
+    """Output for a pipe is first written in the temporary folder."""
     import tempfile
 
     from ipucnn.filesystem import user_error_of, write_output
@@ -69,7 +69,7 @@ def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("option, starts", [("--save", b"model: lenet"), ("--html", b"<!DOCTYPE html>")])
 def test_a_plan_goes_to_a_pipe(run, tmp_path, option, starts):
-    """As ``--html >(cat)`` does."""
+    """Shells do this for ``--html >(cat)``."""
     fifo = Fifo(tmp_path / "fifo")
     code, out, err = run(*PLAN, option, "fifo")
     assert code == 0 and "written: fifo" in err and "stage" in out
@@ -84,7 +84,7 @@ def test_a_plan_goes_to_stdout(tmp_path, name, to):
 
     import ipucnn
 
-    # Not /dev/stdout itself: if this failed as root, the machine would have none any more.
+    # Not /dev/stdout itself: if this failed as root, the machine would lose it.
     (tmp_path / "link").symlink_to("/dev/fd/1")
     own = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
     command = [sys.executable, "-m", "ipucnn", *PLAN, "--save", name, "--html", name]
@@ -94,7 +94,7 @@ def test_a_plan_goes_to_stdout(tmp_path, name, to):
         with open(tmp_path / "out", "w") as file:
             subprocess.run(command, stdout=file, check=True, cwd=str(tmp_path), env=own)
         out = (tmp_path / "out").read_text()
-    # Both files, and behind them what is printed.
+    # Both files, then the printed text.
     assert out.index("model: lenet") < out.index("</html>") < out.rindex("to train with it")
 
 
@@ -117,7 +117,7 @@ def test_a_plan_does_not_replace_what_it_is_made_from(run, tmp_path):
     code, _, err = run("plan-splits", "--stages", "2", "--config-path", "own.yml", "--save", "own.yml")
     assert code == 2 and "--config-path" in err
     assert (tmp_path / "plan.yml").read_text() == before
-    # A plan that is made again takes the place of the former.
+    # A new plan replaces the former one.
     assert run(*PLAN, "--save", "plan.yml")[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""Networks and data of users' own: trained as Keras would, kept as data, run only if the command line names them."""
+"""Users' own networks and data: trained like in Keras, saved as data, executed only if the command line names them."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def built(text, shape=(6, 6, 2), classes=3, **options):
 
 
 def with_layer(line, before="", imports=""):
-    """A network with one line of its own."""
+    """Returns the code of a network with one line of its own."""
     return f"{imports}{HEAD}    {before or 'x = images'}\n    {line}\n" + (
         "    x = layers.Flatten()(x)\n    return keras.Model(images, layers.Dense(num_classes)(x))\n"
     )
@@ -163,7 +163,7 @@ def test_print_config_runs_nothing(run):
     assert code == 0 and "net.py:build" in out, err
 
 
-# --- whose names are trusted
+# --- names that are trusted
 
 
 def test_a_preset_or_suite_cannot_name_a_python_file(run):
@@ -210,7 +210,7 @@ def test_a_saved_network_is_not_run_and_a_bad_one_is_told(run):
             saved_network("net.py:build", change, "checkpoint x", "y")
 
 
-# --- what is exchanged, and what is refused
+# --- what users write, and refusals
 
 
 def test_the_network_has_the_layers_of_registered_ones():
@@ -225,7 +225,7 @@ def test_the_network_has_the_layers_of_registered_ones():
     ]  # fmt: skip
     assert type(model.get_layer("batch_normalization")) is BatchNormalization
     assert model.get_layer("dense").activation.__name__ == "linear" and "softmax" in record.own.notes[0]
-    # The same from a second build, and from what a checkpoint keeps.
+    # A second build and a checkpoint's record give the same network.
     from ipucnn.models.build import BuildOptions, build_model
 
     saved = saved_network(record.name, json.loads(json.dumps(record.own.to_data())), "x", "y")
@@ -276,7 +276,7 @@ class Mine(keras.layers.Layer):
 
 
 def mine(line, arguments="x"):
-    """A network with a layer of one's own."""
+    """Returns the code of a network with a layer of the user's own."""
     imports = "import tensorflow as tf\n" + MINE.format(line=line, arguments=arguments)
     return with_layer("x = Mine(name='mine')(x)", imports=imports)
 
@@ -339,7 +339,7 @@ REFUSED_FILES = {
     "assigns": (mine("self.seen.assign_add(1.0); return x"), DRAWS),
     "draws": (mine("return x + tf.random.normal(tf.shape(x))"), DRAWS),
     "loss": (mine("self.add_loss(tf.reduce_mean(x)); return x"), "add 1 loss"),
-    # The layer inside hears of training even if the layer around it does not.
+    # The inner layer gets the training argument even if the outer layer does not.
     "inside": (mine("return self.inside(x)"), DRAWS),
     "inside of training": (mine("return self.inside(x)", "x, training=None"), DRAWS),
     "subclassed": (SUBCLASSED, "hidden in its code|returned a"),
@@ -357,7 +357,7 @@ def test_what_training_could_not_compute_is_refused(case):
     try:
         with pytest.raises(ConfigurationError) as caught:
             built(text)
-        # A notebook goes on in the same process.
+        # A notebook continues in the same process.
         assert keras.mixed_precision.global_policy().name == "float32"
     finally:
         keras.mixed_precision.set_global_policy("float32")
@@ -385,7 +385,7 @@ def test_masks_are_refused_in_one_error_and_one_hint(run):
         assert not (Path("x") / "checkpoints").exists()
 
 
-# --- fused is naive
+# --- fused and unfused are equal
 
 
 def _weights(model):
@@ -396,7 +396,7 @@ def _weights(model):
 
 @pytest.mark.parametrize("kind, fused", [("residual", 4), ("nested", 2), ("mixing", 0)])
 def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
-    """The function's own model in Keras, one micro-batch after the other, against the session."""
+    """Compares the session with the function's own model in Keras, one micro-batch after the other."""
     import tensorflow as tf
     from support.sessions import CPU, make_program
 
@@ -443,7 +443,7 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
             variable.assign_sub(0.05 * gradient / steps)
     for name, ours, theirs in zip(_weights(model), _weights(model).values(), stock.get_weights()):
         if "moving" in name:
-            continue  # of each replica's own, and Keras 3 does not correct the variance: test_host_session.py has them
+            continue  # differs by replica, and Keras 3 does not correct the variance: see test_host_session.py
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
@@ -480,7 +480,7 @@ def test_a_run_goes_on_to_the_same_bytes(kind, run):
         assert code == 2 and "only if the command line names it" in err and "hint:" in err, err
         code, _, err = run("train", name, *more[1:])
     else:
-        Path("net.py").unlink()  # a checkpoint has all of it
+        Path("net.py").unlink()  # the checkpoint holds the whole network
         code, _, err = run(*more)
     assert code == 0, err
     whole, parts = last("whole"), last("parts")
@@ -699,7 +699,7 @@ def test_noise_does_not_stand_for_own_data(run):
 
 
 def test_a_file_of_network_and_data_is_run_once(capfd):
-    """Keras 2.6 refuses classes that are registered twice."""
+    """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -715,7 +715,7 @@ def test_a_file_of_network_and_data_is_run_once(capfd):
 def test_own_data_are_verified(run):
     Path("data.py").write_text(f"{GOOD}def load():\n    return (i, l), (i[:6], l[:6]), ['a', 'b', 'c']\n")
     code, out, err = run("verify-dataset", "data.py:load", "--json")
-    assert code == 3 and "leakage" in out, err  # what is evaluated was trained on
+    assert code == 3 and "leakage" in out, err  # evaluation images were trained on
     code, _, err = run("verify-dataset", "absent.py:load")
     assert code == 3 and "there is no such file" in err
 

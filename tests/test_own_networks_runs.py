@@ -1,4 +1,4 @@
-"""Networks of users' own where registered ones go, too: on IPUs, among workers, in folds, from Python, after a kill."""
+"""Users' own networks wherever registered ones work: on IPUs, among workers, in folds, from Python, after a kill."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_a_file_of_keras_goes_there_too(lightly, run):
 
 
 def printed(out, what):
-    """The words of a command that is printed after ``what``, without the program's."""
+    """Returns the words of a command printed after ``what``, without the program's name."""
     return shlex.split(next(line for line in out.splitlines() if what in line).split(what, 1)[1])[1:]
 
 
@@ -122,7 +122,7 @@ def load():
 
 
 def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch):
-    """After a signal, after the run, and where the network's file lies elsewhere by then."""
+    """After a signal, after the run, and if the network's file was moved meanwhile."""
     name, data = write(MIXING, "mine.py"), write(OWN_DATA, "data.py").replace("build", "load")
     with pytest.raises(Interrupted) as ended:
         for event in ipucnn.train(name, dataset=data, num_epochs=50, micro_batch_size=4, run_dir="a run"):
@@ -189,7 +189,7 @@ def test_killed_and_continued_frozen_layers_are_what_they_were(really, run, requ
     assert code == 0, err
     fine = (*SHORT, "--weights", "first", "--freeze", "base*", "--optimizer-params", '{"momentum": 0.9}')
     code, _, err = run("train", name, *fine, "--run-dir", "whole")
-    # A layer that the network itself freezes counts as frozen, too.
+    # A layer frozen by the network itself counts as frozen, too.
     assert code == 0 and "layers frozen: base_" in " ".join(err.split()), err
     flags = dict(zip([word[2:].replace("-", "_") for word in fine[::2]], map(str, fine[1::2])))
     events = TrainingRun(resolve("train", {**flags, "run_dir": "cut"}, model=name)).events()
@@ -197,7 +197,7 @@ def test_killed_and_continued_frozen_layers_are_what_they_were(really, run, requ
         if type(event).__name__ == "CheckpointSaved":
             break
     next(events)
-    events.close()  # nothing more is done, as after SIGKILL
+    events.close()  # nothing more runs, as after SIGKILL
     Path("frozen.py").unlink()
     code, _, err = run("train", "--resume", "--run-dir", "cut")
     assert code == 0, err
@@ -255,7 +255,7 @@ def test_what_is_assumed_without_a_data_set_is_said_before_the_network_is_built(
         assert code == 0 and f"{name}: 1,000 classes are assumed; --dataset NAME" in err, (noise, err)
     code, _, err = run("models", name, "--summary", columns=400)
     assert code == 0 and both in err
-    # What is asked for is not assumed.
+    # Typed values are not assumed.
     for asked, left in (
         (("--classes", 5), "images of 224x224x3 are assumed"),
         (("--image-size", 32), ": 1,000 classes are assumed"),

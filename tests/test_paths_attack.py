@@ -1,7 +1,7 @@
 """Every option that takes a path, given every kind of bad path: an error and a hint, before TensorFlow is imported.
 
-The command lines run in one process of their own, which first is whoever runs the tests and then, if that is root,
-another user: that one may not search every folder.
+The command lines run in a process of their own, first as the user who runs the tests and then, if that is root, as
+another user, who may not search every folder.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ NAME = "x" * 300
 LONG = "/".join(["y" * 200] * 25)
 
 STOP = ("--ipus", "4", "--num-replicas", "2")
-"""Ends ``train`` after its options were looked at, and before the data are."""
+"""Ends ``train`` after its options were checked, and before its data are."""
 LATE = ("--micro-batch-size", "1", "--global-batch-size", "1000000")
-"""Ends it after the data were opened, and before TensorFlow is imported."""
+"""Ends ``train`` after the data were opened, and before TensorFlow is imported."""
 
 TEMPLATES = {
     "dataset-path": ("train", "lenet", *LATE, "--dataset-path", "{}"),
@@ -110,9 +110,9 @@ FOR_OTHERS = (
     *("closed", "in closed", "file in closed", "new in closed"),
     *("unreadable", "blind", "sealed", "new in sealed"),
 )
-"""The paths at which it matters who asks."""
+"""The paths whose result depends on the user."""
 TOO_LONG = ("long name", "long name below")
-"""Names that only the file system refuses; texts that no file can have as its name are no values of options."""
+"""Names that only the file system refuses; options already refuse texts that no file can have as its name."""
 COMMANDS = {
     "train": ("train", "lenet", *STOP),
     "train ~": ("train", "lenet", *STOP, "--run-dir", "~/run"),
@@ -120,11 +120,11 @@ COMMANDS = {
     "infer": ("infer", "none", "image.png"),
 }
 FREE_TO_ANSWER = ("doctor",)
-"""Commands for which a path that leads nowhere is an answer and no error."""
+"""Commands that report a path that leads nowhere without an error."""
 
 
 def make_paths(folder):
-    """Every kind of path, by name; in ``folder``, which is the working directory."""
+    """Makes every kind of path in ``folder``, the working directory; returns them by name."""
     (folder / "file").write_text("not what is expected\n")
     (folder / "folder").mkdir()
     (folder / "run").mkdir()
@@ -205,11 +205,11 @@ def make_paths(folder):
 
 
 def lines(paths):
-    """(name, arguments, environment changes, in a deleted folder) of every command line."""
+    """Yields (name, arguments, environment changes, whether in a deleted folder) of every command line."""
     for option, template in TEMPLATES.items():
         for kind, path in paths.items():
             if (kind == "root" and template[0] == "infer") or (kind == "empty" and "{}/**/*.png" in template):
-                continue  # all of the machine's files would be looked through
+                continue  # this would search all of the machine's files
             args = [part.replace("{}", path) for part in template]
             yield f"{option}: {kind}", args, {}, False
     for key in YAML_KEYS:
@@ -220,7 +220,7 @@ def lines(paths):
     for variable, commands in VARIABLES.items():
         for kind, path in paths.items():
             if "\0" in path or "\ud800" in path:
-                continue  # no environment can hold it
+                continue  # no environment variable can hold it
             for command in commands:
                 yield f"{variable} of {command}: {kind}", list(COMMANDS[command]), {variable: path}, False
     for command, args in COMMANDS.items():
@@ -232,7 +232,7 @@ def lines(paths):
 
 
 def attack(folder):
-    """Runs all command lines as this user; yields what is wrong with each that is wrong."""
+    """Runs all command lines as this user; yields a text for each one that ends wrongly."""
     os.chdir(folder)
     import pty
 
@@ -280,7 +280,7 @@ def _hangs(number, frame):
 
 
 def one(kind, args, changes, deleted, folder):
-    """What is wrong with the ending of one command line, None if nothing is."""
+    """Returns the fault in the ending of one command line, None if there is none."""
     from ipucnn import cli
 
     environment = dict(os.environ)
@@ -309,7 +309,7 @@ def one(kind, args, changes, deleted, folder):
         tempfile.tempdir = None
     text = err.getvalue()
     if "tensorflow" in sys.modules:
-        # Every line after this one would be slow, and none could be told from it.
+        # Every later line would be slow, and could no longer show this fault.
         raise RuntimeError(f"TensorFlow was imported: {args} {changes}\n{text}")
     if "Traceback" in text or code not in (0, 2, 3, 4, 6):
         return f"exit code {code}\n{text}"

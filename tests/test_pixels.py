@@ -1,4 +1,4 @@
-"""From an image to a network's input: one way for arrays, files and exports, and lines of Python that say which."""
+"""Images become network inputs in one way for arrays, files and exports; printed lines of Python do the same."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from ipucnn.runs.network_input import describe_input, python_lines, sentences
 
 
 def scene(height, width, channels, seed):
-    """uint8 [h, w, c] with edges, slopes and noise."""
+    """Makes uint8 [h, w, c] with edges, slopes and noise."""
     rng = np.random.RandomState(seed)
     y, x = np.mgrid[:height, :width]
     planes = [
@@ -30,7 +30,7 @@ def scene(height, width, channels, seed):
 
 
 def odd_images(folder):
-    """Ten image files as people have them: path -> whether Pillow's own conversion or stretching is part of them."""
+    """Writes ten typical image files: path -> whether Pillow's own conversion or stretching is part of reading them."""
     colour, grey = scene(150, 200, 3, 1), scene(120, 90, 1, 2)[..., 0]
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -101,7 +101,7 @@ def test_whole_numbers_for_networks_that_take_pixels(tmp_path):
 
 
 def test_the_lines_cut_patches_as_evaluation_does(tmp_path):
-    """Of a grey volume: each patch with its mirrored border, at the places that evaluation takes."""
+    """Each patch of a grey volume has its mirrored border, at the places that evaluation uses."""
     pages = np.stack([scene(50, 61, 1, k) for k in range(2)])
     labels = np.zeros(pages.shape[:3], np.uint8)
     setup = setup_of((50, 61, 1), (44, 36, 1), "standard", tiled=True)
@@ -128,7 +128,7 @@ def test_the_lines_cut_patches_as_evaluation_does(tmp_path):
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """A run on a folder of photographs of 200x150, and the files."""
+    """Trains on a folder of photographs of 200x150; returns the run and the files."""
     folder = tmp_path_factory.mktemp("photographs")
     for label in ("a", "b"):
         (folder / "data" / label).mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_the_lines_of_readme_feed_exported_networks(photographs, form, tmp_path)
     network = runtimes.load(form, folder / record["file"])
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
     inputs = np.stack([names["network_input"](path) for path in paths])
-    expected = loaded.predict(paths)  # the session is there from here on
+    expected = loaded.predict(paths)  # the session exists from here on
     for path, made in zip(paths, inputs):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), loaded._trained.source.info, made.shape)
         session_input = finisher(loaded._trained)(pixels[np.newaxis]).numpy()[0]

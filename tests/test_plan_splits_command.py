@@ -1,4 +1,4 @@
-"""``ipucnn plan-splits`` as it is run, and the runs that use its plans."""
+"""The command ``ipucnn plan-splits``, and the runs that use its plans."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def printed_line(out):
 
 
 def test_a_plan_of_fine_tuning_needs_less_than_one_of_training(capsys):
-    """The last convolution and the head alone are trained: no stage before them has a backward pass."""
+    """Only the last convolution and the head are trained: stages before them have no backward pass."""
     Path("fine.yml").write_text(f"fine:\n  model-name: {SMALL}\n  weights: runs/before\n  freeze: backbone\n")
     words = f"--splits conv4_block1_layer1_conv_ds {GROUPED} --precision 16.16 --recomputation off"
     words += " --micro-batch-size 8 --gradient-accumulation-count 8 --optimizer sgd"
@@ -107,7 +107,7 @@ def test_a_plan_as_json_text_page_and_file(capsys):
 
 @pytest.mark.parametrize("columns", ["80", "100", "160", None])
 def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
-    """Of all tables at once, with the longest names and numbers that they may have."""
+    """Covers all tables at once, with the longest names and numbers that they can have."""
     made = plan(capsys, FITTING, "--schedule Sequential")
     numbers = (16, "Interleaved", 1024, 65536, 4096, 16, 65536, True)
     row = ParetoRow(*numbers, uniform(0.15), ("a",), 1234567.8, 1.14, "fits", True)
@@ -130,7 +130,7 @@ def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
     heads += f"{long}, with_an_uncommonly_long_name), 65536, 114%, Interleaved, does not fit"
     for text in (*heads.split(", "), "1,234,568"):
         assert re.search(rf"(?<!\S){re.escape(text)}(?!\S)", out), text
-    # Rows are told apart in each part of a table.
+    # Rows can be distinguished in each part of a table.
     table = out.partition("best uses of the IPUs")[2]
     assert len(re.findall(r"^ +1 +65536 +16 +Interleaved", table, re.M)) == 1
     assert len(re.findall(r"^ +1  +\S", table, re.M)) == len(re.findall(r"^ +2  +\S", table, re.M)) in (1, 2)
@@ -174,7 +174,7 @@ def test_the_report_fits_its_width(capsys, monkeypatch, columns):
     assert len(re.findall(r"^stage \d [-~=.0-9]+$", table, re.M)) == 2
     assert "--pipeline-splits " + " ".join(made.splits) in printed_line(paste)
     assert "--recomputation" in printed_line(paste).split()
-    # Letters of the memory's bars are in proportion.
+    # The letters of the memory bars are in proportion.
     for ipu in made.ipus:
         (bar,) = re.findall(rf"^IPU {ipu.ipu} (\S+)\|", out, re.M)
         for name, size in ipu.predicted_memory_bytes.items():
@@ -208,7 +208,7 @@ def test_given_splits_are_judged(capsys):
     assert {row.name: row for row in judged.comparison}["planned"].splits == best.splits
     same = plan(capsys, SMALL, GROUPED, "--pipeline-splits", *best.splits, "--recomputation off")
     assert same.optimal and same.gap == 0
-    # Splits that do not fit are shown, and fail.
+    # Splits that do not fit are shown, and the command fails.
     words = f"{SMALL} {GROUPED} --splits {names[-1]} --micro-batch-size 20000"
     code, out, err = run(capsys, words)
     assert code == 4 and "does not fit" in out and "error: these splits do not fit: IPU 0" in err
@@ -219,7 +219,7 @@ def test_given_splits_are_judged(capsys):
 
 
 def hinted(args, hint):
-    """The commands of a hint with their verdict, each as ``args`` with what it says replaced, added or left out."""
+    """Returns the commands of a hint with their verdict: ``args`` with options replaced, added or left out."""
     fits, _, uncertain = hint.partition("uncertain whether this would fit: ")
     fits = fits.partition("this would fit: ")[2] or hint.partition("use ")[2].partition(" in place")[0]
     assert fits or uncertain, hint
@@ -264,7 +264,7 @@ def test_a_hint_says_where_it_is_uncertain_whether_a_plan_fits(capsys):
 
 
 def check_hints(capsys, model, args):
-    """Runs what the hint of a plan that does not fit says, and compares the verdicts."""
+    """Runs the commands in the hint of a plan that does not fit, and compares the verdicts."""
     code, _, err = run(capsys, model, args)
     assert code == 4, err
     hint = err.splitlines()[-1]
@@ -345,7 +345,7 @@ def test_recomputation(capsys):
 
 
 def test_a_row_of_a_search_becomes_the_plan(capsys):
-    """A row that is shown can be planned, with the row's own figures and a command that gives them again."""
+    """A printed row can be planned: the plan has the row's figures, and its command gives them again."""
     words = f"{SMALL} --ipus 4 --global-batch-size 256"
     code, out, err = run(capsys, words)
     assert code == 0 and "Row 1 is the plan above. Add --row 2 to the command" in " ".join(out.split()), err
@@ -363,7 +363,7 @@ def test_a_row_of_a_search_becomes_the_plan(capsys):
         assert line.endswith(units.percent(made.predicted_fill))
         assert made.splits == row.splits and made.occupied_ipus == row.num_ipus
         assert made.settings.micro_batch_size == row.micro_batch_size
-        # The command that is shown for it runs this program.
+        # The printed command runs this program.
         typed = shlex.split(command_line(made))
         assert typed[typed.index("--num-replicas") + 1] == str(row.num_replicas)
     refused(
@@ -458,7 +458,7 @@ def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     made = read_plan()
     code, err = train(capsys, "--plan plan.yml")
     assert code == 0, err
-    assert "the plan was made for" not in err  # the images are brought to the plan's size
+    assert "the plan was made for" not in err  # the images are resized to the plan's size
     saved = program()
     assert saved["pipeline_splits"] == list(made.splits) and saved["splits_from"] == "plan plan.yml"
     assert (saved["micro_batch_size"], saved["gradient_accumulation_count"]) == (2, 8)
@@ -487,7 +487,7 @@ def test_the_planner_chooses_where_splits_are_left_open(lightly, capsys):
     assert first["pipeline_splits"] == second["pipeline_splits"]
     assert first["splits_from"] == second["splits_from"] == "planned for IPU-POD16"
     assert len(first["pipeline_splits"]) == 3
-    # The planner's answer for the same network.
+    # The planner's answer for the same network
     known = "--dataset digits --image-size 12 --precision 32.32 --recomputation off --schedule Grouped"
     made = plan(capsys, words, known, "--available-memory-proportion 60")
     assert list(made.splits) == first["pipeline_splits"]
@@ -506,14 +506,14 @@ def test_stages_have_proportions_of_their_own_unless_that_is_excluded(capsys):
     assert code == 0, err
     assert f"available memory proportion {values}%" in " ".join(out.split())
     assert f"--available-memory-proportion {values}" in command_line(open_)
-    # They arrive in a run, and the same splits are judged with them.
+    # A run gets them, and the same splits are judged with them.
     assert cli.run(["train", "--plan", "plan.yml", "--print-config"]) == 0
     printed = capsys.readouterr().out
     told = re.findall(r"\d+(?:\.\d+)?", printed[printed.index("available-memory-proportion") :])
     assert [float(value) for value in told[: len(shares)]] == [100 * share for share in shares]
     judged = plan(capsys, words, "--splits", *open_.splits)
     assert judged.settings.available_memory_proportion == open_.settings.available_memory_proportion
-    # A value that is typed is for all stages.
+    # A typed value applies to all stages.
     typed = plan(capsys, words, "--available-memory-proportion 30")
     assert typed.settings.available_memory_proportion == uniform(0.3)
 
@@ -541,7 +541,7 @@ def test_plans_that_cannot_be_used(capsys, args, code, error):
     assert run(capsys, "lenet --stages 2 --save plan.yml")[0] == 0
     text = Path("plan.yml").read_text(encoding="utf-8")
     Path("broken.yml").write_text(re.sub(r"\npredicted_tick_s: \S+", "", text))
-    # As the version before wrote them; without another order of the layers such a plan is used.
+    # Fields that an earlier version wrote; without another order of the layers such a plan is used.
     Path("reordered.yml").write_text(text + "searched_orders: all\norder: [conv2d, input]\n")
     PipelinePlan.from_yaml(text + "searched_orders: only\norder: []\n", "plan.yml")
     got, err = train(capsys, args)

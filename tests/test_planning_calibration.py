@@ -1,4 +1,4 @@
-"""The cost model fitted to a system: against simulated measurements, and as plan-splits and its files have it."""
+"""Calibration of the cost model for a system: against simulated measurements, in plan-splits and in its files."""
 
 import json
 import math
@@ -63,13 +63,13 @@ def graph_of(name):
 
 
 def true_images_per_s(name, batch, truth):
-    """What a system would reach on which all times of a kind are longer by a factor."""
+    """Returns the throughput of a system on which all times of a kind are longer by a factor."""
     settings = PlanSettings(*batch)
     return predict(graph_of(name), (), settings, POD16.calibrated(truth)).images_per_s
 
 
 def simulated(truth, seed):
-    """Six runs, each off by 3 % (one standard deviation)."""
+    """Simulates six runs, each off by 3 % (one standard deviation)."""
     noise = np.random.default_rng(seed)
     runs = zip(NETWORKS, zip(*SETTINGS.values()))
     return [
@@ -97,7 +97,7 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
 
 
 def test_the_fit_is_the_minimum_of_what_it_says_it_minimises():
-    """The objective written out once more, with every prediction made anew."""
+    """Writes the objective out a second time, with every prediction made anew."""
     measurements = simulated(TRUTHS[0], 1)
     profile = calibrate(measurements, POD16)
 
@@ -147,7 +147,7 @@ def test_factors_scale_the_times_of_their_kind():
 def test_a_strange_factor_is_a_warning_and_widens_the_band():
     honest = calibrate(simulated(TRUTHS[0], 0), POD16)
     assert suspicious(honest) == [] and honest.calibration.band_factor == BAND_FACTOR
-    # One run alone, far slower than predicted: the fit is good, and says little.
+    # A single run, far slower than predicted: the fit is good, and says little.
     (slow, *_) = simulated(Calibration(1, 10, 1), 0)
     profile = calibrate([slow], POD16)
     (warning,) = suspicious(profile)
@@ -162,7 +162,7 @@ def test_a_strange_factor_is_a_warning_and_widens_the_band():
 
 
 def test_measured_stages_tell_computing_from_feeds():
-    """One throughput alone cannot say which of the two is slower than predicted."""
+    """A single throughput cannot say whether computing or feeds are slower than predicted."""
     truth, graph = Calibration(1.5, 1.5), graph_of("cifar_resnet8")
     splits, settings = ("conv2_block1_add",), PlanSettings(8, 8, num_stages=2)
     real = predict(graph, splits, settings, POD16.calibrated(truth))
@@ -189,7 +189,7 @@ def test_more_ipus_than_the_system_has_and_no_measurement_are_refused():
 
 
 def save_report(path, name, batch, images_per_s, kind="ipu"):
-    """The report of a benchmark of training on so many IPUs."""
+    """Writes the report of a training benchmark."""
     options = dict(zip(SETTINGS, batch))
     record = get_model(name)
     config = RunConfig(
@@ -276,7 +276,7 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
     assert any("as measured on IPU-POD16" in text for text in plan["assumed"])
     code, out, _ = run(capsys, name, *flags)
     assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
-    # The prediction beside a benchmark takes it, too.
+    # The prediction of a benchmark uses it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
     wanted = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
     calibrated = predict_ipu(graph_of("lenet"), wanted, "16.16").images_per_s
@@ -360,7 +360,7 @@ def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_training_run_is_read(tmp_path, capsys):
-    """A run of this machine, which then says that it was of IPUs."""
+    """A run of this machine, whose report is edited to be of IPUs."""
     args = [
         "train",
         "lenet",

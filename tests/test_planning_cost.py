@@ -1,4 +1,4 @@
-"""Cost model: tile partitions against a naive search, ticks against a naive simulator, and the rest of a prediction."""
+"""The cost model: tile partitions against a naive search, ticks against a naive simulator, and other predictions."""
 
 import itertools
 import math
@@ -58,7 +58,7 @@ def chain(num: int = 4, size: int = 28, channels: int = 64) -> LayerGraph:
 
 
 def naive_work(p: Dict[str, float], split: Tuple[int, ...], arithmetic: str) -> Tuple[List[float], float]:
-    """Work by feature and temporary bytes on the fullest tile of a Mk2, one product, in plain numbers."""
+    """Returns one product's work by feature and temporary bytes on the fullest tile of a Mk2, in plain numbers."""
     element = 4 if arithmetic == "float_float" else 2
     partial = 2 if arithmetic == "half_half" else 4
     block_in, block_out, per_position = {
@@ -191,7 +191,7 @@ def test_a_product_is_planned_the_same_in_any_company(many, arithmetic) -> None:
 
 
 def unit_name(times, layer: int, pass_: int) -> str:
-    """The unit that runs a layer's product, "" where there is none."""
+    """Returns the unit that runs a layer's product, "" if there is none."""
     index = int(times.units[layer, pass_])
     return UNITS[index] if index >= 0 else ""
 
@@ -214,7 +214,7 @@ def test_partitions_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> 
 
 @given(st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.sampled_from([1, 8, 64]), st.integers(1, 4))
 def test_every_pass_of_a_convolution_does_its_macs(kernel, stride, groups, batch) -> None:
-    """Unit cycles are never below the MACs over the peak, and not far above for a large dense convolution."""
+    """Unit cycles are at least the MACs over the peak, and not far above for a large dense convolution."""
     size = 32
     layer = conv("conv", "before", size // stride, 64, 64, kernel, stride, groups)
     first = conv("before", "input", size, 3, 64)
@@ -248,7 +248,7 @@ def test_shared_statistics_cost_time_in_norms_alone() -> None:
     shared = layer_times(graph, PlanSettings(dbn_replica_group_size=2), MK2)
     slower = np.flatnonzero(shared.forward_s > alone.forward_s)
     assert [graph.layers[i].op_class for i in slower] == ["norm"] * 4
-    # 3 us for two replicas, a ring of two steps; as many steps more with more of them.
+    # 3 us for two replicas, a ring of two steps; the number of steps grows with the ring.
     four = layer_times(graph, PlanSettings(dbn_replica_group_size=4), MK2)
     np.testing.assert_allclose((shared.forward_s - alone.forward_s)[slower], 3e-6)
     np.testing.assert_allclose((four.backward_s - alone.backward_s)[slower], 9e-6)
@@ -308,7 +308,7 @@ def test_stages_that_share_an_ipu_add_up(times, count) -> None:
     total, tick = schedule_s(forward, 2 * forward, np.zeros(4), settings, 0.0)
 
     def longest(ticks):
-        """Seconds of the IPU that is at work longest, of stages that are at work in some ticks of all."""
+        """Sums the seconds of the busiest IPU, when each stage is at work in ``count`` ticks."""
         return max(sum(times[s] for s in own if 0 <= ticks[s] < count) for own in ipus)
 
     ahead = sum(longest([t - s for s in range(4)]) for t in range(count + 6))
@@ -371,10 +371,10 @@ def test_weight_update() -> None:
     together = replace(one, device_mapping=(0, 0))
     assert update_s([1e6, 2e6], together, system) == pytest.approx(1.5 * alone)
     many = update_s([1e6, 2e6], replace(one, num_replicas=4), system)
-    # Four replicas in a ring: three steps to sum the parts, three to hand the sums round.
+    # Four replicas in a ring: three steps to sum the parts, three to pass the sums round.
     assert many - alone == pytest.approx(4e6 / system.all_reduce_bytes_per_s + 6 * 1.5e-6)
     few = update_s([10.0], replace(one, num_replicas=16), system) - update_s([10.0], one, system)
-    assert few == pytest.approx(30 * 1.5e-6, rel=0.01)  # a few bytes take the steps of the ring
+    assert few == pytest.approx(30 * 1.5e-6, rel=0.01)  # a few bytes only cost the steps of the ring
     offloaded = update_s([1e6, 2e6], replace(one, optimizer_state_offloading=True), system)
     assert offloaded - alone == pytest.approx(2 * 4e6 / system.remote_bytes_per_s)
     wide = update_s([1e6, 2e6], replace(one, precision="16.32", num_replicas=4), system)

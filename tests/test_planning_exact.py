@@ -1,4 +1,4 @@
-"""The planner against brute force, an integer program, a simulated pipeline, and what must hold of any planner."""
+"""The planner against brute force, an integer program, a simulated pipeline, and properties of any planner."""
 
 import itertools
 from dataclasses import replace
@@ -37,7 +37,7 @@ def naive_tick(tables, starts, schedule):
     total = 0.0
     for parity in (0, 1):
         total += max(f[s] if s % 2 == parity else b[s] for s in range(k))
-        # Forward from stages of this parity, and back from the others: both cross the cuts before the others.
+        # Forward from stages of this parity, backward from the others: both cross the cuts before the others.
         total += 2 * max((cut[s] for s in cut if s % 2 != parity), default=0)
     return total
 
@@ -55,7 +55,7 @@ def all_splits(n, k):
 
 
 def brute_force(tables, k, schedule):
-    """The least tick of all splits that fit; None if none does."""
+    """Returns the least tick of all splits that fit; None if none does."""
     ticks = [
         naive_tick(tables, starts, schedule)
         for starts in all_splits(tables.num_items, k)
@@ -70,9 +70,9 @@ def brute_force(tables, k, schedule):
 def make_tables(
     seed, n, whole=True, tight=0.5, recompute=False, training=True, one_ipu=False, monotone=False, stages=0
 ):
-    """Random tables.  ``tight``: about this part of all runs is too large.  ``whole``: many ties.
+    """Makes random tables.  ``tight``: about this share of all runs is too large.  ``whole``: many ties.
 
-    In a pipeline of ``stages`` stages each has seconds of its own.
+    With ``stages``, each stage of a pipeline of that many stages has seconds of its own.
 
     Memory is arbitrary, different at each stage position and for each number of stages, and need not grow
     with the run; with ``monotone`` it does, and is the same everywhere.
@@ -170,7 +170,7 @@ def test_brute_force_finds_nothing_better_where_stages_differ_in_speed(
     tables = make_tables(seed, n, whole, tight, recompute, training, stages=k)
     check_against_brute_force(tables, k, schedule)
     if k > 1:
-        # For other numbers of stages they do not.
+        # For other numbers of stages the tables have no times of their own.
         check_against_brute_force(tables, k - 1, schedule)
 
 
@@ -185,7 +185,7 @@ def test_brute_force_finds_nothing_better_on_one_ipu_where_segments_differ_in_sp
 
 
 def with_options(tables, seed, number):
-    """The tables with further settings to choose from for each stage, each slower than the one before."""
+    """Returns the tables with further settings to choose from for each stage, each slower than the one before."""
     rng = np.random.default_rng(seed)
     options = [tables]
     for _ in range(number):
@@ -206,7 +206,7 @@ def with_options(tables, seed, number):
 
 
 def any_options(tables, k, schedule):
-    """The least tick of all splits with all choices of settings for their stages that fit; None if none does."""
+    """Returns the least tick of all splits with all choices of settings that fit; None if none does."""
     ticks = []
     for chosen in itertools.product(tables.options, repeat=k):
         one = replace(
@@ -240,10 +240,10 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
         return
     assert found.objective_s == pytest.approx(best, rel=1e-12)
     assert found.optimal
-    # Nothing is found below the best, and the best below a little more.
+    # A bound below the best finds nothing, one slightly above it finds the best.
     assert not fastest_split(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
     assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == found.objective_s
-    # What the stages have is one of the choices that were compared, and fits.
+    # Each stage has one of the compared choices, and fits.
     numbers = chosen_options(tables, found.starts)
     ends = [*found.starts[1:], n]
     own = [
@@ -295,7 +295,7 @@ def test_a_stopped_search_can_have_a_gap():
 
 
 def integer_program(tables, k, schedule):
-    """The least tick by HiGHS: z[s, i, j] says that stage s holds items i .. j - 1."""
+    """Solves for the least tick by HiGHS: z[s, i, j] says that stage s holds items i .. j - 1."""
     optimize = pytest.importorskip("scipy.optimize")
     if not hasattr(optimize, "milp"):
         pytest.skip("this SciPy has no milp (1.9 has)")
@@ -312,7 +312,7 @@ def integer_program(tables, k, schedule):
             if memory[i][j] <= tables.capacity_bytes and (s == 0) == (i == 0) and (s == k - 1) == (j == n)
         ]
     num = len(runs)
-    # Behind the z: X, Y, and the largest cut before odd and before even stages.
+    # The columns after z: X, Y, and the largest cut before odd and before even stages.
     cost = np.zeros(num + 4)
     alternates = schedule == "Interleaved"
     cost[num:] = [1, 1, 2, 2 if alternates else 0]
@@ -355,7 +355,7 @@ def integer_program(tables, k, schedule):
 
 
 def network_like(seed, n, fill=0.6, recompute=True):
-    """Tables like those of a network: early items slow with large activations, late ones with many weights."""
+    """Makes tables like those of a network: early items slow with large activations, late ones with many weights."""
     rng = np.random.default_rng(seed)
     forward = rng.lognormal(0, 0.8, n) * np.linspace(2, 0.5, n)
     backward = forward * rng.uniform(1.5, 3, n)
@@ -384,7 +384,7 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     assert solution.feasible == (value is not None)
     if value is not None:
         assert solution.objective_s == pytest.approx(value, rel=1e-6)
-        # The memory constraint matters in these instances.
+        # The memory limit matters in these instances.
         free = fastest_split(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
         assert free.objective_s < solution.objective_s
 
@@ -406,7 +406,7 @@ def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, 
     k = len(starts)
     own = k if seed % 2 else 0
     tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training, stages=own)
-    count = 2 * k + extra  # what Grouped needs at least
+    count = 2 * k + extra  # the minimum for Grouped
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)
     told = Ticks(Schedule(schedule, training), k, count)
@@ -437,7 +437,7 @@ def test_a_simulated_tick_by_hand():
         simulate(tables, (0, 1), "GPipe", 2)
 
 
-# --- what must hold of any planner
+# --- properties of any planner
 
 
 @settings(max_examples=100)
@@ -495,7 +495,7 @@ def test_equal_splits_fall_to_little_transfer_and_early_cuts(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_large_network_takes_few_evaluations(schedule):
-    # Seconds are measured by hand; the number of dynamic programs is what makes them.
+    # The number of dynamic programs determines the time, which is measured by hand.
     solution = fastest_split(network_like(5, 300, 0.12), 16, schedule)
     assert solution.optimal and solution.num_evaluations < 2000
 
@@ -533,7 +533,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     inside = [cut for first, last in ranges for cut in range(first + 1, last)]
     assert len(inside) == len(set(inside))
     if monotone and not one_ipu and all(last > first + 1 for first, last in ranges):
-        # Where memory grows with the run and is the same everywhere, the ranges are the whole proof.
+        # If memory grows with the run and is the same everywhere, the ranges alone are the proof.
         assert len(ranges) >= k
 
 
@@ -542,7 +542,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     [
         ([1, 4, 1, 9, 1], 8, 2, [(3, 4)], None),
         ([1, 4, 1, 5, 1], 6, 1, [(1, 4)], 2),
-        # Any two items are too much: three cuts, in ranges that share items.
+        # Any two items are too large: three cuts, in ranges that share items.
         ([1, 1, 1, 1], 1.5, 3, [(0, 2), (1, 3), (2, 4)], 4),
     ],
 )

@@ -1,4 +1,4 @@
-"""The layer graph: what it says of networks, its JSON, its cache, and the same from both versions of Keras."""
+"""The layer graph: its facts about networks, its JSON, its cache, and equality between both versions of Keras."""
 
 import gzip
 import hashlib
@@ -33,7 +33,7 @@ def home_graph(name):
 
 
 def unusual_graph(name):
-    """One that is not shipped."""
+    """Returns a layer graph that is not shipped."""
     record = get_model(name)
     return layer_graph(record, BuildOptions(record.input_shape, 7))
 
@@ -52,7 +52,7 @@ def test_a_shipped_graph_of_something_else_or_a_damaged_one_is_not_used(tmp_path
         assert read_shipped(record) is None
     shipped_path(record).write_bytes(packed)
     assert read_shipped(record) is not None
-    # The graph of another network, and keys that are none.
+    # The graph of another network, and invalid keys
     shipped_path(record).write_bytes(gzip.compress(unusual_graph("toy_model").to_json().encode()))
     assert read_shipped(record) is None
     shipped_path(record).write_bytes(packed)
@@ -81,7 +81,7 @@ def test_layers_of_resnet50():
     assert (by_name["pool1_pool"].kernel, by_name["pool1_pool"].strides) == ((3, 3), (2, 2))
     assert by_name["avg_pool"].kernel == (7, 7)
     assert graph.layers[-1].op_class == "matmul" and graph.layers[-1].macs == 2048 * 1000
-    # The shortcut goes around the whole block.
+    # The shortcut spans the whole block.
     inside = graph.index("conv3_block2_2_relu")
     assert graph.crossing(inside) == ("conv3_block1_out", "conv3_block2_2_bn")
 
@@ -91,7 +91,7 @@ def test_layers_of_unusual_networks():
     classes = {layer.op_class for layer in grouped.layers}
     assert {"grouped_conv", "elementwise", "reshape", "activation"} <= classes
     squeeze = next(layer for layer in grouped.layers if layer.name == "block2a_se_reduce")
-    assert squeeze.kept == (*squeeze.inputs, squeeze.name)  # its own for the fused swish
+    assert squeeze.kept == (*squeeze.inputs, squeeze.name)  # its own output for the fused swish
     excite = next(layer for layer in grouped.layers if layer.name == "block2a_se_excite")
     assert excite.kept == excite.inputs and len(excite.inputs) == 2
     drop = next(layer for layer in grouped.layers if layer.name == "block2b_drop")
@@ -162,7 +162,7 @@ def test_shared_layers_stay_in_one_stage():
 
 
 def test_a_layer_of_ones_own_is_counted_by_its_weights_and_what_it_returns():
-    """Matrices at each position of the output, vectors once; layers inside of it count as its own weights."""
+    """Matrices count at each position of the output, vectors once; layers inside it count as its own weights."""
     from tensorflow import keras
 
     from ipucnn.planning.graphs.keras_graph import graph_of
@@ -303,7 +303,7 @@ def test_damaged_cache_entries_are_built_again(tmp_path, monkeypatch):
     graph = unusual_graph("lenet")
     (entry,) = entries(tmp_path)
     good = entry.read_bytes()
-    # A valid graph with one digit changed, half an entry, not text, nothing, a valid entry of another schema.
+    # A valid graph with one digit changed, half an entry, not text, nothing, a valid entry of another schema
     other = graph.to_json().replace('"schema_version": 1', '"schema_version": 0')
     resealed = f"{hashlib.sha256(other.encode()).hexdigest()}\n{other}".encode()
     for bad in (good.replace(b"416", b"417", 1), good[: len(good) // 2], b"\xff\xfe\x00", b"", resealed):

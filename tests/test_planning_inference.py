@@ -1,4 +1,4 @@
-"""Plans of forward passes alone, and of replicas that share batch norm statistics."""
+"""Plans for inference, and for replicas that share batch norm statistics."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,14 +73,14 @@ def test_memory_has_nothing_that_only_training_keeps(planner):
         for count in (64, 1)
     )
     trained = program_memory(planner.graph, splits, PlanSettings(8, 12, 1, 3), SYSTEM.ipu)
-    assert many == one  # however many micro-batches are on their way
+    assert many == one  # independent of the number of micro-batches in flight
     for own, other in zip(many, trained):
         assert own.stash_bytes == own.accumulators_bytes == own.optimizer_state_bytes == 0
         assert own.weights_bytes == other.weights_bytes and own.fill < other.fill
 
 
 def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
-    """Against every configuration of the grid, each planned by itself."""
+    """Compares it with every configuration of the grid, each planned by itself."""
     base = PlanSettings(training=False)
     space = SearchSpace(base, 4, (1, 4, 32), ("Grouped",), proportions=uniform(0.6))
     best, rows = search(planner, space)
@@ -113,7 +113,7 @@ def test_plan_splits_plans_inference(capsys, here):
     text = " ".join(out.split())
     assert "is better than another in throughput, latency" in text
     assert f"ipucnn benchmark {MODEL} --inference" in text and "recomp. " not in text
-    # A plan of inference is none of training.
+    # Training refuses a plan for inference.
     for more in ([], ["--print-config"]):
         assert cli.run(["train", "--plan", "i.yml", "--dataset", "digits", *more]) == 2
         shown = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Memory model against naive counts on random graphs, the planner's tables, and published facts."""
+"""The memory model against naive counts on random graphs, the planner's tables, and published facts."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 
 @st.composite
 def graphs(draw, max_layers: int = 9) -> LayerGraph:
-    """Random graphs of convolutions, of which some are frozen, activations and sums with skips."""
+    """Draws graphs of convolutions, some of them frozen, activations and sums with skips."""
     layers = [Layer("l0", "input", (), (8, 8, 3))]
     for i in range(1, draw(st.integers(2, max_layers))):
         name = f"l{i}"
@@ -84,7 +84,7 @@ def settings_(draw) -> PlanSettings:
 def naive_memory(
     graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings
 ) -> Dict[str, float]:
-    """Bytes by category, live activations and temporaries together, counted with sets."""
+    """Counts bytes by category, live activations and temporaries together, with sets."""
     layers = graph.layers
     own = layers[first:last]
     size = {
@@ -93,7 +93,7 @@ def naive_memory(
     }
 
     def read_after(name: str, place: int) -> bool:
-        """Whether a layer at or behind a place reads it."""
+        """Whether the layer at a place or a later one reads it."""
         return any(name in layer.inputs for layer in layers[place:])
 
     def total(names: Set[str]) -> float:
@@ -105,12 +105,12 @@ def naive_memory(
     trains = any(layer.num_trainable for layer in layers)
 
     def goes_back(layer: Layer) -> bool:
-        """Whether it, or a layer that it reads, directly or not, has something to train."""
+        """Whether it, or a layer that it reads directly or indirectly, is trained."""
         before = [other for other in layers if other.name in layer.inputs]
         return not trains or layer.num_trainable > 0 or any(goes_back(other) for other in before)
 
     back = [layer for layer in own if goes_back(layer)] if settings.training else []
-    # A frozen convolution's backward pass needs its weights alone, not its input.
+    # A frozen convolution's backward pass needs only its weights, not its input.
     frozen = [x for x in back if x.op_class == "conv" and trains and not x.num_trainable]
     kept = {name for layer in back if layer not in frozen for name in layer.kept}
     inputs = {name for layer in own for name in layer.inputs} - made if back else set()
@@ -171,7 +171,7 @@ def naive_memory(
 
 
 def stage_memory(graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings) -> StageMemory:
-    """The memory of layers ``first .. last - 1`` as that stage, told by a model of no other cuts than these two."""
+    """Returns the memory of layers ``first .. last - 1`` as a stage, by a model with only these two cuts."""
     starts = sorted({0, first, last} - {len(graph.layers)})
     a = starts.index(first)
     return MemoryModel(graph, settings, MK2, starts).entry(a, a + 1, settings.num_stages, stage)
@@ -334,7 +334,7 @@ def _rows(name: str) -> Dict[str, Any]:
 
 
 def _judged(name: str) -> Iterator[Tuple[Dict[str, Any], StageMemory]]:
-    """The published configurations that a benchmark can tell, each with its fullest IPU."""
+    """Returns the published configurations that a benchmark can represent, each with its fullest IPU."""
     rows, benchmark = _rows("published_fits_and_splits.json"), _benchmark(name)
     for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
         for row in rows[key]:
@@ -348,7 +348,7 @@ def _judged(name: str) -> Iterator[Tuple[Dict[str, Any], StageMemory]]:
 
 @pytest.mark.slow
 def test_published_fits_are_judged_as_they_should_be() -> None:
-    """None that fits is called "does not fit", most are called "fits", and hard out-of-memory reports are not."""
+    """None that fits is judged "does not fit", most are judged "fits", and hard out-of-memory reports are not."""
     verdicts: List[str] = []
     hard: List[str] = []
     for row, fullest in _judged("fit_cost_model"):
@@ -364,14 +364,14 @@ def test_published_fits_are_judged_as_they_should_be() -> None:
 
 @pytest.fixture
 def calibration() -> Tuple[Any, List[Tuple[Any, float]]]:
-    """The benchmark that fits the constants, and the published programs with their images/s."""
+    """Returns the benchmark that fits the constants, and the published programs with their images/s."""
     _rows("published_throughput.json")
     benchmark = _benchmark("fit_cost_model")
     return benchmark, benchmark.calibration_programs(SHARED / "published_throughput.json")
 
 
 def _without(calibration: Tuple[Any, List[Tuple[Any, float]]]) -> Iterator[Tuple[str, List[float]]]:
-    """Each network with the errors of its rows, by constants that were fitted to those of all others."""
+    """Yields each network with the errors of its rows, by constants fitted to the rows of all others."""
     benchmark, pairs = calibration
     for model in {program.graph.model for program, _ in pairs}:
         kept = [(p, v) for p, v in pairs if p.graph.model != model]
@@ -409,7 +409,7 @@ def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_published_configurations_by_their_fill() -> None:
     assert published_at(0.449) == published_at(0.41) == (12, 12)
-    assert published_at(0.15) == (0, 0)  # none is as empty
+    assert published_at(0.15) == (0, 0)  # none is that empty
     assert published_at(1.1) == published_at(7.0) == (0, 4)
     shares = [fits / number for fits, number in map(published_at, (0.45, 0.85, 0.95, 1.2))]
     assert shares == sorted(shares, reverse=True)
@@ -417,7 +417,7 @@ def test_published_configurations_by_their_fill() -> None:
 
 @pytest.mark.slow
 def test_the_band_holds_what_it_says_of_networks_left_out(calibration) -> None:
-    """Band and coverage counted once more, plainly, over the errors without a network."""
+    """Counts band and coverage a second time, plainly, over the errors without a network."""
     errors = dict(_without(calibration))
     every = sorted(error for own in errors.values() for error in own)
     place = 0.8 * (len(every) - 1)

@@ -1,4 +1,4 @@
-"""Networks in files: one that Keras saved is planned as it is trained, a layer graph as it is; the rest is refused."""
+"""Network files: one saved by Keras is planned as it is trained, a layer graph as it is; others are refused."""
 
 import json
 import random
@@ -38,12 +38,12 @@ def options_of(record):
 
 
 def graph_in(path):
-    """The graph that ``plan-splits`` plans."""
+    """Returns the graph that ``plan-splits`` plans."""
     record = find_network(str(path), plans=True)
     return build_graph(record, options_of(record))
 
 
-# --- what Keras saves
+# --- files that Keras saves
 
 
 def residual(keras):
@@ -87,7 +87,7 @@ def test_a_file_is_planned_as_the_network_that_is_trained(build, tmp_path, capsy
     record = find_network("net.keras")
     assert graph == graph_of(build_model(record, options_of(record)), "net.keras")
     assert graph.num_parameters == model.count_params()
-    # The layers are Keras' own, in other classes and with other names of input and copies.
+    # Keras' own layers: other classes, and other names of input and copies.
     functional = keras.Model(model.inputs, model.outputs[0])
     of_keras = graph_of(functional, "net.keras")
     assert sorted(layer.output_shape for layer in graph.layers) == sorted(
@@ -104,7 +104,7 @@ def test_a_file_is_planned_as_the_network_that_is_trained(build, tmp_path, capsy
 
 
 def test_a_layer_of_another_class_costs_its_bytes_and_macs():
-    """A matrix product of the same MACs takes as long, and what is only bytes grows with them."""
+    """A matrix product of the same MACs takes the same time; pure data movement takes time for its bytes."""
 
     def times(op_class, macs, channels):
         layers = (
@@ -118,11 +118,11 @@ def test_a_layer_of_another_class_costs_its_bytes_and_macs():
     other = times("other", 16 * 16 * 32 * 64, 64)
     features = [0, 1, 2]  # the unit's cycles, its blocks, bytes received
     np.testing.assert_allclose(other.work[1, 0, features], product.work[1, 0, features])
-    assert other.forward_s[1] > product.forward_s[1]  # its bytes besides
+    assert other.forward_s[1] > product.forward_s[1]  # and its bytes
     assert times("other", 0, 640).forward_s[1] > times("other", 0, 64).forward_s[1] > 0
 
 
-# --- files made by hand: what is no network is refused, on every Python
+# --- files made by hand: anything but a network is refused, on every Python
 
 
 def node(*reads, shape=None):
@@ -174,7 +174,7 @@ def test_a_file_made_by_hand_is_the_graph_worked_out_by_hand(tmp_path):
 
 
 def changed(**by_layer):
-    """The network with other values in its layers: ``conv=dict(filters=0)``, or another class (``kind=``)."""
+    """Returns the network with other values in its layers: ``conv=dict(filters=0)``, or another class (``kind=``)."""
     config = network()
     for layer in config["config"]["layers"]:
         change = by_layer.pop(layer["name"], {})
@@ -218,7 +218,7 @@ def test_a_name_that_a_terminal_would_obey_is_not_printed(tmp_path, capsys):
 
 
 def test_models_in_models_that_hold_nothing_end_too(tmp_path):
-    """Each calls the one inside four times, and the innermost has an input alone: 4**12 calls of no layer."""
+    """Each model calls the inner one four times, and the innermost has only an input: 4**12 calls of no layer."""
     images = entry("InputLayer", "images", batch_shape=[None, 8, 8, 3])
     ends = {"input_layers": [["images", 0, 0]], "output_layers": [["images", 0, 0]]}
     inside = {"class_name": "Functional", "config": {"layers": [images], **ends}}
@@ -310,7 +310,7 @@ def test_a_saved_graph_gives_the_plan_of_the_network(capsys, tmp_path):
     plan, of_file = json.loads(out), json.loads(again)
     for one in (plan, of_file):
         del one["assumed"], one["model"], one["build"]
-    # A run of the network is told its input; a file has it.
+    # A run of the network takes its input from options; a file contains it.
     inputs = {key: plan["options"].pop(key) for key in set(plan["options"]) - set(of_file["options"])}
     assert set(inputs) <= {"dataset", "image_size"} and plan == of_file
     code, out, err = run(capsys, "plan-splits", "g.json", *SETTINGS, "--html", "p.html", "--save", "p.yml")

@@ -1,4 +1,4 @@
-"""plan-splits --optimisations: each row is the planner's own prediction of the program with one thing changed."""
+"""plan-splits --optimisations: each row is the planner's own prediction of the program with one change."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A plan on its way to a run: what it was made with arrives, whatever the run's own preset says."""
+"""A plan's settings reach the run that uses it, whatever the run's own preset says."""
 
 import json
 import re
@@ -49,12 +49,12 @@ def params_of(draw, optimizer):
 
 
 def some(draw, values):
-    """A part of the options."""
+    """Draws a part of the options."""
     return {name: value for name, value in values.items() if draw(st.booleans())}
 
 
 def numeric(draw):
-    """Options that decide a prediction and have nothing to do with the number of stages."""
+    """Draws options that decide a prediction and do not depend on the number of stages."""
     optimizer = draw(st.sampled_from(OPTIMIZERS))
     return {
         "precision": draw(st.sampled_from(["16.16", "16.32", "32.32"])),
@@ -70,7 +70,7 @@ def numeric(draw):
 
 @st.composite
 def presets(draw):
-    """What lies below the flags of a plan."""
+    """Draws options that a plan's flags override."""
     own = some(draw, numeric(draw))
     if "optimizer_params" in own:
         own.setdefault("optimizer", "sgd")
@@ -85,7 +85,7 @@ def presets(draw):
 
 @st.composite
 def presets_of_runs(draw):
-    """A preset of a run that has nothing to do with its plan."""
+    """Draws a preset of a run that has nothing to do with its plan."""
     own = draw(presets())
     own.update(some(draw, {"recomputation": True, "available_memory_proportion": (7.0,)}))
     own.update(some(draw, {"num_replicas": 2, "dbn_replica_group_size": 2}))
@@ -103,7 +103,7 @@ def presets_of_runs(draw):
 
 @st.composite
 def questions(draw):
-    """What ``plan-splits`` is asked: a preset, typed flags, number of stages and recomputation."""
+    """Draws arguments of ``plan-splits``: a preset, typed flags, number of stages and recomputation."""
     stages = draw(st.sampled_from([1, 2, 3, 4]))
     replicas = draw(st.sampled_from([1, 2, 4]))
     below, typed = draw(presets()), some(draw, numeric(draw))
@@ -134,8 +134,8 @@ def questions(draw):
 
 
 def trained(plan, preset):
-    """Configuration and Program of ``train --plan FILE`` over a preset."""
-    text = replace(plan, profile=()).to_yaml()  # the layers have nothing to do with it
+    """Returns configuration and Program of ``train --plan FILE`` over a preset."""
+    text = replace(plan, profile=()).to_yaml()  # the profile does not matter here
     resolved = resolve(
         "train",
         {"plan": "q.yml"},
@@ -171,7 +171,7 @@ def check_trained(planner, candidate, request, preset):
     assert tuple(memory) == candidate.ipus
     lines = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
     assert not [line for line in lines if "the plan was made for" in line]
-    # The printed command and the YAML beside it say the same as the file.
+    # The printed command and its YAML have the same settings as the file.
     assert {BY_NAME[name].key for name in request.kept} <= set(plan.run_options())
 
 
@@ -183,7 +183,7 @@ def test_a_run_of_a_plan_is_predicted_as_the_plan_was(planner, question, preset)
 
 @pytest.fixture(scope="module")
 def tight():
-    """Of a network whose stages take more memory than there is with the largest availableMemoryProportion."""
+    """Plans a network whose stages need more than the memory with the largest availableMemoryProportion."""
     return Planner(extract.known_graph(get_model("resnet50"), BuildOptions((224, 224, 3), 1000)), SYSTEM)
 
 
@@ -199,7 +199,7 @@ def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_si
     asked = resolve("plan-splits", flags, model="resnet50", reads_data=False)
     request = make_request(asked, stages=4, recomputation="on")
     (group,) = request.all_choices()
-    # With less memory nothing fits, with more there are splits that fit with the largest proportion everywhere.
+    # With less memory nothing fits; with more, splits fit with the largest proportion in every stage.
     least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
     candidate = tight.best_apart(group[0], least + room * (most - least), float("inf"))
     assert candidate.settings.has_own_proportions
@@ -248,7 +248,7 @@ def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, ste
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
     )
     assert resolved.typed["steps_per_execution"] == steps
-    # As the benchmark of inference takes it.
+    # As the benchmark of inference does
     config = replace(
         resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
     )
@@ -259,7 +259,7 @@ def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, ste
     assert tuple(memory) == candidate.ipus
 
 
-# Network -> what may be changed of its layers; more than the first few would have to be built for each example.
+# Network -> options of its layers that may change; each combination beyond the first few needs a build per example.
 NETWORKS = {
     "lenet": {"image_size": "32", "dataset": "cifar10"},
     "mnist_cnn": {"dataset": "fashion_mnist"},
@@ -278,7 +278,7 @@ NETWORKS = {
 
 @st.composite
 def whole_questions(draw):
-    """A network, flags, the share of the layers before each split, and whether it is inference."""
+    """Draws a network, flags, the share of the layers before each split, and whether it is inference."""
     name, inference = draw(st.sampled_from(sorted(NETWORKS))), draw(st.booleans())
     flags = {**some(draw, numeric(draw)), **some(draw, NETWORKS[name])}
     if flags.get("optimizer_params") is not None:
@@ -296,7 +296,7 @@ def whole_questions(draw):
 @tries(12, slow=60)
 @given(question=whole_questions(), preset=presets_of_runs())
 def test_a_plan_is_whole(question, preset):
-    """Plan to run to plan, with no other word: the same network, splits, settings and prediction."""
+    """Plan to run to plan, with no other argument: the same network, splits, settings and prediction."""
     name, flags, cuts, inference = question
     graph = extract.read_shipped(get_model(name))
     places = sorted({1 + round(cut * (len(graph.cuts) - 2)) for cut in cuts})
@@ -320,7 +320,7 @@ def test_a_plan_is_whole(question, preset):
         again.pop("dbn_replica_group_size")  # which plan-splits refuses there
     config = {key: BY_NAME[key].yaml_value(getattr(run.config, key)) for key in again}
     second = _planned(name, {key: _text_of(key, value) for key, value in config.items()}, inference)
-    # Inference has no optimizer, and its plan names none.
+    # Inference has no optimizer, and its plan has no optimizer options.
     ofs = {"optimizer_slots": 0, "optimizer_state_offloading": False} if inference else {}
     settings = [replace(plan.settings, **ofs) for plan in (second, first)]
     assert (settings[0], second.splits, second.build) == (settings[1], first.splits, first.build)
@@ -330,7 +330,7 @@ def test_a_plan_is_whole(question, preset):
 
 
 def _text_of(name, value):
-    """A value as the command line has it."""
+    """Returns a value as text of the command line."""
     if isinstance(value, dict):
         return json.dumps(value)
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
@@ -349,7 +349,7 @@ def test_every_setting_says_which_options_decide_it():
     for own in fields(PlanSettings):
         options = own.metadata["options"]
         assert set(options) <= names, own.name
-        # Only training itself is decided by the command.
+        # Only `training` is decided by the command itself.
         assert options or own.name == "training"
 
 
@@ -415,7 +415,7 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
     }
     assert {key: found[key]["value"] for key in wanted} == wanted
     assert {found[key]["origin"] for key in wanted} == {"plan q.yml"}
-    # What is typed goes before the plan.
+    # Typed options override the plan.
     typed = options("--plan", "q.yml", "--no-half-partials", "--optimizer", "sgd")
     assert typed["half-partials"]["value"] is False and typed["optimizer"]["value"] == "sgd"
     from_line = options(*json_words(command))
@@ -449,7 +449,7 @@ def test_a_run_with_another_optimizer_is_not_the_planned_one(planner):
     plan = assemble(
         planner, candidate, planned=False, build={}, options={"optimizer": "sgd", "optimizer_params": {}}
     )
-    text = replace(plan, profile=()).to_yaml()  # the layers have nothing to do with it
+    text = replace(plan, profile=()).to_yaml()  # the profile does not matter here
     resolved = resolve(
         "train",
         {"plan": "q.yml", "optimizer": "adam", "norm_layer": "group_norm", "gradient_accumulation_count": 4},
@@ -484,7 +484,7 @@ def test_options_that_no_plan_has_are_refused(planner):
     assert "optimizer" in error.value.hint
 
 
-# --- batches, schedules, hints, and what is written
+# --- batches, schedules, hints, and saved files
 
 
 def test_a_global_batch_below_the_smallest_is_refused(capsys):
@@ -518,7 +518,7 @@ def test_a_schedule_that_is_not_typed_is_searched(capsys, here):
     assert row.predicted_images_per_s == interleaved.predicted_images_per_s < found.predicted_images_per_s
     assert row.ratio == pytest.approx(interleaved.predicted_tick_s / found.predicted_tick_s)
     assert not [row for each in (grouped, interleaved) for row in each.comparison if "(" in row.name]
-    # Splits of one's own, too.
+    # The same for given splits
     judged = plan_of(capsys, PRESET, "--splits", *interleaved.splits)
     assert judged.settings.schedule == "Grouped" and judged.splits == interleaved.splits
     assert {row.name for row in judged.comparison} >= {"Interleaved (preset mine)", "planned"}

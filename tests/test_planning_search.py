@@ -1,4 +1,4 @@
-"""Best and judged splits, comparisons, rules, search and the plan's files, against naive versions."""
+"""Best and judged splits, comparisons, rules, search and plan files, against naive versions."""
 
 import functools
 import itertools
@@ -81,7 +81,7 @@ def test_open_settings_take_the_fastest_that_fits(num_stages, schedule, kib):
         speeds = [candidate.prediction.images_per_s for candidate in every if candidate is not None]
         if speeds:
             assert found.memory_limit == limit
-            # Of settings with equal ticks it takes the first; filling and draining may differ a little.
+            # Among settings with equal ticks it takes the first; filling and draining may differ a little.
             assert found.prediction.images_per_s >= max(speeds) * (1 - 1e-3)
             break
     else:
@@ -168,7 +168,7 @@ def test_stages_that_share_an_ipu_are_judged_with_a_bound():
 
 
 def naive_params(graph, num_stages):
-    """The walk of the public application over a list of weight sizes."""
+    """Walks over a list of weight sizes as the public application does."""
     sizes = [(layer.name, layer.num_parameters) for layer in graph.layers if layer.num_parameters]
     total = sum(size for _, size in sizes)
     splits, running = [], 0
@@ -183,7 +183,7 @@ def naive_params(graph, num_stages):
 def test_equal_parameters_is_the_walk_over_the_weights(widths, num_stages):
     graph = network(widths)
     largest = max(layer.num_parameters for layer in graph.layers) * num_stages
-    if largest < graph.num_parameters:  # else one layer passes two marks
+    if largest < graph.num_parameters:  # otherwise one layer passes two marks
         assert equal_parameters(graph, num_stages) == naive_params(graph, num_stages)
 
 
@@ -280,7 +280,7 @@ def test_a_layer_too_large_for_any_ipu_is_named():
 
 
 def every_configuration(planner, base, num_ipus, sizes, total, limit, segments, switched):
-    """The best splits of every configuration of a small search that fit, by loops over what it may be made of."""
+    """Returns the best splits that fit of every configuration of a small search, by loops over the options."""
     found = []
     for size, (schedule, count, again), share, changed in itertools.product(
         sizes, programs(num_ipus, segments), (0.6, 0.3, 0.15), switched
@@ -309,7 +309,7 @@ def every_configuration(planner, base, num_ipus, sizes, total, limit, segments, 
 
 
 def programs(num_ipus, segments):
-    """(schedule, stages, recomputation) of every pipeline."""
+    """Yields (schedule, stages, recomputation) of every pipeline."""
     yield "Grouped", 1, False
     yield from (("Sequential", count, True) for count in segments)
     for schedule, count, again in itertools.product(("Grouped", "Interleaved"), (2, 4), (False, True)):
@@ -318,7 +318,7 @@ def programs(num_ipus, segments):
 
 
 def naive_front(found):
-    """(images/s, IPUs, fill) of what stays: by rising IPUs, fill and stages everything is compared with everything."""
+    """Returns (images/s, IPUs, fill) of the front: in order of IPUs, fill and stages, all are compared with all."""
 
     def of(candidate):
         return (
@@ -362,8 +362,8 @@ def test_the_front_is_that_of_all_configurations(monkeypatch, kib):
     assert len(expected) > 3
     if kib == 84:
         assert told == [pytest.approx(own, rel=1e-9) for own in expected]
-    # Fills that differ by a little count as equal, and what is left out for one that is left out itself may differ by
-    # twice as much: of configurations as close as these the front has one, and which one is open.
+    # Fills that differ by a little count as equal, and a candidate dropped for one that is itself dropped may differ by
+    # twice as much: among configurations as close as these the front has one, and either may be it.
     for candidate in found:
         own = (candidate.prediction.images_per_s, candidate.settings.occupied_ipus, candidate.predicted_fill)
         assert any(
@@ -396,7 +396,7 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
         every = every_configuration(planner, base, 2, more, total, limit, range(2, 17), switched)
         assert bool(every) == (limit == best.memory_limit)
     fastest = max(candidate.prediction.images_per_s for candidate in every)
-    # One with fewer stages is taken where it is slower by at most this.
+    # One with fewer stages is preferred if it is slower by at most this.
     assert fastest * (1 - search_module.SAME_SPEED) <= best.prediction.images_per_s <= fastest * (1 + 1e-9)
     assert best.settings.half_partials
 
@@ -423,7 +423,7 @@ def test_a_search_without_anything_that_fits():
     space = SearchSpace(BASE, 2, micro_batch_sizes=(16,), global_batch_size=512)
     with pytest.raises(InfeasibleError) as raised:
         search(Planner(GRAPH, system(12)), space)
-    assert "--precision" not in raised.value.hint  # 16.16 is in use
+    assert "--precision" not in raised.value.hint  # 16.16 is already set
 
 
 def test_a_search_says_the_largest_micro_batch_that_fits():

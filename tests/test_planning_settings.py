@@ -1,4 +1,4 @@
-"""From a run's configuration to what the planner is asked: the same for every command."""
+"""A run's configuration becomes the planner's arguments, the same for every command."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def graph():
 
 @st.composite
 def flags(draw):
-    """Options of a legal program that plan-splits, train and benchmark all take."""
+    """Draws options of a legal program that plan-splits, train and benchmark all take."""
     stages = draw(st.sampled_from([1, 2, 4]))
     replicas = draw(st.sampled_from([1, 2, 4]))
     found = numeric(draw)
@@ -82,11 +82,11 @@ def flags(draw):
 
 
 class Asked(Exception):
-    """What the planner is asked, in place of an answer."""
+    """Carries the planner's arguments, in place of a result."""
 
 
 def asked(patch, question):
-    """The settings with which ``question`` turns to the planner."""
+    """Returns the settings that ``question`` passes to the planner."""
 
     def ask(*arguments, **keywords):
         raise Asked(arguments)
@@ -171,9 +171,9 @@ def test_proportions_are_those_that_the_session_sets():
     options = {"convolution_options": {"availableMemoryProportion": "0.1"}}
     assert given_proportions(config_of([20.0], **options), 2) == (StageProportions(0.1, 0.2, 0.1, 0.2),)
     assert given_proportions(config_of([], **options), 2) == (StageProportions(0.1, 0.6, 0.1, 0.6),)
-    # What is said of single stages goes before what is said of all convolutions.
+    # Values of single stages override those of all convolutions.
     assert given_proportions(config_of([20.0, 40.0], **options), 2) == stages
-    for count in (3, 5):  # 2n + 1, too
+    for count in (3, 5):  # also for 2n + 1
         with pytest.raises(ConfigurationError, match=f"{count} values for 2 stage") as error:
             given_proportions(config_of([10.0] * count), 2)
         assert error.value.hint == (
@@ -255,7 +255,7 @@ def test_matrix_products_and_backward_passes_have_their_own(graph):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("fill", [0.10, 1.0])
 def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
-    """Every split of three stages, judged one by one with each stage's own proportions."""
+    """Judges every split of three stages one by one, with each stage's own proportions."""
     own = PlanSettings(
         16,
         12,
@@ -279,7 +279,7 @@ def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
 
 
 def with_matmul(graph, place):
-    """The network with a matrix product at every position behind one of its layers."""
+    """Returns the network with a matrix product at every position behind one of its layers."""
     layers = []
     for layer in graph.layers:
         inputs = tuple("dense" if name == place else name for name in layer.inputs)
@@ -298,7 +298,7 @@ def with_matmul(graph, place):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kib", [90])
 def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
-    """Every split with every proportion of either kind of product in every stage."""
+    """Tries every split with every proportion of either kind of product in every stage."""
     machine, graph = system(kib), with_matmul(network([64, 16, 64, 16], size=24, block=99), "relu2")
     planner = Planner(graph, machine)
     own = replace(BASE, num_stages=2, schedule=schedule, recomputation=True)
@@ -317,7 +317,7 @@ def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
     assert best.prediction.tick_s == pytest.approx(min(fitting.values())[0], rel=1e-9)
     assert best.solution.optimal and best.predicted_fill <= limit * (1 + 1e-12)
     assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
-    # Of one program the choice is by images/s, and one proportion for all stages is kept where it is as fast.
+    # Within one program images/s decide, and one proportion for all stages is kept if it is as fast.
     (group,) = candidates(own, True)
     alike, apart = (planner.best_of([group], own_proportions=on) for on in (False, True))
     assert not alike.settings.has_own_proportions
@@ -325,7 +325,7 @@ def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
     uniform_s = alike.prediction.images_per_s * (1 + SAME_SPEED)
     assert apart.settings.has_own_proportions or kib != 90
     assert apart.settings.has_own_proportions == (apart.prediction.images_per_s > uniform_s)
-    # Splits that were given have what suits them best.
+    # Given splits get the proportions that suit them best.
     for splits in {splits for splits, _ in fitting}:
         judged = max(
             (planner.judge(splits, each, limit) for each in group),
@@ -350,7 +350,7 @@ def test_plan_splits_takes_a_proportion_for_each_stage(capsys):
 
 
 def test_a_presets_proportions_for_other_stages_are_left_out(capsys):
-    """Four values of a preset say nothing about two stages."""
+    """A preset's four values do not apply to two stages."""
     code, out, err = run(capsys, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
     assert code == 0, err
     assert "4 values are not for 2 stages" in " ".join(out.split())
@@ -366,7 +366,7 @@ def test_the_smallest_system():
 
 
 def test_a_hint_keeps_proportions_of_stages(graph):
-    """Smaller ones are limited stage by stage; for other stages the smallest holds, and the hint says so."""
+    """Hints lower values stage by stage; for another number of stages the smallest applies, and the hint says so."""
     own = PlanSettings(
         64,
         8,

@@ -1,4 +1,4 @@
-"""What to change when memory ran out: each answer is applied by a naive reading of its flags, and judged again."""
+"""Changes for a program that ran out of memory: each one's flags are applied naively, and judged again."""
 
 import re
 from dataclasses import replace
@@ -16,12 +16,12 @@ from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
 
 GRAPH = network([16, 16, 16, 32, 32, 32], size=48)
-# The command that a plan prints, to which its changes are added.
+# The command of a plan, to which its changes are added
 TRAINING_FLAGS = {flag for spec in specs_for("train") for flag in (spec.flag, f"--no-{spec.key}")}
 
 
 def program(kib_per_tile, **changes):
-    """Settings, their fastest splits whatever these need, and the machine."""
+    """Returns settings, their fastest splits whatever memory they need, and the machine."""
     own = PlanSettings(
         **{"micro_batch_size": 16, "gradient_accumulation_count": 16, "half_partials": False, **changes}
     )
@@ -34,7 +34,7 @@ def fill(own, splits, machine):
 
 
 def applied(own, splits, flags):
-    """What a user gets who adds the flags to the command."""
+    """Returns the settings of a user who adds the flags to the command."""
     words = list(flags)
     while words:
         flag, values = words.pop(0), []
@@ -157,7 +157,7 @@ def test_a_run_asks_with_its_own_network():
 
 
 def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
-    """Without a pipeline it does if micro-batches are accumulated; what is outside already frees nothing."""
+    """Without a pipeline it does if micro-batches are accumulated; state that is already outside frees nothing."""
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
     kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
@@ -221,7 +221,7 @@ def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
     ],
 )
 def test_prediction_is_told_only_what_its_command_takes(command, named):
-    """Whatever is missing of the memory, and although the run was a pipeline."""
+    """However much memory is missing, and although the run was a pipeline."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
@@ -251,7 +251,7 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
 
 @pytest.mark.parametrize("kib", [300, 15])
 def test_what_ipus_hold_without_the_memory_that_is_not_there(kib):
-    """The fullest IPU's bytes with the optimizer's state on it; activations are on it in every prediction."""
+    """Checks the fullest IPU's bytes with the optimizer's state on it; activations stay on it in every prediction."""
     own, splits, machine = program(kib, optimizer_state_offloading=True, optimizer_slots=2)
     kept = replace(own, optimizer_state_offloading=False)
     for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", own)):
@@ -283,7 +283,7 @@ def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
         assert change.ratio == pytest.approx(predict(GRAPH, splits, changed, machine).images_per_s / before)
     assert all(change.ratio >= 1.01 and change.verdict != "does not fit" for change in found)
     assert remedy.predicted_fill < fill(own, splits, machine) / 1.09
-    # Whatever setting is not among them brings less than those that are, or does not fit.
+    # Every setting that is not among them gains less than those that are, or does not fit.
     for other in ({"half_partials": True}, {"recomputation": False}, {"eight_bit_transfer": True}):
         changed = replace(own, **other)
         gain = predict(GRAPH, splits, changed, machine).images_per_s / before

@@ -1,4 +1,4 @@
-"""Every command on the double of the SDK, with nothing but the default --device auto."""
+"""Every command on the test double of the SDK, with the default --device auto."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4",
 
 
 def run(capfd, *args):
-    """(exit code, stdout, stderr) of a command."""
+    """Returns (exit code, stdout, stderr) of a command."""
     code = cli.run([str(a) for a in args])
     out, err = capfd.readouterr()
     return code, out, err
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def train(capfd, run_dir, *more):
-    rate = ["--lr-schedule", "const", "--learning-rate", 0.01]  # not one that depends on the number of epochs
+    rate = ["--lr-schedule", "const", "--learning-rate", 0.01]  # independent of the number of epochs
     args = ["train", "toy_model", "--run-dir", run_dir, *SMALL, *rate, "--num-epochs", 2, "--json", *more]
     code, out, err = run(capfd, *args)
     assert code == 0, err
@@ -45,14 +45,14 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
     assert report["compilation"]["device"]["kind"] == "ipu"
     assert not report["compilation"]["cached"]
     assert "Compiling module" not in err and "[" not in err.split("run folder")[0]
-    with installed(num_ipus=1):  # one IPU is enough for a look at what two trained
+    with installed(num_ipus=1):  # one IPU is enough to infer with a run of two
         code, out, err = run(capfd, "infer", folder / "ipu", "--split", "eval", "--limit-eval", 2, "--json")
         assert code == 0, err
         code, out, err = run(capfd, "evaluate", folder / "ipu", "--validation-num-replicas", 3)
         assert code == 2 and "hint: use 2 or 4 IPUs: --validation-num-replicas" in err
         code, out, err = run(capfd, "evaluate", folder / "ipu")
         assert code == 6 and "--validation-num-replicas" in err
-    # Half of it, and the rest on IPUs again: the same bytes.  The same program comes from the cache.
+    # Half of the run, then the rest on IPUs again: the same bytes.  The same program comes from the cache.
     for more in (("--num-epochs", 1), ("--resume",)):
         with installed():
             again, _ = train(capfd, folder / "half", *same, *more)
@@ -74,7 +74,7 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
     assert on_host["measured"]["samples"] == on_ipus["measured"]["samples"] == 32
     # The images were resized on the host; on their way to the IPUs they were rounded to 8 bits.
     assert on_host["measured"]["loss"] == pytest.approx(on_ipus["measured"]["loss"], abs=1e-3)
-    # And back: trained on the host, continued on IPUs.
+    # The reverse: trained on the host, continued on IPUs.
     train(capfd, folder / "host", "--num-epochs", 1, "--device", "cpu")
     with installed():
         continued, _ = train(capfd, folder / "host", "--resume", "--device", "auto")
@@ -90,7 +90,7 @@ def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(capfd, folder):
     assert code == 0, err
     half = json.loads(out)["measured"]["loss"]
     assert half == pytest.approx(report["validation"]["loss"], rel=0.01)
-    # In 32 bits only if that is asked for.
+    # It uses 32 bits only on request.
     code, out, err = run(capfd, "evaluate", run_dir, "--json", "--device", "cpu", "--precision", "32.32")
     assert code == 0 and json.loads(out)["measured"]["loss"] != half, err
     code, _, err = run(capfd, "train", "--resume", "--run-dir", run_dir, "--num-epochs", 2, "--device", "cpu")
@@ -110,7 +110,7 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
         "--precise-batch-norm",
         0,
     ]
-    with installed(num_ipus=0) as machine:  # where there are none
+    with installed(num_ipus=0) as machine:  # without IPUs
         code, out, err = run(capfd, *flags, "--compile-only", "--json")
         assert code == 0, err
         kinds = [key[1] for key in machine.programs]
@@ -187,7 +187,7 @@ def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
         with installed(**facts):
             code, _, err = run(capfd, *command, *flags)
         assert code == expected and list(tmp_path.iterdir()) == [], err
-    # A folder that was there stays, and what others keep in it.
+    # An existing folder stays, with the files of others.
     (tmp_path / "run").mkdir()
     with installed(busy=True):
         assert run(capfd, *command)[0] == 6
@@ -195,7 +195,7 @@ def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
     with installed():
         code, _, err = run(capfd, *command, "--micro-batch-size", 2)
     assert code == 0, err
-    # A run that has something to keep keeps it.
+    # A run with results keeps them.
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
     with installed(busy=True):
         assert run(capfd, *command, "--micro-batch-size", 2, "--resume", "--num-epochs", 2)[0] == 6
@@ -298,7 +298,7 @@ def test_surroundings_that_cannot_work_are_refused(
             assert error.startswith("error: ") and text in error
             assert advice.startswith("hint: ") and hint in advice
         assert machine.log == []
-        # The host needs none of it.
+        # The host needs none of these.
         assert run(capfd, "train", "toy_model", "--device", "cpu", "--print-config")[0] == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -322,7 +322,7 @@ def test_prediction_out_of_memory_says_what_would_fit(short_benchmarks, capfd, f
     train(capfd, run_dir, "--num-epochs", 1, "--pad-dataset")
     weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
     run_bytes = 4 * sum(value.size for value in weights.values()) - 1
-    network_bytes = 66_472 - 1  # of toy_model as published
+    network_bytes = 66_472 - 1  # of the published toy_model
     monkeypatch.chdir(folder)
     benchmark = ["benchmark", "toy_model", "--host-generated-data", "--steps-per-execution", 2]
     benchmark += ["--micro-batch-size", 4]
@@ -349,7 +349,7 @@ def test_prediction_out_of_memory_says_what_would_fit(short_benchmarks, capfd, f
     ],
 )
 def test_a_selected_device_of_another_size_is_refused(capfd, tmp_path, flags, device, has, needs):
-    """As gc-info -l numbers the devices of 16 IPUs: 0 to 15 are single ones, 16 to 23 pairs, then fours."""
+    """gc-info -l numbers the devices of 16 IPUs: 0 to 15 are single ones, 16 to 23 pairs, then fours."""
     args = ["train", "toy_model", "--run-dir", tmp_path / "run", *SMALL, *flags, "--select-ipu", device]
     with installed(num_ipus=16) as machine:
         code, out, err = run(capfd, *args, "--gradient-accumulation-count", 4)
@@ -370,7 +370,7 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
         code, _, err = run(capfd, "train", "toy_model", *args)
         assert code == 0, err
         assert machine.config["ipus"] == 2
-    # The pair is not what evaluation asks for.
+    # Evaluation needs one IPU, not the pair.
     with installed(num_ipus=16) as machine:
         code, _, err = run(capfd, "evaluate", folder / "selected", "--validation-num-replicas", 1)
         assert code == 0, err
@@ -379,7 +379,7 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
 
 @pytest.mark.parametrize("mode", [["--inference"], ["--training"]])
 def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd, tmp_path, monkeypatch, mode):
-    """The SDK's predict gives nothing but the zeros of one replica then; all replicas computed."""
+    """In that case the SDK's predict only returns zeros of one replica; all replicas computed."""
     monkeypatch.chdir(tmp_path)
     flags = [
         "--num-replicas",
@@ -422,7 +422,7 @@ def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd,
 )
 @pytest.mark.parametrize("found", ["by gc-info", "in compiling", "in loading"])
 def test_a_system_without_remote_memory(capfd, tmp_path, flags, words, found):
-    """By default IPUs are attached when the program is executed; what the driver then says no public source has."""
+    """By default IPUs are attached when the program is executed; no public source has the driver's text for it."""
     flags = [
         "--global-batch-size",
         "none",
@@ -458,7 +458,7 @@ def test_a_system_without_remote_memory(capfd, tmp_path, flags, words, found):
 @pytest.mark.parametrize("real", [9, 8], ids=["one of eight", "an empty replica"])
 @pytest.mark.parametrize("more", [[], ["--accelerator-side-reduction"]], ids=["sdk", "on the ipus"])
 def test_figures_of_replicas_with_unequal_padding(capfd, tmp_path, real, more):
-    """Loss and accuracy of an execution are over its samples, wherever they were."""
+    """Loss and accuracy of an execution are over its samples, whichever replica had them."""
     flags = ["--dataset", "digits", "--limit-train", 16 + real, "--limit-eval", 8, "--micro-batch-size", 8]
     flags += ["--global-batch-size", 16, "--num-replicas", 2, "--pad-dataset", "--num-epochs", 2, "--seed", 1]
     figures = []

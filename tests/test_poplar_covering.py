@@ -1,4 +1,4 @@
-"""Three rows of the covering table, and that the table is what it says; ``python tests/poplar_covering.py`` has all."""
+"""Three rows of the covering table, and checks of the table; ``python tests/poplar_covering.py`` runs all rows."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_the_rows_cover_what_they_are_to():
 
 
 def test_what_3_1_to_3_3_lack_no_row_uses():
-    """TF_POPLAR_FLAGS --use_on_demand alone, which users set and the session does not."""
+    """They only lack TF_POPLAR_FLAGS --use_on_demand, which users set and the session does not."""
     lacking = {sdk: FACTS["absent_in"].get(sdk, {}) for sdk in ("3.1", "3.2", "3.3", "3.4")}
     assert lacking == {"3.1": {"flags": ["use_on_demand"]}, "3.2": {}, "3.3": {}, "3.4": {}}
 

@@ -1,4 +1,4 @@
-"""The double itself: what it computes, and what instances exchange, against naive versions."""
+"""The test double itself: its computations, and the exchange between instances, against naive versions."""
 
 import contextlib
 import importlib
@@ -21,7 +21,7 @@ PROCESSES = "experimental.multi_replica_distribution.process_count"
 
 
 def poprun(monkeypatch, index=0, total=4, local=2, ipus=1):
-    """The variables of an instance."""
+    """Sets the environment variables of an instance."""
     values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
     values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
     for name, value in values.items():
@@ -60,7 +60,7 @@ def test_every_instance_gets_the_arrays_of_all(tmp_path):
         for n, parts in enumerate(found):
             assert [p[0].tolist() for p in parts] == [[i + 10 * n] * 2 for i in range(3)]
             assert [int(p[1]) for p in parts] == [0, 1, 2]
-    # Of every instance the last file stays: nobody knows whether the others have read it.
+    # Each instance's last file stays: no instance knows whether the others have read it.
     assert len(list(tmp_path.rglob("*.npz"))) == 3 and not list(tmp_path.rglob("*.tmp"))
 
 
@@ -118,7 +118,7 @@ def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
         with installed() as machine:
             from tensorflow.python import ipu
 
-            # Of a mean Keras takes one part for each of the strategy's replicas, which only PopDistStrategy counts.
+            # For a mean Keras divides by the strategy's replicas, which only PopDistStrategy counts.
             setting = plain(ipu, reduction="sum")
             setting.config.auto_select_ipus = 2 if distributed else 4
             setting.before = lambda model: [w.assign(np.full(w.shape, 0.1)) for w in model.trainable_weights]
@@ -186,7 +186,7 @@ with installed() as machine:
 
 @pytest.mark.slow
 def test_two_processes_with_half_of_the_data_each_train_as_one(monkeypatch, tmp_path):
-    """Instances share out the micro-batches in turns; a replica of two gets every other one of an instance's."""
+    """Instances take the micro-batches in turns; a replica of two takes every other one of its instance's."""
     tests = os.path.dirname(__file__)
     monkeypatch.setenv("PYTHONPATH", tests)
 
@@ -245,7 +245,7 @@ def test_instances_may_not_take_the_first_ipus_that_are_free(monkeypatch):
             config.configure_ipu_system()
         config.device_connection.version = "ipu2"
         config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
-        config.configure_ipu_system()  # no device is taken
+        config.configure_ipu_system()  # this takes no device
 
 
 def test_device_0_and_no_device():
@@ -256,7 +256,7 @@ def test_device_0_and_no_device():
         config.select_ipus = 0
         config.configure_ipu_system()
         assert config.select_ipus == [0] and machine.device_ipus == 1
-        # 0 is nothing beside a number of IPUs, and the first device nevertheless.
+        # Beside a number of IPUs 0 counts as unset, but it still selects the first device.
         config = ipu.config.IPUConfig()
         config.select_ipus, config.auto_select_ipus = 0, 4
         config.configure_ipu_system()
@@ -303,7 +303,7 @@ def test_host_reductions(monkeypatch):
 
 
 def test_host_reductions_over_files(monkeypatch, tmp_path):
-    """This instance against one that a thread plays."""
+    """Runs this instance against another one in a thread."""
     poprun(monkeypatch)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     other = Exchange(tmp_path, 1, 2, 30)
@@ -320,7 +320,7 @@ def test_host_reductions_over_files(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("local", "processes", "is_refused"), [(4, 8, True), (4, 4, False), (16, 2, False)])
 def test_state_is_shared_out_within_an_ipu_link_domain(local, processes, is_refused):
-    """Several instances in each of several domains of 16 IPUs: the driver does not share state out then."""
+    """With several instances in each of several domains of 16 IPUs, the driver does not share state out."""
     leaves = {PROCESSES: processes}
     machine = Machine(num_ipus=16, config={"leaves": leaves, "ipus": local})
     rules.check_shared_out_state(machine, {}, local)
@@ -333,7 +333,7 @@ def test_state_is_shared_out_within_an_ipu_link_domain(local, processes, is_refu
 
 
 def test_without_a_device_there_are_zeros(monkeypatch, tmp_path):
-    """Of variables that the program writes, too; a dequeue finds one element, however many an execution has."""
+    """Also for variables that the program writes; a dequeue returns one element, however many an execution has."""
     monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path}")
     with installed() as machine:
         from tensorflow.python import ipu
@@ -408,8 +408,8 @@ def test_weight_updates_are_made_in_a_graph():
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_what_a_program_writes_lies_on_the_ipus(where):
-    """A variable that was made outside of the strategy's scope is the host's."""
-    # Not a layer's own: of those Keras finds out by itself.
+    """A variable made outside of the strategy's scope is on the host."""
+    # Not a layer's own variable: Keras checks those itself.
     held = [tf.Variable(0.0, trainable=False)]
 
     class Counting(keras.layers.Layer):

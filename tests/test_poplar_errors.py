@@ -1,4 +1,4 @@
-"""Errors of the Poplar SDK: each recorded text is recognised, and nothing else is."""
+"""Errors of the Poplar SDK: each recorded text is recognised, and no other."""
 
 import json
 import re
@@ -28,14 +28,14 @@ FACTS = Path(__file__).resolve().parents[2] / "shared" / "poplar" / "api.json"
 
 
 def raised(class_name, text, base=Exception):
-    """An exception of a class of TensorFlow's name: TensorFlow is not needed to tell them apart."""
+    """Makes an exception with the name of a TensorFlow class, so that tests do not need TensorFlow."""
     operation_error = type("OpError", (base,), {})
     return type(class_name, (operation_error,), {})(text)
 
 
-# Class and text as recorded from the sources of graphcore/tensorflow r2.6 (SDK 3.4): poplar_executor.cc,
+# Class and text recorded from the sources of graphcore/tensorflow r2.6 (SDK 3.4): poplar_executor.cc,
 # poplar_compiler.cc, tools/poplar_util.cc, visitors/pipeline_visitor.cc, kernels/datastream/feeds.cc.  Then the exit
-# code, what the message names, and what the hint names.
+# code, and the words that message and hint contain.
 RECORDED = [
     (
         "InternalError",
@@ -195,7 +195,7 @@ RECORDED = [
         "not a number",
         "allow_nans",
     ),
-    # XLA's text, as TensorFlow 2.6 and 2.21 print it for the CPU, with the device's name of the Poplar plugin.
+    # XLA's text, as TensorFlow 2.6 and 2.21 print it for the CPU, with the Poplar plugin's device name
     (
         "InvalidArgumentError",
         "Detected unsupported operations when trying to compile graph __inference_f_1[_XlaMustCompile=true] on "
@@ -278,14 +278,14 @@ OTHERS = [
         "ResourceExhaustedError",
         "OOM when allocating tensor with shape[64,112,112,64] and type float on GPU:0",
     ),
-    # Classes that the driver does not raise these with.
+    # Classes with which the driver does not raise these texts
     ValueError("Out of memory on tile 3: 5 bytes used but tiles only have 4 bytes of memory"),
     raised("CancelledError", "Unable to open Poplar device"),
     raised("InternalError", "The number of iterations of the pipeline must be a multiple of 8, but it is 3"),
     raised("InternalError", "cuDNN launch failure: input shape ([8,64,56,56])"),
     raised("InternalError", "[Poplar][Execute engine] poplar_error: something unheard of"),
     raised("InvalidArgumentError", "Incompatible shapes: [8,10] vs. [8,11]"),
-    # The CPU's XLA.
+    # The CPU's XLA
     raised(
         "InvalidArgumentError",
         "Detected unsupported operations when trying to compile graph f[] on XLA_CPU_JIT: AsString (No registered",
@@ -374,7 +374,7 @@ def test_each_pattern_is_there_once():
     assert len(set(patterns)) == len(patterns)
 
 
-# Recorded cases that stay tracebacks: only a fault in ipucnn's own calls brings them about.
+# Recorded cases that stay tracebacks: only a fault in ipucnn's own calls can cause them.
 OWN_FAULTS = {
     "system never configured",
     "get_ipu_config without configuration",

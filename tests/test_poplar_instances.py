@@ -1,4 +1,4 @@
-"""Several instances under ``poprun``: processes on the double of the SDK that exchange what IPUs and hosts would."""
+"""Several instances under ``poprun``: processes on the test double of the SDK that exchange data as IPUs do."""
 
 import json
 import os
@@ -24,14 +24,14 @@ SMALL = ["--micro-batch-size", "2", "--limit-train", "32", "--limit-eval", "8", 
 
 
 def poprun(index, total=4, local=2, ipus=1):
-    """The variables that poprun sets for an instance."""
+    """Returns the variables that poprun sets for an instance."""
     values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
     values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
     return {"POPDIST_" + name: str(value) for name, value in values.items()}
 
 
 def start(tmp_path, index, *args, **layout):
-    """An instance in a process of its own."""
+    """Starts an instance in a process of its own."""
     env = {**os.environ, **poprun(index, **layout), "POPLAR_DOUBLE_EXCHANGE": str(tmp_path / "exchange")}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     env.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", TF_NUM_INTRAOP_THREADS="1")
@@ -47,7 +47,7 @@ def start(tmp_path, index, *args, **layout):
 
 
 def together(tmp_path, *commands, **layout):
-    """Runs commands, one after the other, in two instances; what each printed."""
+    """Runs commands, one after the other, in two instances; returns the output of each."""
     arguments = [word for command in commands for word in (*command, "+")][:-1]
     started = [start(tmp_path, index, *arguments, **layout) for index in (0, 1)]
     ended = [process.communicate(timeout=300) for process in started]
@@ -57,7 +57,7 @@ def together(tmp_path, *commands, **layout):
 
 
 def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
-    """The same, with this process as the first instance: a process less that has to import TensorFlow."""
+    """Does the same with this process as the first instance, which saves one import of TensorFlow."""
     arguments = [str(word) for command in commands for word in (*command, "+")][:-1]
     capfd.readouterr()
     other = start(tmp_path, 1, *arguments, **layout)
@@ -66,7 +66,7 @@ def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
             for name, value in poprun(0, **layout).items():
                 patch.setenv(name, value)
             patch.setenv("POPLAR_DOUBLE_EXCHANGE", str(tmp_path / "exchange"))
-            patch.setenv("POPLAR_DOUBLE_TIMEOUT_S", "280")  # the other has yet to start
+            patch.setenv("POPLAR_DOUBLE_TIMEOUT_S", "280")  # the other instance is still starting
             code = double.main(arguments)
         out, err = capfd.readouterr()
         said, silent = other.communicate(timeout=300)
@@ -79,7 +79,7 @@ def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
 
 
 def documents(text):
-    """The JSON documents that stand one after the other in a text."""
+    """Parses the JSON documents that follow one another in a text."""
     found, decoder, at = [], json.JSONDecoder(), 0
     while at < len(text):
         value, at = decoder.raw_decode(text, at)
@@ -107,8 +107,9 @@ def test_the_pod16_of_the_documentation_is_a_run(tmp_path, capfd, monkeypatch):
 
 
 def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
-    """Same weights, moving statistics and optimizer state; same results of samples that are shared out, each of which
-    counts once; one of them writes and speaks."""
+    """Weights, moving statistics and optimizer state are equal; the instances share samples out, each of which counts
+    once in the results; one instance writes files and prints.
+    """
     flags = ["toy_model_bn", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
     flags += ["--limit-train", 16]
     flags += [
@@ -164,8 +165,8 @@ def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
-    """Whole images of a run that are evaluated and inferred in tiles: the figures and files of one process.  Training
-    comes to its end, where pictures of predictions are computed together.
+    """Evaluation and inference of whole images in patches give the figures and files of one process.  Training ends
+    normally, although the instances compute pictures of predictions together.
     """
     train = [
         "train",
@@ -209,7 +210,7 @@ def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
 
 
 def pages(path):
-    """Those of a TIFF, as floats."""
+    """Returns the pages of a TIFF, as floats."""
     with Image.open(path) as stack:
         return np.stack([np.asarray(page, np.float64) for page in ImageSequence.Iterator(stack)])
 

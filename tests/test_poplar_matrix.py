@@ -1,6 +1,6 @@
-"""Many combinations on the double: a pairwise selection that trains, evaluates and infers, through the CLI.
+"""Many combinations on the test double: a pairwise selection that trains, evaluates and infers, through the CLI.
 
-``pytest -m slow tests/test_poplar_matrix.py`` runs the whole selection; some of a dozen small ones run always.
+``pytest -m slow tests/test_poplar_matrix.py`` runs the whole selection; a dozen small ones always run.
 """
 
 import json
@@ -55,7 +55,7 @@ TINY.update(memory=["none", "per stage"], validation=["one", "pipelined"])
 
 
 def is_legal(row: Dict[str, Any]) -> bool:
-    """Whether this program allows the combination; what it refuses is tested elsewhere."""
+    """Whether this program allows the combination; other tests cover the refusals."""
     record = get_model(row["model"])
     if record.norms == ("none",) and row["norm"] != "none":
         return False
@@ -66,7 +66,7 @@ def is_legal(row: Dict[str, Any]) -> bool:
         return False
     if row["memory"] == "per stage" and not pipelined:
         return False
-    # The fused operation takes red, green and blue.
+    # The fused operation needs red, green and blue.
     if row["transfer"] == "fused-preprocessing" and (
         record.input_shape[2] != 3 or record.input_range == "caffe"
     ):
@@ -76,7 +76,7 @@ def is_legal(row: Dict[str, Any]) -> bool:
 
 
 def is_tiny(row: Dict[str, Any]) -> bool:
-    """16-bit convolutions of a U-Net take a CPU minutes; validation in a pipeline, seconds more."""
+    """Excludes 16-bit convolutions of a U-Net, which take a CPU minutes, and its pipelines, which take seconds more."""
     slow = row["model"] == "unet" and (
         row["precision"] != "32.32" or row["replicas"] > 1 or row["stages"] != "1"
     )
@@ -84,7 +84,7 @@ def is_tiny(row: Dict[str, Any]) -> bool:
 
 
 def flags_of(row: Dict[str, Any]) -> List[str]:
-    """The command line of a combination: two executions of one weight update at the smallest input."""
+    """Returns the options of a combination: two executions of one weight update at the smallest input."""
     record = get_model(row["model"])
     stages, _, schedule = row["stages"].partition(" ")
     count = int(stages) * {"Grouped": 2, "Interleaved": 1, "Sequential": 1}.get(schedule, 1)
@@ -145,7 +145,7 @@ def check(row: Dict[str, Any], folder: Any, capfd: Any, commands: bool = True) -
         loss = json.loads(out)["measured"]["loss"]
         expected = report["validation"]["loss"]
         if row["model"] == "unet":
-            # Of whole images, where validation judges what the network sees of each.
+            # The loss of whole images; validation uses the patch that the network sees of each.
             code = cli.run(["evaluate", run_dir, "--json", "--limit-eval", "4", "--device", "cpu"])
             out, err = capfd.readouterr()
             assert code == 0, (row, err)
@@ -165,7 +165,7 @@ def name_of(row: Dict[str, Any]) -> str:
 
 
 def select() -> Dict[str, List[Dict[str, Any]]]:
-    """The combinations; chosen once and kept in a file, as the search takes seconds."""
+    """Selects the combinations; a file keeps them, as the search takes seconds."""
     small = pairwise({**FACTORS, **TINY}, is_tiny)
     few = [row for row in small if row["model"] != "unet"][:11] + [
         row for row in small if row["model"] == "unet"
@@ -181,7 +181,7 @@ _ROWS = json.loads(ROWS_FILE.read_text(encoding="utf-8")) if ROWS_FILE.exists() 
 _FEW, _ALL = _ROWS["few"], _ROWS["all"]
 
 
-# The same as one that is fast but for the way of the pixels, or for the precision; or like a row of the covering table.
+# Rows equal to a fast one except for the pixels' transfer or the precision, or similar to one of the covering table
 _LIKE_OTHERS = (3, 6, 7, 8)
 
 
@@ -197,8 +197,8 @@ def test_a_dozen_small_combinations(row, tmp_path, capfd):
     check(row, tmp_path, capfd, commands=row["model"] == "lenet")
 
 
-# Not finite after the first update: gradients beyond what 16 bits hold, whatever the optimizer and the loss scale; see
-# test_batch_norm_of_two_numbers.  `train --fp-exceptions` on the host names the gradient of conv5_block1_out.
+# Not finite after the first update: gradients beyond the range of 16 bits, whatever the optimizer and the loss scale;
+# see test_batch_norm_of_two_numbers.  `train --fp-exceptions` on the host names the gradient of conv5_block1_out.
 _OVERFLOWS = ("resnet50v2-batch_norm-2Interleaved-1-16.16",)
 
 
@@ -218,7 +218,7 @@ def test_pairwise_selection(row, tmp_path, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "is_beyond"), [(2, True), (8, False)])
 def test_batch_norm_of_two_numbers(batch, is_beyond):
-    """Batch norm of two numbers that are nearly equal multiplies their gradients by up to 1 / sqrt(epsilon).
+    """Batch norm of two nearly equal numbers multiplies their gradients by up to 1 / sqrt(epsilon).
 
     In the last blocks of ResNet-50 at 32x32 a channel is a pixel of each sample; in 32 bits the gradients of two
     samples are beyond 65504, the largest number of 16 bits, and those of eight below 1.

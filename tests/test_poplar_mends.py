@@ -1,4 +1,4 @@
-"""What the session does because a rule of the SDK asks for it, taken back: the double notices each time."""
+"""Removes the session's workarounds for rules of the SDK: the test double notices each time."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from ipucnn.sessions.poplar.session import PoplarSession
 
 
 def predicted(**options):
-    """The shape of what a session predicts on two replicas."""
+    """Returns the shape of a session's predictions on two replicas."""
     made = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2, **options))
     made.prepare_evaluation(make_model("group"), None)
     return made.predict([make_data(20, 1)[0]])[0].shape
@@ -27,7 +27,7 @@ def predicted(**options):
 
 @pytest.mark.parametrize("how", ["made-up data", "no device"])
 def test_fewer_results_than_images(monkeypatch, tmp_path, how):
-    """Zeros of one replica alone, or of one micro-batch: no fault of the program's."""
+    """Zeros of only one replica, or of one micro-batch: not a fault of the program."""
     synthetic = "--use_synthetic_data --synthetic_data_initializer=random"
     flags = synthetic if how == "made-up data" else f"--executable_cache_path={tmp_path}"
     monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
@@ -55,7 +55,7 @@ def test_no_remote_memory(monkeypatch):
 
 
 def on_both(norm, program, monkeypatch, module, rule, without, dropout=0.0):
-    """How far the double's weights are from the host's, with a rule of the double and without."""
+    """Returns how far the test double's weights are from the host's, with a rule of the test double and without it."""
     images, labels = make_data(program.num_weight_updates * program.global_batch_size, 5)
     host = run(HostSession(CPU), make_model(norm, dropout=dropout), program, SGD, images, labels)
     options = dict(num_replicas=program.num_replicas, dropout_layer="stateless")
@@ -80,7 +80,7 @@ def test_stateless_masks_would_be_the_hosts_if_the_kernel_had_the_cpus_generator
 
 
 def test_the_unbiased_variance_of_a_group_is_a_replicas(monkeypatch):
-    """Without the rule the double has the group's N, and so had the host before."""
+    """Without the rule the test double uses the group's N."""
     program = make_program(4, 2, 2, updates_per_epoch=1, dbn_replica_group_size=2)
     far, without = on_both(
         "batch", program, monkeypatch, engine, "_unbias_as_a_replica", lambda *arguments: None

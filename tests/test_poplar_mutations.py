@@ -1,9 +1,9 @@
-"""Mutations of everything the session tells the SDK: the double refuses each that the SDK refuses.
+"""Mutations of every call of the session to the SDK: the test double refuses each that the SDK refuses.
 
-Generated from the recorded facts: for every leaf of the configuration a wrong name, wrong types and an illegal value;
-for every call that the session makes, each keyword misspelt, a surplus and a missing one, and values of a wrong type or
-out of range.  What the SDK lets pass is none of them, nor what Python or Keras refuse by themselves (an attribute that
-a module lacks, a member that an enumeration lacks); the calls themselves, unchanged, pass.
+They are generated from the recorded facts: for every leaf of the configuration a wrong name, wrong types and an illegal
+value; for every call of the session, each keyword misspelt, a surplus and a missing one, and values of a wrong type or
+out of range.  Left out are calls that the SDK accepts, and those that Python or Keras refuse themselves (an attribute
+that a module lacks, a member that an enumeration lacks).  The unchanged calls pass.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from poplar_mutations.cases import try_group
 from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.sessions.poplar.config import ROWS, Layout, make_ipu_config
 
-# Group, SDK, variables of the environment, mutations.
+# Group, SDK, environment variables, number of mutations
 GROUPS = [
     (leaves.leaves, "3.4", {}, 415),
     (calls.calls, "3.4", {}, 145),
@@ -59,7 +59,7 @@ def test_every_row_of_the_table_names_a_leaf_and_options_that_exist():
 
 
 def test_options_are_bounded_by_the_fields_that_they_fill():
-    """int64 for bytes, int32 for devices; what is out of bounds ends before TensorFlow is imported."""
+    """int64 for bytes, int32 for devices; values out of bounds are refused before TensorFlow is imported."""
     specs = {spec.name: spec for spec in specs_for("train")}
     bounded = {}
     for row in ROWS:
@@ -87,7 +87,7 @@ def test_options_are_bounded_by_the_fields_that_they_fill():
 
 
 def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():
-    """Each option of the table, changed, changes its leaf."""
+    """Each option of the table changes its leaf."""
     changed = {
         "select_ipu": 3,
         "on_demand": False,

@@ -44,7 +44,7 @@ def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
 
 
 def read_by_the_driver(text):
-    """Flags as compiler/xla/parse_flags_from_env.cc of TensorFlow 2.6 reads them, character by character."""
+    """Reads flags as compiler/xla/parse_flags_from_env.cc of TensorFlow 2.6 does, character by character."""
     found, at = [], 0
     while True:
         while at < len(text) and text[at] in " \t\r\n":
@@ -106,17 +106,17 @@ def test_feeding_types_seeds_and_weights_of_padding():
     weights[20:24] = 0
     batches = list(training_batches(dataset(program, weights), program, 0, True, "uint8", Instances()))
     assert len(batches) == 18
-    rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # what IPUs take
+    rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # IPUs accept these types
     (images, seeds), labels, _ = batches[7]
     assert images.dtype == tf.uint8 and labels.dtype == tf.int32 and images.shape == (2, 1, 1, 1)
     assert seeds.numpy().tolist() == [[9, 7], [9, 7]]
-    # Weight updates 0, 1, 2: the second ends the epoch, with 8 samples of 12 that count.
+    # Weight updates 0, 1, 2: the second ends the epoch, and 8 of its 12 samples count.
     found = np.concatenate([b[2].numpy() for b in batches])
     np.testing.assert_allclose(found, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
 
 
 def test_executions_go_on_where_the_one_before_stopped():
-    """What they are given one after the other is what one data set delivers, and the pipeline is started once."""
+    """Their inputs in sequence are those of one data set, and the pipeline starts once."""
     program, started = make_program(2, 3, 2), []
 
     def images():
@@ -139,7 +139,7 @@ def test_executions_go_on_where_the_one_before_stopped():
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_instances_share_the_micro_batches_of_every_step(count):
-    """Together they have each micro-batch once, and in each accumulation step as many as they have replicas."""
+    """Together they have each micro-batch once, and in each accumulation step one for each of their replicas."""
     program = make_program(1, 3, 4)
     whole = [
         float(np.ravel(b[0])[0])
@@ -151,7 +151,7 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
         own = dataset(program).shard(count, index)
         batches = training_batches(own, program, 0, True, "float32", instances)
         parts.append([float(np.ravel(b[0][0])[0]) for b in batches])
-        # Seeds are those of the micro-batch's number among all.
+        # Seeds follow the micro-batch's number among all instances.
         numbers = [int(b[0][1][0, 1]) for b in batches]
         assert numbers == list(range(len(whole)))[index::count]
     local = 4 // count
@@ -192,7 +192,7 @@ def test_fused_preprocessing_of_8_bit_pixels_gives_the_type_that_was_asked_for()
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
     expected = normalise(tf.cast(images, tf.float32), "torch", INFO)
     found = fused_preprocessing(channel_affine("torch", INFO, 3), images)
-    # Rounded to halves on the way.
+    # The operation rounds to halves.
     np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
     assert found.shape == expected.shape and found.dtype == tf.float32
 
@@ -268,7 +268,7 @@ def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path
     gather = Alone.gather
 
     def with_silent_others(self, name, arrays):
-        """What the other instance has of the samples that are evaluated is unknown to a process alone: zeros."""
+        """A single process does not know the other instance's share of the evaluated samples: zeros."""
         own, *others = gather(self, name, arrays)
         if name == "distributed.allreduce":
             others = [[np.zeros_like(array) for array in other] for other in others]
@@ -281,17 +281,17 @@ def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path
             assert cli.run([*command, "--seed", "1"]) == 0, capfd.readouterr().err
             outs.append(capfd.readouterr().out)
             leaves = machine.config["leaves"]
-            # The pair of IPUs that is its own: 16 single ones have the numbers before.
+            # The instance's own pair of IPUs: 16 single ones have the numbers before.
             assert leaves["select_ipus"] == [16 + index] and not leaves["auto_select_ipus"]
             assert machine.calls("popdist.init")
             assert leaves["experimental.multi_replica_distribution.process_count"] == 2
             assert leaves["experimental.multi_replica_distribution.process_index"] == index
             assert machine.calls("PopDistStrategy") and not machine.calls("IPUStrategy")
-            # Steps are given per instance: its two replicas' micro-batches.
+            # Steps are per instance: micro-batches of its two replicas.
             assert machine.calls("fit")[0]["steps_per_epoch"] == 4 * 2
     assert json.loads(outs[0])["trained_samples"] == 32 and outs[1] == ""
     written = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert len(written) == 1  # the other instance left nothing there
+    assert len(written) == 1  # the other instance wrote nothing
 
 
 def test_out_of_memory_says_what_would_fit(tmp_path, capfd):
@@ -313,7 +313,7 @@ def test_out_of_memory_says_what_would_fit(tmp_path, capfd):
 
 
 def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_path, capfd):
-    """On SDK 3.0, which does not reduce them itself: the same as the later SDK's."""
+    """SDK 3.0 does not reduce them itself: the result equals the later SDK's."""
     losses = []
     flags = [
         "--num-replicas",
@@ -334,4 +334,4 @@ def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_pa
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         losses.append(rows[0]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert losses[2] != pytest.approx(losses[0], rel=1e-5)  # the last replica's alone
+    assert losses[2] != pytest.approx(losses[0], rel=1e-5)  # only the last replica's

@@ -1,4 +1,4 @@
-"""The Poplar session on the double of the SDK, against the host session: same Program, same weights."""
+"""The Poplar session on the test double of the SDK, against the host session: same Program, same weights."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ SPLIT = "relu0"
 
 
 def both(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
-    """Runs a program on the host and on the double, micro-batch by micro-batch; both results and the machine."""
+    """Runs a program on the host and on the test double, micro-batch by micro-batch; returns results and machine."""
     weights, still = options.get("weights"), options.get("frozen", ())
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     unfused = program.with_fused(program.dbn_replica_group_size)
@@ -38,14 +38,14 @@ def both(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
 
 
 def config_of(program, options):
-    """The configuration of a session; of the options, weights and frozen layers are the network's."""
+    """Returns the configuration of a session; the options weights and frozen belong to the network instead."""
     own = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
     values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **own}
     return dataclasses.replace(RunConfig(), **values)
 
 
 def on_double(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
-    """The same on the double alone; its result and the machine."""
+    """Runs a program on the test double alone; returns its result and the machine."""
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     with installed(sdk=sdk) as machine:
         session = create_session("auto", config=config_of(program, options))
@@ -68,7 +68,7 @@ PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), i
 
 @pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
 def test_masks_of_three_classes(loss, stages):
-    """A label for each pixel: weights as on the host, and the logits that both predict."""
+    """Each pixel has a label: weights equal the host's, and so do the predicted logits."""
 
     def network():
         keras.backend.clear_session()
@@ -135,7 +135,7 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
     ("norm", "still", "changes"),
     [
         ("batch", ("conv0", "norm0", "conv1"), {}),
-        # The first of two stages is frozen as a whole; statistics of the other are measured.
+        # The first of two stages is frozen as a whole; the other's statistics are measured.
         ("batch", ("conv0", "norm0"), {**PIPELINE, "num_ipus": 4}),
         ("group", ("norm0", "conv1"), {}),
     ],
@@ -143,7 +143,7 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
 )
 def test_frozen_layers_as_on_the_host(norm, still, changes):
     program = make_program(4, 4, 2, updates_per_epoch=2, **changes)
-    # In a pipeline the SDK moves no statistics whose average could be compared.
+    # In a pipeline the SDK moves no statistics, so there are no averages to compare.
     optimizer = ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "ema_decay": 0.0 if changes else 0.5})
     host, poplar, _ = both(norm, program, optimizer, frozen=still)
     assert_same(host, poplar, 1e-5)
@@ -163,7 +163,7 @@ def test_frozen_layers_as_on_the_host(norm, still, changes):
     ],
 )
 def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
-    """The same numbers of 16 bits, up to a neighbour or two; the 32-bit weights of 16.32 are as near."""
+    """The 16-bit numbers are equal up to a neighbour or two; the 32-bit weights of 16.32 are as close."""
     accumulate = 4 if changes else 2
     program = make_program(
         4, accumulate, replicas, updates_per_epoch=3, precision=precision, loss_scaling=8.0
@@ -173,7 +173,7 @@ def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
     host, poplar, _ = both(norm, program, precision=precision, dropout_layer="poprand")
     assert list(host[0]) == list(poplar[0])
     if precision == "16.16":
-        # Stock Keras 2.6 holds the statistics that were measured anew in 32 bits, the SDK's in 16.
+        # Stock Keras 2.6 holds the remeasured statistics in 32 bits, the SDK's in 16.
         for name in [name for name in poplar[0] if "moving" in name]:
             poplar[0][name] = poplar[0][name].astype(np.float16).astype(np.float32)
     for name, there in host[0].items():
@@ -193,7 +193,7 @@ def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
     ("norm", "changes"), [("batch", {}), ("group", {**PIPELINE, "num_ipus": 4})], ids=["replicas", "pipeline"]
 )
 def test_clipped_gradients_and_averages_as_on_the_host(norm, changes):
-    """The norm is that of all stages' gradients together; averages are of moving statistics, too."""
+    """The norm is that of all stages' gradients together; moving statistics are averaged, too."""
     program = make_program(4, 4, 2, updates_per_epoch=3, **changes)
     optimizer = ("sgd", {"momentum": 0.9}, {"clip_gradient_norm": 0.3, "ema_decay": 0.1})
     host, poplar, _ = both(norm, program, optimizer)
@@ -212,7 +212,7 @@ def test_clipped_gradients_and_averages_as_on_the_host(norm, changes):
     ],
 )
 def test_optimizers_as_on_the_host(optimizer):
-    """The Keras optimizer that IPUs run against the host's own, with the loss scale taken off."""
+    """Compares the Keras optimizer that IPUs run with the host's own, with the loss scale removed."""
     settings = make_settings(optimizer[0], optimizer[1], global_batch_size=8, **optimizer[2])
     rng = np.random.default_rng(1)
     start = [rng.normal(size=(3, 2)).astype(np.float32), rng.normal(size=4).astype(np.float32)]
@@ -240,7 +240,7 @@ def test_optimizers_as_on_the_host(optimizer):
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has its own way with strategies; the SDK has Keras 2.6")
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
-    """As under PopDist, where Keras hands an update the one part of a mirrored variable, of which it may be a guise."""
+    """PopDist does the same: Keras passes an update one component of a mirrored variable, perhaps under a cast."""
     settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=8)
     start, gradients = np.float32([1, 2, 3]), np.float32([[1, 0, 2], [0.5, 4, -1]])
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
@@ -269,7 +269,7 @@ def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
 
 
 def test_statistics_of_16_bits_are_recomputed():
-    """Means over the training batches, not what 16-bit moving averages came to."""
+    """Means over the training batches replace 16-bit moving averages."""
     program = make_program(4, 2, 1, updates_per_epoch=3)
     piped = dataclasses.replace(program, num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1))
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
@@ -320,14 +320,14 @@ def test_evaluation_runs_several_batches_at_once(stages):
         assert len(machine.calls("predict")) == 1
         few = session.predict([parts[1], parts[2]])
         assert [len(f) for f in few] == [1, 20]
-        # Padded up to the execution that is there.
+        # padded to the existing execution
         assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
 
 
 @pytest.mark.parametrize(("largest_bytes", "joins"), [(2**28, 1), (2 * 4 * 4 * (CLASSES + 2), 4), (1, 16)])
 def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_bytes, joins, monkeypatch):
-    """A batch may be one of 2209 tiles of an image, which seemed not to end with exchanges for each.  They meet more
-    often only where memory for what all of them have is short.
+    """With one exchange per batch, an evaluation of an image with 2209 patches seemed endless.  Instances exchange more
+    often only if the memory for a joint exchange is too small.
     """
     for name, value in dict(NUM_TOTAL_REPLICAS=2, NUM_LOCAL_REPLICAS=1, REPLICA_INDEX_OFFSET=1).items():
         monkeypatch.setenv(f"POPDIST_{name}", str(value))
@@ -338,7 +338,7 @@ def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_byt
     batches = [tuple(tf.constant(part[i : i + 1]) for part in parts) for i in range(16)]
     network = make_model("group")
     expected = network(images, training=False).numpy()
-    # A process alone stands for both, and makes the sum of arrays of one row: as if the other's were the same.
+    # One process represents both instances: flipping puts its row in the other's place, as if the other had the same.
     monkeypatch.setattr(
         Alone,
         "gather",
@@ -348,12 +348,12 @@ def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_byt
         session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
         session.prepare_evaluation(network, make_loss("cross_entropy"))
         found = session.evaluate(batches, lambda: False)
-        # Labels, weights and logits of both, and whether one of them was stopped.
+        # Labels, weights and logits of both, and whether one of them was stopped
         assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1
         for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
             np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
             assert truth.numpy().tolist() == [labels[n]] * 2
-        # Of images alone, this instance computes the second half.
+        # For images alone, this instance computes the second half.
         before = len(machine.calls("distributed.allreduce"))
         shared = np.concatenate([logits for _, logits in session.logits(batch[:1] for batch in 2 * batches)])
         np.testing.assert_allclose(shared, np.concatenate([expected] * 2), rtol=0, atol=1e-5)
@@ -380,14 +380,14 @@ def test_updates_of_16_bit_weights_are_those_of_32_rounded(name):
             optimizer.apply([tf.cast(gradient, tf.float32)], tf.constant(0.01), tf.constant(i, tf.int64))
     assert variables[1].dtype == tf.float16 and all(s.dtype == tf.float16 for s in made[1].slots.values())
     np.testing.assert_allclose(variables[1].numpy(), variables[0].numpy(), rtol=0, atol=5e-3)
-    # A gradient whose square is no 16-bit number leaves the weight finite.
+    # A gradient whose square exceeds 16 bits leaves the weight finite.
     for i in range(3):
         made[1].apply([tf.fill(start.shape, 1000.0)], tf.constant(0.01), tf.constant(4 + i, tf.int64))
     assert np.isfinite(variables[1].numpy()).all()
 
 
 def test_stateless_masks_are_of_seed_and_micro_batch_and_not_the_hosts():
-    """As many replicas as may be draw the same; the kernel's generator is not the CPU's."""
+    """Any number of replicas draws the same masks; the kernel's generator differs from the CPU's."""
     one = make_program(4, 4, 1, updates_per_epoch=2)
     two = make_program(4, 2, 2, updates_per_epoch=2)
     host, poplar, _ = both("group", one, dropout=0.5)

@@ -1,4 +1,4 @@
-"""Each rule of the double names where the SDK's sources have it, and each refusal of the sources is answered."""
+"""Each rule of the test double names its source in the SDK, and each refusal in the sources has a rule or a reason."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from poplar_double.refusals import read_refusals
 from poplar_double.sources import declared, own, parse, rule
 
 REFUSALS = read_refusals()
-# Read for the pipeline, but not as one of the files on instructions.
+# Read for the pipeline, but not listed among the files on instructions
 SEVERAL_TOPICS = "tools/pipeline_util.cc"
 PAGE = (Path(__file__).parents[1] / "docs" / "contributing" / "poplar-double.md").read_text(encoding="utf-8")
 
@@ -83,7 +83,7 @@ def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
 
 
 def test_what_was_looked_up_in_the_public_sources_is_written_down():
-    """Each place that a rule or a refusal names, and no other; docs/contributing/poplar-double.md counts them."""
+    """Lists each place that a rule or a refusal names, and no other; docs/contributing/poplar-double.md counts them."""
     folder = "tensorflow/compiler/plugin/poplar/"
     named = {(s.repository, s.file, s.symbol) for item in declared()[0].values() for s in item.sources}
     named |= {
@@ -106,7 +106,7 @@ def test_what_was_looked_up_in_the_public_sources_is_written_down():
 
 
 def test_which_of_the_driver_s_files_were_read_is_written_down():
-    """Every file with a refusal was read; the others say why not.  docs/contributing/poplar-double.md counts them."""
+    """Every file with a refusal was read; the others give a reason.  docs/contributing/poplar-double.md counts them."""
     record = json.loads((Path(sources.__file__).parent / "files_read.json").read_text(encoding="utf-8"))
     read, listed = record["read"], record["listed"]
     assert all(name.split("/")[0] in listed and name.endswith(".cc") for name in read)

@@ -1,7 +1,7 @@
-"""Every preset and every network x stages x schedules x replicas: configured, split, refused rightly; nothing runs.
+"""Every preset and every network x stages x schedules x replicas: configured, split, rightly refused; nothing runs.
 
-What is refused is compared with the double's own rules (the general formula over any device mapping), not with
-this program's.
+Refusals are compared with the test double's own rules (the general formula over any device mapping), not with this
+program's.
 """
 
 import dataclasses
@@ -58,9 +58,11 @@ def is_refused(config: RunConfig, stages: int, schedule: str, replicas: int) -> 
 
 @pytest.mark.parametrize("preset", built_in_names())
 def test_presets(preset):
-    """Each preset in every layout: a legal program and system configuration, or a refusal that is right."""
+    """Each preset in every layout is a legal program and system configuration, or rightly refused."""
     name = preset.partition("@")[0]
-    model = name if name in {record.name for record in list_models()} else None  # else the preset names it
+    model = (
+        name if name in {record.name for record in list_models()} else None
+    )  # otherwise the preset names it
     resolved = resolve("train", {}, model=model, config_name=preset, reads_data=False)
     with installed(num_ipus=16):
         from tensorflow.python import ipu
@@ -74,7 +76,7 @@ def test_presets(preset):
                 recomputation=stages > 1,
                 pipeline_splits=(),
                 device_mapping=None,
-                # How many weight updates make an execution depends on the size of the data set.
+                # The legal weight updates per execution depend on the size of the data set.
                 steps_per_execution=None,
             )
             refused = is_refused(config, stages, schedule, replicas)
@@ -93,7 +95,7 @@ def test_presets(preset):
 
 
 def _check_pipeline(ipu: Any, program: Any, config: Any, made: Any) -> None:
-    """The double's rules of ``pipeline()`` accept what the session would set."""
+    """Checks that the test double's rules of ``pipeline()`` accept the session's settings."""
     options = pipelining_options(ipu, program, config, training=True)
     steps = options.pop("gradient_accumulation_steps_per_replica")
     mapping = options.pop("device_mapping")
@@ -163,7 +165,7 @@ def test_every_network(name):
 
 
 def check_network(name: str) -> None:
-    """Built for IPUs, its weights copied, in 1, 2 and 4 stages; every schedule and number of replicas compiles."""
+    """Builds it for IPUs, copies its weights, in 1, 2 and 4 stages; every schedule and number of replicas compiles."""
     record = get_model(name)
     keras.backend.clear_session()
     size = record.min_size
@@ -216,7 +218,7 @@ def check_network(name: str) -> None:
 
 
 def _check_stages(model: Any, network: Any, splits: Any) -> None:
-    """A split opens its stage: every layer before it, in the network's order, runs in an earlier one."""
+    """Checks that a split opens its stage: every layer before it, in the network's order, runs in an earlier one."""
     stages = {entry.layer.name: entry.pipeline_stage for entry in model.get_pipeline_stage_assignment()}
     position = {layer.name: i for i, layer in enumerate(network.layers)}
     for name, stage in stages.items():

@@ -28,7 +28,7 @@ MIX = np.float32([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5]])
 
 
 def make_model(moves_once: bool) -> Any:
-    """A norm of the images, dropout that would zero nearly all, a mix of channels, and a norm of what is left."""
+    """Makes a norm of the images, dropout that would zero nearly all, a mix of channels, and a norm of the result."""
     keras.backend.clear_session()
     inputs = keras.Input((SIDE, SIDE, CHANNELS), name="input")
     own = {"momentum": 0.9, "epsilon": EPSILON, "moves_once": moves_once}
@@ -45,14 +45,14 @@ def make_model(moves_once: bool) -> Any:
 
 
 def make_images(samples: int, seed: int) -> np.ndarray:
-    """Samples differ in mean and spread."""
+    """Makes samples that differ in mean and spread."""
     rng = np.random.default_rng(seed)
     images = rng.normal(size=(samples, SIDE, SIDE, CHANNELS)) * rng.uniform(0.5, 2, (samples, 1, 1, 1))
     return (images + rng.normal(0, 1, (samples, 1, 1, CHANNELS))).astype(np.float32)
 
 
 def numpy_loop(images: np.ndarray, size: int) -> dict:
-    """Moments of all numbers that each norm meets, where it normalises batches of ``size`` by their own."""
+    """Returns the moments of all inputs of each norm, which normalises batches of ``size`` by their own moments."""
     met: dict = {"norm0": [], "norm1": []}
     for first in range(0, len(images), size):
         x = images[first : first + size].astype(np.float64)
@@ -68,7 +68,7 @@ def numpy_loop(images: np.ndarray, size: int) -> dict:
 
 
 def compiled(kind: str, moves_once: bool, precision: str = "32.32", **changes: Any) -> Any:
-    """A session that has trained two weight updates with a learning rate of 0, so that its statistics moved."""
+    """Returns a session that trained two weight updates with a learning rate of 0, so that its statistics moved."""
     program = make_program(2, 2, 2, updates_per_epoch=2, precision=precision, **changes)
     config = dataclasses.replace(RunConfig(), num_replicas=2, precision=precision, dropout_layer="stateless")
     session = HostSession(CPU, config=config) if kind == "host" else create_session("auto", config=config)
@@ -170,7 +170,7 @@ def batches_of(**flags: str) -> Any:
 
 
 def test_which_images_are_measured():
-    """The same ones each time, whatever is augmented or shuffled: at most 1024, in whole batches."""
+    """They are the same each time, whatever is augmented or shuffled: at most 1024, in whole batches."""
     found, count, size = batches_of(precise_batch_norm="100")
     assert (count, size) == (10, 100) and found.shape == (10, 100, 8, 8, 3)
     flat = found.reshape(1000, -1)
