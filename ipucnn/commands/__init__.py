@@ -1,6 +1,6 @@
-"""One thin module per command: its arguments, and which functions of the other packages it calls.
+"""One thin module per command: it defines the arguments, and calls functions of the other packages.
 
-Each is imported only when it is run (``command_table.py`` has their names).  ``run_arguments.py`` has what several
-commands take.  Commands hand the configuration what it needs from above, such as the planner's reader of
-``--plan FILE``, and hand the events of a run to ``reports``.
+A module is imported only when its command runs (``command_table.py`` has the names).  ``run_arguments.py`` has the
+arguments that several commands share.  Commands give the configuration what it must not import itself, such as the
+planner's reader of ``--plan FILE``, and pass the events of a run to ``reports``.
 """

@@ -145,13 +145,13 @@ def benchmark(
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is None and not request.is_wildcard:
-        others = {"--resume": resume, "--versus": versus}
+        refused = {"--resume": resume, "--versus": versus}
         hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"
-        _refuse(others, "is for suites, and this is one benchmark", hint)
+        _refuse(refused, "is for suites, and this is one benchmark", hint)
         _benchmark_one(request, measuring, verbose, json_output)
         return
-    others = {"--system-profile": system_profile, "--baseline": baseline, "--max-regression": max_regression}
-    _refuse(others, "is for one benchmark, not for suites", "drop it, or name one network")
+    refused = {"--system-profile": system_profile, "--baseline": baseline, "--max-regression": max_regression}
+    _refuse(refused, "is for one benchmark, not for suites", "drop it, or name one network")
     typed = _typed_words(request, measuring)
     benchmark_suite(
         request, suite, typed, resume=resume, versus=versus, verbose=verbose, json_output=json_output
@@ -159,7 +159,13 @@ def benchmark(
 
 
 def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
-    """Refuses flags that are given."""
+    """Refuses flags that were given.
+
+    Args:
+        flags: the flags with their values.
+        why: the text that follows the flag in the error.
+        hint: the hint of the error.
+    """
     from ipucnn.errors import ConfigurationError
 
     for flag, value in flags.items():
@@ -168,7 +174,7 @@ def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
 
 
 def _refuse_exported(model: Optional[str]) -> None:
-    """Refuses a file in place of a network, which this command took once."""
+    """Refuses an exported file as MODEL, which an earlier version of this command accepted."""
     from ipucnn.errors import ConfigurationError
     from ipucnn.models.registry import list_models
 
@@ -200,7 +206,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    # Noise is of the network's own size, and says nothing about a network that takes any.
+    # Noise has the network's default size, so it does not decide the size of a network that takes any size.
     is_any_noise = resolved.choice.is_noise and resolved.choice.like is None
     assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_any_noise else None
     if assumed:
@@ -222,7 +228,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
 
 def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
-    """What to know before the benchmark begins, on stderr."""
+    """Prints notes and warnings on stderr before the benchmark begins."""
     from ipucnn.reports.console import note
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
@@ -246,7 +252,7 @@ def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Option
 
 
 def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
-    """Raises what the exit code says, once the report is out.
+    """Raises the error that gives the exit code, after the report was printed.
 
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
@@ -296,19 +302,19 @@ def benchmark_suite(
     verbose: bool,
     json_output: bool,
 ) -> None:
-    """Plans all rows, runs those without a result, and shows them.
+    """Plans all rows of a suite, runs those without a result, and prints the table.
 
     Args:
-        request: what was typed about runs.
-        name: ``--suite``, None for a wildcard.
-        typed: the options, in place of the rows' own.
-        resume: ``--resume``.
-        versus: ``--versus``.
-        verbose: ``--verbose``.
-        json_output: ``--json``.
+        request: the options of runs, as they were typed.
+        name: the value of ``--suite``; None for a wildcard.
+        typed: the words of the typed options, which override those of the rows.
+        resume: the value of ``--resume``.
+        versus: the value of ``--versus``.
+        verbose: the value of ``--verbose``.
+        json_output: the value of ``--json``.
 
     Raises:
-        UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
+        UserError: before the first row, if any row is wrong; at the end, if a row failed.
     """
     from ipucnn.benchmarking import suite as suites
     from ipucnn.benchmarking import suite_run
@@ -342,14 +348,18 @@ def benchmark_suite(
     _draw(compared, folder)
     words = ["ipucnn", "benchmark", *([request.model] if request.model else [])]
     words += [*(["--suite", name] if name else []), *typed, *(["--versus", versus] if versus else [])]
-    again = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
-    _end_suite(result, is_interrupted, again)
+    resume_command = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
+    _end_suite(result, is_interrupted, resume_command)
 
 
 def _run_rows(
     plan: Suite, folder: Path, resume: bool, is_default: bool, verbose: bool
 ) -> Tuple[Path, SuiteResult, bool]:
-    """Runs the rows without a result: the folder that was taken, what they came to, whether it was interrupted."""
+    """Runs the rows without a result.
+
+    Returns:
+        The folder that was used, the result with all rows, and whether a signal interrupted it.
+    """
     from ipucnn.benchmarking import suite_run
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import SuiteProgress
@@ -384,7 +394,7 @@ def _check_one_process() -> None:
 
 
 def _draw(compared: Speedups, folder: Path) -> None:
-    """The figure, where there are two points or more."""
+    """Draws the figure of speed-ups, if it has at least two points."""
     from ipucnn.benchmarking.suite_run import FIGURE
     from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
@@ -397,10 +407,15 @@ def _draw(compared: Speedups, folder: Path) -> None:
 
 
 def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
-    """Raises what the exit code says, once the results are out.
+    """Raises the error that gives the exit code, after the results were printed.
+
+    Args:
+        result: the result of the suite.
+        is_interrupted: whether a signal interrupted it.
+        again: the command that continues the suite.
 
     Raises:
-        UserError: it was interrupted, or a row failed.
+        UserError: the suite was interrupted, or a row failed.
     """
     from ipucnn import interrupts
     from ipucnn.errors import EXIT_SIGINT, UserError
@@ -424,7 +439,7 @@ def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
 
 
 def _typed_words(request: RunRequest, measuring: PlainDict) -> List[str]:
-    """The options of runs and of measuring that were typed, as words."""
+    """Returns the typed options of runs and of measuring as words of a command line."""
     from ipucnn.config.options import BY_NAME
 
     words: List[str] = []

@@ -1,4 +1,4 @@
-"""``ipucnn doctor``: what is here, what each command would run on and why, and what to do next."""
+"""``ipucnn doctor``: show the machine, the device that each command would use and why, and what to do next."""
 
 import json
 from typing import Mapping

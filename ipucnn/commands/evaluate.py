@@ -1,4 +1,4 @@
-"""``ipucnn evaluate``: the metrics of a trained run or of other weights."""
+"""``ipucnn evaluate``: measure the metrics of a trained run or of other weights."""
 
 from typing import Optional
 

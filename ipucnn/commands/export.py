@@ -1,4 +1,4 @@
-"""``ipucnn export``: a trained network as a file for another program."""
+"""``ipucnn export``: write a trained network as a file for another program."""
 
 import json
 from typing import Optional
@@ -94,7 +94,7 @@ def export(
 
 
 def _batch(text: Optional[str]) -> Optional[int]:
-    """Images of each call, None for any number."""
+    """Converts ``--batch`` to the number of images in each call; None for any number."""
     if text is None or text.lower() == "dynamic":
         return None
     if not text.lstrip("+-").isdigit():

@@ -1,4 +1,4 @@
-"""``ipucnn infer``: the most probable classes of images, or their masks."""
+"""``ipucnn infer``: predict the classes or the masks of images."""
 
 import sys
 from pathlib import Path
@@ -91,7 +91,7 @@ def infer(
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     task = task_of(named)
     if task is None:
-        # Which options fit depends on what the network does; what hides that is said before they are judged.
+        # The options depend on the task.  If the task is unknown, this reports what is wrong with RUN first.
         open_trained(named)
     if only_mistakes and (split is None or contact_sheet is None):
         raise ConfigurationError(
@@ -141,10 +141,12 @@ def infer(
 
 
 def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool) -> None:
-    """Predicts classes, and prints and writes them.
+    """Predicts classes, and prints or writes them.
 
     Args:
-        form: print them as csv, json or jsonl; None: as a table, unless they are written to a file.
+        request: the network, the images and the outputs.
+        form: the format to print: csv, json or jsonl; None: a table, unless the predictions go to a file.
+        only_mistakes: whether the contact sheet has only images that were classified wrongly.
     """
     from ipucnn.filesystem import write_output
     from ipucnn.reports.console import LOADING, note, telling_of_indexing
@@ -183,7 +185,7 @@ def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool)
 
 
 def _segment(request: "InferRequest", json_output: bool) -> None:
-    """Writes the masks of images, and prints what they are."""
+    """Writes the masks of images, and prints a summary of them."""
     from ipucnn.filesystem import write_atomically, write_output
     from ipucnn.reports.console import LOADING, note
     from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
@@ -195,7 +197,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
         done = infer_masks(request, progress)
     assert request.output is not None
     path = request.contact_sheet or request.output / CONTACT_SHEET
-    if group_of_environment().is_writer:  # of several processes the first one writes
+    if group_of_environment().is_writer:  # only the first of several processes writes
         write = write_atomically if request.contact_sheet is None else write_output
         write(path, sheet.save)
     if json_output:
@@ -208,7 +210,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
 
 
 def _check_failed(failed: int, done: int) -> None:
-    """Raises DataError where some inputs could not be read."""
+    """Raises DataError if some inputs could not be read."""
     if failed:
         raise DataError(
             f"{failed} of {failed + done} inputs could not be read",

@@ -1,4 +1,4 @@
-"""``ipucnn launch``: several workers of one training run on this machine."""
+"""``ipucnn launch``: start several workers of one run on this machine."""
 
 import json
 import os
@@ -44,10 +44,11 @@ WORKERS = typer.Option(
     help="Workers to start.",
     show_default="2",
 )
-# After a worker failed the others end by themselves; one that was stopped does not.
+# Seconds after a worker failed: until the others get SIGTERM, and until they are killed.  Usually they end by
+# themselves before that, but a stopped process does not.
 _TOLD_S, _PATIENCE_S = GRACE_S + 2.0, GRACE_S + 10.0
-# As ``ipucnn`` starts, from the package that this process has, and never from the current folder.  Where this process
-# is gone, however that came, Linux sends SIGTERM, the 15 (prctl(2), PR_SET_PDEATHSIG, the 1).
+# Starts ``ipucnn`` from the package of this process, never from the current folder.  If this process dies in any way,
+# Linux sends SIGTERM (15) to the worker (prctl(2), PR_SET_PDEATHSIG = 1).
 _PROGRAM = (
     "import sys; del sys.path[0]; import ctypes, os; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
     "os.getppid() == int(sys.argv.pop(1)) or sys.exit(143); "
@@ -67,9 +68,9 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
     """
     count = 2 if workers is None else workers
     if not command or command[0] not in COMMANDS:
-        what = "nothing" if not command else f"'{shown_value(command[0])}'"
+        given = "nothing" if not command else f"'{shown_value(command[0])}'"
         raise ConfigurationError(
-            f"`ipucnn launch` starts workers of `ipucnn train`, `evaluate` or `infer`, and it was given {what}",
+            f"`ipucnn launch` starts workers of `ipucnn train`, `evaluate` or `infer`, and it was given {given}",
             f"type it without launch: ipucnn {command[0]} ..."
             if command and command[0] in command_table.COMMANDS
             else f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers "
@@ -81,15 +82,17 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
 
 
 def _share_gpus(command: List[str], count: int) -> List[Dict[str, str]]:
-    """The environment variables by which each worker has GPUs of its own; none where there are no GPUs, or none wanted.
+    """Divides the GPUs among the workers; returns the environment variables of each worker.
+
+    The variables are empty if there are no GPUs, or if the command has ``--device cpu``.
 
     Raises:
-        ConfigurationError: they cannot be shared out evenly.
+        ConfigurationError: the GPUs cannot be divided evenly.
     """
     words = [word for text in command for word in text.split("=", 1)]
     if any(pair == ("--device", "cpu") for pair in zip(words, words[1:])):
         return [{}] * count
-    # Not for --help: it imports what is slow.
+    # Imported here, because it is slow and --help does not need it.
     from ipucnn.diagnosis.look import find_gpus
 
     gpus = find_gpus()[0]
@@ -100,7 +103,7 @@ def _share_gpus(command: List[str], count: int) -> List[Dict[str, str]]:
             f"use -n {' or '.join(fitting)}, set CUDA_VISIBLE_DEVICES, or add --device cpu to the command",
         )
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # In the order of the list, which for numbers is CUDA's own, and may not be that of nvidia-smi.
+    # In the order of CUDA_VISIBLE_DEVICES.  Its numbers are CUDA's, which may differ from those of nvidia-smi.
     named = [gpu.uuid for gpu in gpus] if chosen is None else chosen.split(",")
     share = len(gpus) // count
     return [
@@ -110,36 +113,36 @@ def _share_gpus(command: List[str], count: int) -> List[Dict[str, str]]:
 
 
 def _free_ports(count: int) -> List[int]:
-    """Ports that nobody listens at now."""
+    """Returns ports on which no process listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 class _Processes:
-    """The processes, and what they print."""
+    """The workers' processes: starts them, forwards their output and signals, and ends them."""
 
     def __init__(self, command: List[str], count: int, variables: List[Dict[str, str]]) -> None:
         self._command = command
-        # Of each of them, besides those of this process.
+        # The environment variables of each process, added to those of this process.
         self._variables = variables
         self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
         self._secret = secrets.token_hex(16)
         self._processes: List[subprocess.Popen[bytes]] = []
         self._readers: List[threading.Thread] = []
-        # What each worker said of the error that ended it.
+        # The `error:` and `hint:` lines of each worker.
         self._errors: Dict[int, List[str]] = {}
         self._ends: Dict[int, int] = {}
         self._is_told = False
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        """Runs them to their end; returns the exit code of the first that failed, else 0."""
+        """Runs the workers to their end; returns the exit code of the first that failed, else 0."""
         try:
             for rank in range(len(self._addresses)):
                 self._start(rank)
@@ -151,17 +154,17 @@ class _Processes:
             for reader in self._readers:
                 reader.join(GRACE_S)
             for rank, lines in sorted(self._errors.items()):
-                # What ended all of them alike the first worker has said, and who was told to end, or ended well, has
-                # nothing to say.
+                # Not printed: the same error as the first worker's, which is printed already, and errors of workers
+                # that this process ended, or that succeeded.
                 was_told = self._is_told and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
                 ended_well = self._ends.get(rank) == EXIT_OK
                 if lines != self._errors.get(0) and rank and not (was_told or ended_well):
                     sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:
-        told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
-        place = str(Path(ipucnn.__file__).parents[1])
-        # The first worker has the terminal for itself, and gives a copy of its error alone.
+        tf_config = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
+        package_folder = str(Path(ipucnn.__file__).parents[1])
+        # The first worker writes to the terminal itself, and sends only a copy of its error through a pipe.
         copy = os.pipe() if rank == 0 else ()
         process = subprocess.Popen(
             [
@@ -169,14 +172,14 @@ class _Processes:
                 "-c",
                 _PROGRAM,
                 str(os.getpid()),
-                place,
+                package_folder,
                 *map(str, copy[1:] or [""]),
                 *self._command,
             ],
             env={
                 **os.environ,
                 **self._variables[rank],
-                TF_CONFIG: json.dumps(told),
+                TF_CONFIG: json.dumps(tf_config),
                 SECRET_VARIABLE: self._secret,
                 LAUNCH_VARIABLE: str(len(self._addresses)),
             },
@@ -184,7 +187,7 @@ class _Processes:
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=None if rank == 0 else subprocess.PIPE,
             pass_fds=copy[1:],
-            # A signal of the terminal comes here alone, and is passed on once.
+            # In a session of its own, so that only this process gets the terminal's signals; it forwards each once.
             start_new_session=True,
         )
         self._processes.append(process)
@@ -209,15 +212,15 @@ class _Processes:
 
     def _wait(self) -> int:
         first: Optional[int] = None
-        ends = self._ends
+        exit_codes = self._ends
         failed_at: Optional[float] = None
         passed_on = False
-        while len(ends) < len(self._processes):
+        while len(exit_codes) < len(self._processes):
             try:
                 for rank, process in enumerate(self._processes):
                     code = process.poll()
-                    if code is not None and rank not in ends:
-                        ends[rank] = code
+                    if code is not None and rank not in exit_codes:
+                        exit_codes[rank] = code
                         if code and first is None:
                             first, failed_at = rank, time.monotonic()
                 if interrupts.noted() is not None and not passed_on:
@@ -225,7 +228,7 @@ class _Processes:
                     self._send(signal.Signals((interrupts.noted() or 0) - 128))
                 is_late = failed_at is not None and time.monotonic() > failed_at + _TOLD_S
                 if is_late and not (self._is_told or passed_on):
-                    # It did not come as far as to meet them, and they wait for it.
+                    # The failed worker never connected, so the others would wait for it.
                     self._is_told = True
                     self._send(signal.SIGTERM)
                 patience = SILENCE_S + _PATIENCE_S if passed_on else _PATIENCE_S
@@ -233,12 +236,12 @@ class _Processes:
                     self._send(signal.SIGKILL)
                 time.sleep(0.05)
             except interrupts.Interruption:
-                passed_on = False  # a second signal is passed on, too
+                passed_on = False  # a second signal is forwarded, too
         if first is None:
             return 0
-        code = ends[first]
+        code = exit_codes[first]
         if code < 0 and interrupts.noted() is not None:
-            # It was passed on to a worker at a moment at which that ends by the system's doing.
+            # The forwarded signal reached the worker before it could handle signals, so the system ended it.
             return int(interrupts.noted() or 0)
         if code >= 0:
             return code

@@ -1,4 +1,4 @@
-"""``ipucnn models``: the registry as a table or JSON, and the layers of one model."""
+"""``ipucnn models``: print the registry as a table or JSON, or the layers of one model."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from ipucnn.models.registry import ModelRecord, assumption, find_network, list_m
 from ipucnn.reports import units
 from ipucnn.text import counted, shown_value
 
-# Titles of columns, whether they hold numbers, and the width of a terminal from which on they are shown.
+# Columns: title, whether it holds numbers, and the smallest width of a terminal that shows it.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
     ("model", False, 0),
     ("default data set", False, 0),
@@ -34,7 +34,7 @@ _LAYER_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
     ("parameters", True, 0),
     ("MACs", True, 0),
 )
-# What ``--json`` says of a network besides its counts: attributes of its record.
+# Attributes of a record that ``--json`` prints, besides the counts.
 _FACTS = (
     *(
         "name",
@@ -116,7 +116,7 @@ def models(
 
 
 def _as_dict(record: ModelRecord) -> Dict[str, Any]:
-    """The record without what only the builder needs, and its counts; None where they were not derived yet."""
+    """Returns the facts of a record, without those that only the builder needs, and its counts; None if not known."""
     facts = {name: getattr(record, name) for name in _FACTS}
     counts = registered_counts().get(record.name)
     return {**facts, "parameters": counts and counts.parameters, "macs": counts and counts.macs}
@@ -144,11 +144,13 @@ def _record_row(record: ModelRecord) -> List[str]:
 def _input(
     record: ModelRecord, image_size: Optional[str], dataset: Optional[str], dataset_path: Optional[str]
 ) -> Tuple[Tuple[int, int, int], int]:
-    """Height, width and channels of a model's input, and its classes: those that training on the data set would have.
+    """Returns a model's input shape (height, width, channels) and its number of classes.
+
+    With a data set these are the same as in training on it.
 
     Raises:
-        ConfigurationError: a size that the model cannot take, or a data set that is unknown.
-        DataError: the data set's files are not there.
+        ConfigurationError: the model cannot take the size, or the data set is unknown.
+        DataError: the data set's files are absent.
     """
     from ipucnn.config.options import BY_NAME
     from ipucnn.config.spec import convert_value
@@ -179,7 +181,7 @@ def _input(
 
 
 def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: int) -> Dict[str, Any]:
-    """What ``--json`` says of a model's layers."""
+    """Builds a model and returns the facts of its layers, as ``--json`` prints them."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.reports.console import LOADING, waiting
     from ipucnn.sessions.host.environment import import_tensorflow
@@ -221,7 +223,7 @@ def _layer_row(layer: PlainDict) -> List[str]:
 
 
 def _print_line(text: str) -> None:
-    """A line; on a terminal as many as it takes."""
+    """Prints a line; a terminal wraps it at words."""
     if sys.stdout.isatty():
         from ipucnn.reports.console import console
 
@@ -231,7 +233,7 @@ def _print_line(text: str) -> None:
 
 
 def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]) -> None:
-    """A Rich table on a terminal; aligned columns, all of them and never cut, elsewhere."""
+    """Prints a Rich table on a terminal; elsewhere, all columns aligned and uncut."""
     if not sys.stdout.isatty():
         titles = [title for title, _, _ in columns]
         widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]

@@ -176,14 +176,18 @@ def plan_splits(
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow, and before that the session's way to do so: most plans need neither."""
+    """Imports TensorFlow through the host session's function, only when a plan needs it: most plans do not."""
     from ipucnn.sessions.host.environment import import_tensorflow as import_now
 
     import_now()
 
 
 def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
-    """Writes the layers, whatever comes of the plan: another planner, or a changed one, starts from them."""
+    """Writes the layer graph before planning, so that it exists even if no plan fits.
+
+    Returns:
+        The request with the graph.
+    """
     from ipucnn.planning.plan import with_graph
     from ipucnn.reports.console import note
 
@@ -195,7 +199,7 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
         )
     request = with_graph(request, note, import_tensorflow)
     assert request.graph is not None
-    # As it is without --freeze, which whoever reads the file types again.
+    # The graph does not record --freeze; a command that reads the file needs the option again.
     write_output_text(path, request.graph.to_json())
     note(f"written: {path}")
     return request
@@ -204,10 +208,10 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
 def _show_plan(
     request: "PlanRequest", compare: List[str], outputs: Mapping[str, Path], json_output: bool
 ) -> None:
-    """Makes a plan, writes it to the files that were named, and prints it.
+    """Makes a plan, writes it to the given files, and prints it.
 
     Raises:
-        InfeasibleError: nothing fits, or the given splits do not.
+        InfeasibleError: no splits fit, or the given splits do not.
     """
     from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.reports.console import note, waiting
@@ -223,7 +227,7 @@ def _show_plan(
         raise
     texts: List[Tuple[Path, str]] = []  # two outputs may be one stream
     if "--save" in outputs:
-        # What else the search found is shown, and not what is run.
+        # The file has only the plan to run; the other plans of the search are only shown.
         texts.append((outputs["--save"], replace(plan, pareto=()).to_yaml()))
     if "--html" in outputs:
         from ipucnn.reports.plan_html import render
@@ -243,10 +247,14 @@ def _show_plan(
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:
-    """Refuses options of a plan beside one that makes none.
+    """Refuses options of a plan beside an option that makes no plan.
+
+    Args:
+        options: the options of a plan with their values.
+        beside: the option that makes no plan.
 
     Raises:
-        ConfigurationError: naming the first that is given.
+        ConfigurationError: an option was given; the error names the first.
     """
     for option, given in options.items():
         if given:
@@ -256,7 +264,7 @@ def _refuse(options: Mapping[str, object], beside: str) -> None:
 def _calibrate(
     names: List[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
 ) -> None:
-    """Fits a profile to what was measured, prints it, and keeps it."""
+    """Fits a system profile to measurements, prints it, and writes it to the file of ``--system-profile``."""
     from ipucnn.benchmarking.measurement import read_measurement
     from ipucnn.hardware import get_system, smallest_system
     from ipucnn.planning.calibration import calibrate, plan_measurement, suspicious
@@ -311,18 +319,18 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
 def _check_outputs(
     resolved: Resolved, outputs: Mapping[str, Path], compare: List[str], profile: Optional[Path]
 ) -> None:
-    """Refuses files that cannot be written, or would replace what is read, before anything else is done.
+    """Refuses outputs that cannot be written, or would replace an input, before anything else is done.
 
     Raises:
-        DataError: nothing can be written there.
-        ConfigurationError: two are one file, or one is a file that is read.
+        DataError: an output cannot be written.
+        ConfigurationError: two outputs are the same file, or an output is also an input.
     """
     from ipucnn.planning.splits import RULES
 
     config_path = None if resolved.config_path is None else Path(resolved.config_path)
     read = [("the file of --compare", expand(name)) for name in compare if name not in RULES]
-    others = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
-    read += [(f"the file of {option}", path) for option, path in others.items() if path is not None]
+    input_files = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
+    read += [(f"the file of {option}", path) for option, path in input_files.items() if path is not None]
     for option, path in outputs.items():
         check_output(path)
         check_not_read(path, option, read)

@@ -1,4 +1,4 @@
-"""What several commands take: arguments about a run or other trained weights, and the reader of ``--plan FILE``."""
+"""Arguments that several commands share: about runs and other trained weights, and the reader of ``--plan FILE``."""
 
 import atexit
 import contextlib
@@ -28,12 +28,15 @@ def own_option(
     number: Optional[spec.Number] = None,
     shown: Union[bool, str] = False,
 ) -> Any:
-    """An option of a command alone, which takes a value and is None where it is not typed.
+    """Returns an option of a command that takes a value; it is None if it was not typed.
 
     Args:
-        name: with its dashes.
-        number: what is legal; None for a text.
-        shown: what the help says of the default.
+        name: the option with its dashes.
+        metavar: the placeholder of the value in the help.
+        help: the help text.
+        panel: the title of the panel in the help.
+        number: the range of legal numbers; None for a text.
+        shown: the default as the help shows it.
     """
     return typer.Option(
         None,
@@ -48,7 +51,7 @@ def own_option(
 
 @contextlib.contextmanager
 def one_speaks(group: "Instances") -> Iterator[None]:
-    """Of several processes the first one alone speaks: what the others print goes nowhere, but for their errors."""
+    """Discards the output of all processes but the first; errors are still reported."""
     if group.is_writer:
         yield
         return
@@ -57,7 +60,7 @@ def one_speaks(group: "Instances") -> Iterator[None]:
 
 
 def in_instances(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that works in several instances of poprun, or workers, of which the first one speaks."""
+    """Decorates a command that runs in several instances of poprun, or workers; only the first one prints."""
 
     @functools.wraps(command)
     def run(*arguments: object, **named: object) -> None:
@@ -70,8 +73,10 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def own_output(text: Optional[str]) -> Optional[Path]:
-    """Where this process of several writes an output: the first one to the file that was named, the others to one of
-    that name that goes away with them."""
+    """Returns the path to which this process writes an output.
+
+    The first of several processes writes to the given file; the others write to a temporary file of the same name.
+    """
     from ipucnn.filesystem import expand
     from ipucnn.sessions.host.workers import group_of_environment
 
@@ -126,17 +131,17 @@ VIEWS = typer.Option(
 
 
 def read_plan(path: Path, what: str) -> "PipelinePlan":
-    """The plan of ``--plan``: the planner's reader, which is imported where there is a plan."""
+    """Reads the plan of ``--plan``; the planner is imported only if there is one."""
     from ipucnn.planning import pipeline_plan
 
     return pipeline_plan.read_plan(path, what)
 
 
 def read_training_plan(path: Path, what: str) -> "PipelinePlan":
-    """``read_plan`` for what trains.
+    """Reads the plan of ``--plan`` for training.
 
     Raises:
-        ConfigurationError: the plan is one for inference.
+        ConfigurationError: the plan is for inference.
     """
     plan = read_plan(path, what)
     if not plan.settings.training:

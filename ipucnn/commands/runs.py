@@ -1,4 +1,4 @@
-"""``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: run folders beside one another."""
+"""``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: list, compare and draw runs."""
 
 import json
 from typing import List, Optional

@@ -1,4 +1,4 @@
-"""``ipucnn verify-dataset``: look at every sample of a data set, and say what is wrong."""
+"""``ipucnn verify-dataset``: check every sample of a data set, and report what is wrong."""
 
 import json
 from typing import Mapping, Optional
@@ -65,7 +65,7 @@ def verify_dataset(
     )
     sheet = LabelSheet(choice.task)
     with ItemProgress("verifying") as progress:
-        found = verify(
+        verification = verify(
             choice,
             download=download,
             allow_partial=given.get("allow_partial", RunConfig.allow_partial),
@@ -79,11 +79,11 @@ def verify_dataset(
             validation_fraction=given.get("validation_fraction"),
         )
     if choice.name == "imagefolder" and choice.location is not None and is_undivided(choice.location):
-        note(division(choice.location, *(subset.samples or 0 for subset in found.subsets)))
+        note(division(choice.location, *(subset.samples or 0 for subset in verification.subsets)))
     if json_output:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(verification.to_dict(), indent=2))
     else:
-        print_verification(found)
+        print_verification(verification)
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
         note(f"contact sheet of {counted(len(sheet), 'sample')} in {sheet_to}")
@@ -91,9 +91,9 @@ def verify_dataset(
             note(f"{counted(sheet.num_undrawn, 'sample')} chosen for the sheet could not be drawn")
     elif sheet_to is not None:
         note("no contact sheet: no sample could be read")
-    if found.num_errors:
-        plural = "" if found.num_errors == 1 else "s"
+    if verification.num_errors:
+        plural = "" if verification.num_errors == 1 else "s"
         raise DataError(
-            f"{found.dataset}: {found.num_errors} error{plural} in the data",
+            f"{verification.dataset}: {verification.num_errors} error{plural} in the data",
             "each is described above, with what to do about it",
         )

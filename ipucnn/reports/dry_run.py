@@ -1,4 +1,4 @@
-"""What ``ipucnn train --dry-run`` shows: what the run would do, and the curve of its learning rate."""
+"""Output of ``ipucnn train --dry-run``: the plan of the run, and the curve of its learning rate."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ipucnn.training.schedules import Schedule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A curve has at most about so many points: more than a picture has columns.
+# The largest number of points of a curve, more than a picture has columns.
 _POINTS = 20_000
-# Up to so many points are drawn as such.
+# Up to this number of points, each point has a marker.
 _SEPARATE = 60
 
 
 def print_plan_of_run(report: PlainDict, as_json: bool) -> None:
-    """What a run would do, on stdout.
+    """Prints what a run would do, on stdout.
 
     Args:
-        report: ``TrainingRun.plan_of_run``.
-        as_json: as JSON.
+        report: the result of ``TrainingRun.plan_of_run``.
+        as_json: whether to print JSON.
     """
     if as_json:
         print(json.dumps(report, indent=2))
@@ -113,7 +113,12 @@ def _times(count: int) -> str:
 
 
 def _events(executions: int, total: int) -> str:
-    """When something happens that always happens at the end of a run, too."""
+    """Describes how often something happens that also happens at the end of each run.
+
+    Args:
+        executions: the number of executions between two events; 0: none happens.
+        total: the number of executions of the run.
+    """
     if not executions:
         return "none"
     if executions >= total:
@@ -122,14 +127,17 @@ def _events(executions: int, total: int) -> str:
 
 
 def schedule_curve(schedule: Schedule, num_weight_updates: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Weight updates (from 0) and their learning rates; of a long run some, evenly spaced, the last among them."""
+    """Returns weight updates (from 0) and their learning rates.
+
+    A long run has evenly spaced points, about 20,000 of them, with the last weight update.
+    """
     points = min(num_weight_updates, _POINTS)
     updates = np.unique(np.linspace(0, num_weight_updates - 1, points).round().astype(np.int64))
     return updates, schedule(updates)
 
 
 def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
-    """The learning rate over weight updates, with epochs above."""
+    """Draws the learning rate over weight updates, with epochs on the upper axis."""
     from ipucnn.sessions.host.environment import import_matplotlib
 
     import_matplotlib()
@@ -142,7 +150,7 @@ def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
     axis = figure.subplots()
     few = len(updates) <= _SEPARATE
     axis.plot(updates, rates, color="#0072b2", linewidth=1.8, marker="o" if few else None, markersize=4)
-    # Room at the sides, so that points at the edges are whole; from 0, so that heights can be compared.
+    # A margin at the sides, so that markers are not cut; the y axis starts at 0, so that heights can be compared.
     margin = max(0.5, 0.01 * program.num_weight_updates)
     axis.set_xlim(-margin, program.num_weight_updates - 1 + margin)
     axis.set_ylim(0, 1.06 * float(np.max(rates)) or 1.0)
@@ -158,6 +166,6 @@ def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
 
 
 def save_schedule(figure: Figure, path: Path, suffix: str) -> None:
-    """Writes a figure as ``.png`` or ``.svg``, whatever the file's name."""
+    """Writes a figure as ``.png`` or ``.svg``; the name of the file does not decide the format."""
     metadata = {"Date": None} if suffix == ".svg" else None
     figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata)

@@ -1,7 +1,7 @@
-"""Run folders beside one another: the list of them, the differences of two, curves, and the page of one.
+"""Output of ``ipucnn runs``, ``diff`` and ``plot``, and the page of a run.
 
-The page (``report.html`` in the run folder, ``run.html.j2``) needs nothing else: figures are inline SVG, and its style
-is that of a plan's page.
+The page (``report.html`` in the run folder, from ``run.html.j2``) is self-contained: figures are inline SVG, and its
+style is that of a plan's page.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PICTURES = (".png", ".pdf", ".svg")
 TEMPLATE = "run.html.j2"
 _MOST_PICTURE_BYTES = 16 * 2**20
 MOST_CLASSES = 100
-"""Classes up to which a page has their confusion matrix."""
+"""The largest number of classes for which a page has a confusion matrix."""
 
 
 # --- the list
 
 
-# Columns of the list, those that a narrow terminal goes without first.
+# Columns that a narrow terminal leaves out, in this order.
 _LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
 
 
 def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
-    """Runs as a table on stdout, with as many columns as there is room for beside whole names of folders."""
+    """Prints runs as a table on stdout, with as many columns as fit without cutting the names of folders."""
     out = console(sys.stdout)
     cells = [_cells(row) for row in rows]
     left_out = 0
@@ -76,7 +76,7 @@ def _cells(row: Dict[str, PlainValue]) -> Dict[str, str]:
 
 
 def _texts(*cells: str) -> List[Any]:
-    """Cells in which brackets are no markup."""
+    """Converts cells to Rich texts, so that brackets are not read as markup."""
     from rich.text import Text
 
     return [Text(printable(cell)) for cell in cells]
@@ -99,12 +99,12 @@ def _age(seconds: float) -> str:
 
 
 def print_diff(differences: Dict[str, PlainValue]) -> None:
-    """The differences of two runs as tables on stdout, and in the last line what they come to."""
+    """Prints the differences of two runs as tables on stdout, and the conclusion in the last line."""
     from rich.text import Text
 
     out = console(sys.stdout)
     for name in ("options", "places", "program", "data", "versions"):
-        # The folders themselves stand above the columns.
+        # The run folders are left out, because they are the headings of the columns.
         rows = {key: values for key, values in differences[name].items() if values != differences["runs"]}
         if rows:
             out.print(_pairs({"places": "where things lie"}.get(name, name), differences["runs"], rows))
@@ -162,7 +162,7 @@ def _conclusions(differences: Dict[str, PlainValue]) -> List[str]:
 
 
 def _as_far(differences: Dict[str, PlainValue]) -> str:
-    """Of two runs in which no difference was found, and that are not known to be equal."""
+    """Returns the conclusion for two runs without a difference that are not known to be equal."""
     if not differences["compared"]:
         return "not comparable"
     fewest, most = sorted(differences["final"]["weight updates"])
@@ -177,7 +177,7 @@ def _as_far(differences: Dict[str, PlainValue]) -> str:
 
 
 def _told_apart(*values: PlainValue) -> List[Any]:
-    """Two values with as few digits as tell them apart, at least four."""
+    """Formats two values with the fewest digits that distinguish them, but at least four."""
     if all(isinstance(value, float) for value in values):
         return told_apart(*values, digits=4)
     return list(map(repr, values)) if None not in values else list(values)
@@ -187,7 +187,7 @@ def _told_apart(*values: PlainValue) -> List[Any]:
 
 
 class Curve(NamedTuple):
-    """A line of a figure: its name, style class or number of the run, and points (epoch or weight update, value)."""
+    """A line of a figure: its name, its points (epoch or weight update, value), and whether it is of validations."""
 
     name: str
     points: List[Tuple[float, float]]
@@ -195,7 +195,7 @@ class Curve(NamedTuple):
 
 
 def _curves(run: RunRecord, figure: str) -> List[Curve]:
-    """Training and validation of one figure, over epochs where the Program says how long they are."""
+    """Returns the curves of training and validation for one figure, over epochs if the Program has their length."""
     per_epoch = run.program.get("weight_updates_per_epoch") or 1
     curves = []
     for event, is_validation in (("execution", False), ("validation", True)):
@@ -210,7 +210,7 @@ def _curves(run: RunRecord, figure: str) -> List[Curve]:
 
 
 def _figures_of(runs: Sequence[RunRecord]) -> List[Tuple[str, str]]:
-    """(key, title) of what is drawn: the loss, the figure by which the best validation is chosen, and the rate."""
+    """Returns (key, title) of the figures to draw: loss, Dice or accuracy, and learning rate."""
     has_dice = any("dice" in row for run in runs for row in run.rows("validation"))
     main = "dice" if has_dice else "accuracy"
     return [("loss", "loss"), (main, "Dice" if has_dice else "accuracy"), ("learning_rate", "learning rate")]
@@ -220,8 +220,9 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
     """Draws the curves of runs into one picture: training dashed, validation solid, a colour for each run.
 
     Args:
-        path: the file to write, whatever its name.
-        suffix: ".png", ".pdf" or ".svg".
+        runs: the runs.
+        path: the file to write; its name does not decide the format.
+        suffix: the format: ".png", ".pdf" or ".svg".
     """
     from ipucnn.sessions.host.environment import import_matplotlib
 
@@ -250,7 +251,7 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
             axis.set_yscale("log")
         axis.grid(alpha=0.3)
     handles, labels = picture.axes[1].get_legend_handles_labels()
-    shown = dict(zip(labels, handles))  # of a run's two curves that of validation
+    shown = dict(zip(labels, handles))  # one line per label; for two curves of a run, that of validation
     picture.legend(shown.values(), shown.keys(), loc="lower center", ncol=min(len(shown), 4) or 1)
     how = "training dashed, validation solid"
     picture.suptitle(
@@ -269,7 +270,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 12.0, 40.0
 
 
 class Facts(NamedTuple):
-    """What the page says."""
+    """The content of a page, as the template takes it."""
 
     title: str
     subtitle: str
@@ -290,7 +291,7 @@ def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 
 def write_page_of(run: TrainingRun) -> None:
-    """Writes the page of a run that ended, unless it has one or another instance of it writes."""
+    """Writes the page of a finished run, unless it has one already or another process is the writer."""
     folder = run.context.folder
     if run.is_silent or is_file(folder.path / PAGE) or not is_file(folder.path / REPORT):
         return
@@ -299,10 +300,11 @@ def write_page_of(run: TrainingRun) -> None:
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:
-    """The page of a run that ended.
+    """Returns the page of a run that ended, as HTML.
 
     Args:
-        evaluation: what ``ipucnn evaluate`` found, for its confusion matrix.
+        run: the run.
+        evaluation: the result of ``ipucnn evaluate``, for the confusion matrix; None: the page has none.
     """
     from ipucnn.reports.plan_html import page_environment
 
@@ -358,14 +360,14 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
 
 
 def _picture(path: Path) -> str:
-    """A picture as the address of its own bytes; empty where there is none."""
+    """Returns a picture as a data URL; empty if there is no picture."""
     if not is_file(path):
         return ""
     return "data:image/png;base64," + base64.b64encode(read_bytes(path, _MOST_PICTURE_BYTES)).decode()
 
 
 def _svg(run: RunRecord, key: str, title: str) -> Markup:
-    """One figure over epochs: training in the colour of forward passes, validation in that of backward ones."""
+    """Draws one figure over epochs: training in the colour of forward passes, validation in that of backward passes."""
     from ipucnn.reports import plan_figures as draw
 
     curves = _curves(run, key)
@@ -406,7 +408,10 @@ def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
 
 
 def _confusion(evaluation: Dict[str, PlainValue]) -> Optional[Markup]:
-    """The confusion matrix as a table, each cell shaded by its share of the true class; None for too many classes."""
+    """Returns the confusion matrix as a table; None for more than MOST_CLASSES classes.
+
+    Each cell is shaded by its share of the true class.
+    """
     from ipucnn.reports import plan_figures as draw
 
     counts, names = evaluation["confusion_matrix"], [row["name"] for row in evaluation["classes"]]

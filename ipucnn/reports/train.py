@@ -1,4 +1,4 @@
-"""What ``ipucnn train`` shows: the program, progress, the report at the end, and the folds of a cross-validation."""
+"""Output of ``ipucnn train``: the program, progress, the report at the end, and the folds of a cross-validation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def program_line(program: Program) -> str:
-    """The batch arithmetic of a Program in one line."""
+    """Describes a Program in one line: batch, epochs, executions, pipeline and training options."""
     execution = counted(program.weight_updates_per_execution, "weight update")
     parts = [
         f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
@@ -68,21 +68,21 @@ def program_line(program: Program) -> str:
 
 
 class RunDisplay(ProgressBar):
-    """Shows runs: what is going to run, and their events; a cross-validation's runs one after the other.
+    """Shows a run on stderr: its settings, then its events.  The runs of a cross-validation are shown in turn.
 
-    A context manager.  On a terminal training has a progress bar, in a pipe one line per validation or execution.  Of a
-    run that is silent nothing is shown.
+    It is a context manager.  On a terminal it shows a progress bar, in a pipe one line per validation or execution. It
+    shows nothing of a silent run.
 
     Args:
-        run: that begins; None where :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
+        run: the run to show; None if :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
     """
 
     def __init__(self, run: Optional[TrainingRun] = None) -> None:
         self._run = run
-        # Until the first event, and until training begins.
+        # Shown until the first event.
         self._waiting = waiting(LOADING)
         self._is_training = False
-        # Of an execution, to which the figures of a validation may come.
+        # The line of the last execution; the figures of a validation may be appended to it before it is printed.
         self._execution = ""
 
     def __enter__(self) -> RunDisplay:
@@ -98,7 +98,7 @@ class RunDisplay(ProgressBar):
         self._is_training = False
 
     def show(self, event: Union[FoldStarted, RunEvent, FoldFinished]) -> None:
-        """Notes at once, progress from when training begins."""
+        """Shows an event: notes at once, progress only after training has begun."""
         from ipucnn.runs import kfold, recorder
 
         if isinstance(event, kfold.FoldStarted):
@@ -130,7 +130,7 @@ class RunDisplay(ProgressBar):
             )
         elif self._is_training and isinstance(event, recorder.ExecutionFinished):
             self._flush()
-            # An execution in which IPUs compile is not timed.
+            # An execution during which IPUs compile has no speed.
             speed = f"{units.rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
             figures = f"loss {event.metrics['loss']:.4f}  accuracy {event.metrics['accuracy']:.2%}"
             self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
@@ -142,7 +142,7 @@ class RunDisplay(ProgressBar):
             self._flush()
 
     def introduce(self) -> None:
-        """What is going to run, on stderr."""
+        """Prints notes, warnings and settings of the run on stderr."""
         from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
         assert self._run is not None
@@ -190,14 +190,14 @@ class RunDisplay(ProgressBar):
         return f"{weight_updates / program.weight_updates_per_epoch:.1f}/{program.num_epochs}"
 
     def _flush(self) -> None:
-        """Prints a waiting line."""
+        """Prints the line that is held back, if any."""
         if self._execution:
             self.line(self._execution)
             self._execution = ""
 
 
 def print_result(run: TrainingRun, as_json: bool) -> None:
-    """The report at the end, on stdout."""
+    """Prints the report at the end of a run on stdout."""
     report = run.final_report
     folder, neighbours = run.context.folder, run.neighbours_accuracy
     if run.is_silent:
@@ -214,7 +214,7 @@ def print_result(run: TrainingRun, as_json: bool) -> None:
 
 
 def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
-    """Draws what a segmentation network predicts into the run folder; returns the file."""
+    """Draws the predictions of a segmentation network into the run folder; returns the file."""
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.runs.folder import PREDICTIONS
 
@@ -226,7 +226,7 @@ def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
 
 
 def _heading(run: TrainingRun) -> str:
-    """The Dice score of each class over all held-out images, and which run the picture is of."""
+    """Returns the title of a picture: the Dice scores over all held-out images, and the run folder."""
     report, names = run.final_report, run.context.info.class_names
     validation = report.get("validation") or {}
     parts = [f"{title} {value:.4f}" for title, value in _dice_scores(validation, names)]
@@ -237,10 +237,12 @@ def _heading(run: TrainingRun) -> str:
 
 
 def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> None:
-    """What a run would do, and the picture of its learning rate if that was asked for.
+    """Prints what a run would do, and draws the picture of ``--plot-schedule``.
 
     Args:
-        folds: of a cross-validation, the folds to train, of which the run is the first.
+        run: the prepared run.
+        as_json: whether to print JSON.
+        folds: the folds to train, of which the run is the first; empty without cross-validation.
 
     Raises:
         DataError: the picture cannot be written.
@@ -267,7 +269,7 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
 
 
 def print_result_of_folds(validation: CrossValidation, as_json: bool) -> None:
-    """The report of a cross-validation, on stdout."""
+    """Prints the report of a cross-validation on stdout."""
     report, root, context = validation.report(), str(validation.root), validation.first.context
     if as_json:
         print(json.dumps({**report, "run_dir": root}, indent=2))
@@ -278,7 +280,7 @@ def print_result_of_folds(validation: CrossValidation, as_json: bool) -> None:
 def report_rows(
     report: PlainDict, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> List[Tuple[str, str]]:
-    """The end report as (name, value) rows."""
+    """Returns the end report as (name, value) rows."""
     data, compiled = report["dataset"], report["compilation"]
     continued = report["measured"].get("first_weight_update", 0)
     sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
@@ -305,7 +307,7 @@ def report_rows(
 
 
 def _validation_rows(report: PlainDict) -> List[Tuple[str, str]]:
-    """The figures of the last validation, and how they came to be."""
+    """Returns the rows of the last validation: figures, averaged weights, early end and target."""
     rows: List[Tuple[str, str]] = []
     validation, best, data = report["validation"], report["best_validation"], report["dataset"]
     if validation:
@@ -330,7 +332,7 @@ def _validation_rows(report: PlainDict) -> List[Tuple[str, str]]:
 
 
 def _speed_rows(report: PlainDict) -> List[Tuple[str, str]]:
-    """Throughput, memory and times of the process."""
+    """Returns the rows with throughput, memory and times of the process."""
     measured, compiled = report["measured"], report["compilation"]
     rows: List[Tuple[str, str]] = []
     if measured["images_per_s"]:
@@ -364,7 +366,7 @@ def _fused(number: int) -> str:
 
 
 def samples_measured(report: PlainDict) -> Optional[int]:
-    """Samples that the process trained whose times a report has; None in a report of a version that did not say."""
+    """Returns the samples trained by the process whose times a report has; None if an old report lacks them."""
     measured = report["measured"]
     if "samples" in measured or measured.get("first_weight_update", 0):
         return measured.get("samples")
@@ -372,7 +374,7 @@ def samples_measured(report: PlainDict) -> Optional[int]:
 
 
 def _region(data: PlainDict) -> str:
-    """Which pixels of the images were judged, where it was not all of them."""
+    """Names the region of the images that was validated; empty if that is all pixels."""
     region = data.get("validated_pixels")
     if not region:
         return ""
@@ -381,13 +383,16 @@ def _region(data: PlainDict) -> str:
 
 
 def _dice_scores(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:
-    """``Dice of cell`` and its value, of several classes ``mean Dice`` first; nothing of a network that classifies."""
+    """Returns (title, value) of the Dice scores, for example ``Dice of cell``.
+
+    With more than two classes ``mean Dice`` is first.  The list is empty for a network that classifies.
+    """
     titles = _dice_titles(names).items()
     return [(title, validation[key]) for key, title in titles if key in validation]
 
 
 def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
-    """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
+    """Returns the rows with Dice and IoU; with two classes, also the score of calling every pixel class 1."""
     if "dice" not in validation:
         return []
     scores = _dice_scores(validation, names)
@@ -413,14 +418,14 @@ def print_report(
     size_bytes: Optional[int] = None,
     files: Sequence[str] = (),
 ) -> None:
-    """The end report on stdout, and the commands that evaluate the result and show its curves.
+    """Prints the end report on stdout, and the commands that evaluate the result and show its curves.
 
     Args:
-        report: what ``report.json`` holds.
-        folder: the run's.
-        neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
-        size_bytes: what the folder takes on its disk.
-        files: words that name files of the user's own to `ipucnn evaluate`.
+        report: the content of ``report.json``.
+        folder: the run folder.
+        neighbours: accuracy of the three nearest neighbours on the same data; None if it is not known.
+        size_bytes: the size of the run on disk.
+        files: words that name the user's own files to `ipucnn evaluate`.
     """
     from rich.text import Text
 
@@ -439,7 +444,7 @@ def print_report(
 
 
 def print_compiled(report: PlainDict) -> None:
-    """What ``--compile-only`` did, on stdout."""
+    """Prints the result of ``--compile-only`` on stdout."""
     from rich.text import Text
 
     out, compiled = console(sys.stdout), report["compilation"]
@@ -453,7 +458,7 @@ def print_compiled(report: PlainDict) -> None:
 
 
 def _compile_time(compiled: PlainDict) -> str:
-    """On the host, what was traced; on IPUs, the first execution, and whether a cache spared compiling."""
+    """Describes the compile time: the size of the traced graph on the host; the first execution on IPUs."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
     else:
@@ -462,7 +467,7 @@ def _compile_time(compiled: PlainDict) -> str:
 
 
 def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
-    """Titles of the Dice scores of a validation by their keys, the headline first; of two classes that is class 1."""
+    """Returns key -> title of a validation's Dice scores, the headline first: the mean, or class 1 of two."""
     if len(class_names) > 2:
         each = {f"dice_class_{k}": f"Dice of {name}" for k, name in enumerate(class_names)}
         return {"dice": "mean Dice", **each}
@@ -471,7 +476,7 @@ def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
 
 
 def _figures(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
-    """(key, title, format) of the figures of a validation."""
+    """Returns (key, title, format) of the figures of a validation."""
     return [
         ("loss", "loss", "{:.4f}"),
         ("accuracy", "accuracy", "{:.2%}"),
@@ -482,7 +487,7 @@ def _figures(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
 
 
 def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str:
-    """One finished fold, for stderr."""
+    """Describes one finished fold in a line, for stderr."""
     figures = ", ".join(
         f"{title} {text.format(row['validation'][key])}"
         for key, title, text in _figures(class_names)
@@ -492,13 +497,13 @@ def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str
 
 
 def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
-    """The folds as a table on stdout.
+    """Prints the folds as a table on stdout.
 
     Args:
-        report: what ``folds.json`` holds.
-        folder: the cross-validation's.
-        class_names: one per class.
-        own_files: words that name files of the user's own.
+        report: the content of ``folds.json``.
+        folder: the folder of the cross-validation.
+        class_names: the names of the classes, one per class.
+        own_files: words that name the user's own files to `ipucnn evaluate`.
     """
     from rich.text import Text
 
@@ -535,7 +540,7 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_
 
 
 def held_out_text(numbers: List[int]) -> str:
-    """24-29 where the numbers follow each other, else how many there are."""
+    """Formats the numbers of held-out examples: ``24-29`` if they are consecutive, else their count."""
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     return f"{len(numbers)} examples"
