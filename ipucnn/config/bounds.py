@@ -1,8 +1,8 @@
-"""How large the numbers, texts and lists of options may be, each with its reason.
+"""Bounds of the numbers, texts and lists of options, each with its reason.
 
-Every option that takes a number has a bound (``spec`` refuses a declaration without one), chosen by what the
-number means: what the largest machines hold, or well beyond anything that can be computed with.  Products of
-legal values are checked where they are made, see ``training.batching``.
+Every option that takes a number has a bound (``spec`` refuses a declaration without one).  It follows from the number's
+meaning: the capacity of the largest machines, or a value well beyond any feasible computation.  Products of legal
+values are checked when they are computed, see ``training.batching``.
 """
 
 from typing import NamedTuple, Optional
@@ -24,39 +24,39 @@ class Range(NamedTuple):
 
 
 MAX_COUNT = 2**31 - 1
-"""Samples, weight updates and the like: what a whole number of 32 bits holds."""
+"""Samples, weight updates and other counts: the largest 32-bit integer."""
 MAX_BYTES = 2**63 - 1
-"""Fields of the SDK's configuration that hold bytes are whole numbers of 64 bits (its driver/config.proto)."""
+"""Bytes in the SDK's configuration, whose fields are 64-bit integers (its driver/config.proto)."""
 MAX_IPUS = 2**16
-"""Graphcore announced Bow Pods of up to 64,000 IPUs; a replica, stages and replicas are counted in IPUs."""
+"""Graphcore announced Bow Pods of up to 64,000 IPUs; the size of a replica, stages and replicas are counted in IPUs."""
 MAX_MICRO_BATCH = 2**20
-"""Samples in one forward pass; an IPU holds some hundreds."""
+"""Samples in one forward pass; an IPU holds a few hundred."""
 MAX_ACCUMULATION = 2**20
 """Micro-batches of one weight update."""
 MAX_EPOCHS = 10**6
-"""Epochs: ImageNet is trained for some hundreds."""
+"""Epochs: ImageNet is trained for a few hundred."""
 MAX_IMAGE_SIDE = 2**16
-"""Pixels: what the formats of images hold, but for TIFF."""
+"""Pixels: the limit of image formats other than TIFF."""
 MAX_CHANNELS = 2**16
-"""Channels of a layer; the widest networks have some thousands."""
+"""Channels of a layer; the widest networks have a few thousand."""
 MAX_BASE_FILTERS = 1024
-"""Filters of the first block, of which the last one has sixteen times as many; published networks have 64."""
+"""Filters of the first block; the last one has sixteen times as many.  Published networks have 64."""
 MAX_CLASSES = 2**17
-"""The largest public data sets of images have some ten thousand classes."""
+"""Classes; the largest public data sets of images have some ten thousand."""
 MAX_FLOAT32 = 3.4028234663852886e38
-"""The largest number of 32 bits: training computes with no larger ones."""
+"""The largest 32-bit float: training cannot compute with larger numbers."""
 MAX_DECAY = 1e9
-"""Weight decay and penalties; none above 1 was ever of use."""
+"""Weight decay and penalties; no useful one exceeds 1."""
 LEAST_BETA, MAX_BETA = 0.01, 1000.0
-"""Parameters of the shares of mixed images: below, one image of two is always whole; above, both always have a half."""
+"""Bounds of the mixing parameters: below, one image of two is always whole; above, both always have a half."""
 MAX_LOSS_SCALING = 2**32
-"""The largest number of 16 bits is 65,504, and gradients are seldom scaled by more."""
+"""Loss scaling: the largest 16-bit float is 65,504, and gradients are seldom scaled by more."""
 MAX_WORKERS = 2**16
-"""Images that the host processes at once."""
+"""Images that the host processes at a time."""
 MAX_THREADS = 4096
-"""Threads of an operation; the largest machines have some hundreds of cores."""
+"""Threads of an operation; the largest machines have a few hundred cores."""
 MAX_CLUSTER = 1024
-"""Workers of a cluster: each has a connection to the first one, and gets what every other one computed."""
+"""Workers of a cluster: each has a connection to the first one, and receives the results of all others."""
 MAX_DEVICES = 64
 """GPUs of one process; no machine has as many."""
 MAX_SECONDS = 3e7
@@ -64,8 +64,8 @@ MAX_SECONDS = 3e7
 MAX_GROUPS = MAX_CHANNELS
 """Groups of group norm, and channels of one."""
 MAX_TEXT = 4096
-"""Characters of a text; the longest path has as many bytes."""
+"""Characters of a text; the longest path has that many bytes."""
 MAX_VALUES = 1024
-"""Values of a list, and of each list and dictionary inside of a dictionary; networks have fewer stages."""
+"""Values of a list, and of each list and dictionary in a dictionary; networks have fewer stages."""
 LEAST_FRACTION = 1 / MAX_EPOCHS
-"""Of what happens per epoch: less than once in the longest run is never."""
+"""Least events per epoch: a lower number never reaches one event, even in the longest run."""

@@ -1,4 +1,4 @@
-"""Help pages: Rich panels laid out for narrow terminals, without Typer's own renderer (slow to import)."""
+"""Help pages: Rich panels for narrow terminals, without Typer's own renderer, which is slow to import."""
 
 import re
 import textwrap
@@ -18,7 +18,7 @@ _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
 
 
 class Row(NamedTuple):
-    """One line of a panel: what to type, the placeholder of its value, what it means."""
+    """One line of a panel: the option's names, the placeholder of its value, and its meaning."""
 
     names: str
     metavar: str
@@ -26,9 +26,9 @@ class Row(NamedTuple):
 
 
 class PipeConsole(Console):
-    """A console that leaves a closed pipe to ``cli`` instead of exiting with 1, and shows text as it is.
+    """A console that shows text without markup, and lets ``cli`` handle a closed pipe instead of exiting with 1.
 
-    Names of classes, files and folders may have ``[red]`` or ``:smile:`` in them, which Rich would obey.
+    Names of classes, files and folders may contain ``[red]`` or ``:smile:``, which Rich would interpret.
     """
 
     def __init__(self, **details: Any) -> None:
@@ -63,7 +63,7 @@ def print_page(usage: str, about: str, panels: Sequence[Tuple[str, Sequence[Row]
 
 
 def _lay_out(row: Row, left: int, width: int) -> List[Text]:
-    """The lines of one row: names on the left, help on the right; long names have a line of their own."""
+    """Returns the lines of one row: names on the left, help on the right; long names have a separate line."""
     head = Text(row.names, "bold cyan")
     if row.metavar:
         if len(row.names) + 1 + len(row.metavar) <= width:
@@ -80,10 +80,10 @@ def _lay_out(row: Row, left: int, width: int) -> List[Text]:
 
 
 def _wrap(text: str, width: int) -> List[str]:
-    """Wraps help text; its ``[default: ...]`` goes on the last line if it fits there, else on its own."""
+    """Wraps help text; its ``[default: ...]`` goes on the last line if it fits, else on a separate one."""
 
     def wrap(part: str) -> List[str]:
-        # Options have hyphens in them, and are typed as they stand.
+        # Options contain hyphens, and must stay whole to be copied.
         return textwrap.wrap(part, width, break_on_hyphens=False)
 
     match = _DEFAULT.search(text)
@@ -114,28 +114,28 @@ def print_command_help(
     """Prints the help page of a Typer command from its parameters.
 
     Args:
-        command: of which.
+        command: the command.
         ctx: its context.
-        common: the options to show, by name; all of them if empty.
-        words: show the options about these words instead.
-        examples: command lines, each with what it does.
+        common: names of the options to show; all options if empty.
+        words: search words; only the options about them are shown.
+        examples: command lines with their descriptions.
 
     Raises:
-        ConfigurationError: if no option is about the words.
+        ConfigurationError: no option is about the words.
     """
     usage = usage_line(command, ctx)
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     options = [param for param in params if param.param_type_name != "argument"]
     arguments = [param for param in params if param.param_type_name == "argument"]
     if words and not (len(words) == 1 and _is_network(words[0], arguments)):
-        asked = " ".join(words)
-        rows = [option_row(param) for param in find_options(options, asked)]
+        searched = " ".join(words)
+        rows = [option_row(param) for param in find_options(options, searched)]
         if not rows:
             raise ConfigurationError(
-                f"{ctx.command_path} --help {shown_value(asked)}: no option is about that",
+                f"{ctx.command_path} --help {shown_value(searched)}: no option is about that",
                 f"`{ctx.command_path} --help-all` shows all options",
             )
-        print_page(usage, "", [(f"Options about {shown_value(asked)}", rows)])
+        print_page(usage, "", [(f"Options about {shown_value(searched)}", rows)])
         return
     panels: Dict[str, List[Row]] = {"Arguments": [_argument_row(param) for param in arguments]}
     if common:
@@ -156,7 +156,7 @@ def print_command_help(
 
 
 def _is_network(word: str, arguments: Sequence[ClickParameter]) -> bool:
-    """Whether a word after ``--help`` is a network, for a command that takes one: then its page is meant."""
+    """Whether a word after ``--help`` is a network of a command that takes one; the command's page is then shown."""
     from ipucnn.models.registry import list_models
 
     takes_model = any(param.name == "model" for param in arguments)
@@ -164,25 +164,25 @@ def _is_network(word: str, arguments: Sequence[ClickParameter]) -> bool:
 
 
 def find_options(params: Sequence[ClickParameter], words: str) -> List[ClickParameter]:
-    """The options among a command's parameters that are about ``words``: first those that are called so.
+    """Returns the options of a command that are about ``words``; matching names come first.
 
-    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each; where no option
-    is about ``num-classes``, those are found that are about ``num`` and about ``classes``.
+    Case, ``-``, ``_`` and spaces make no difference.  An option must be about each of several words.  If no option is
+    about ``num-classes`` as one word, the result is the options about both ``num`` and ``classes``.
     """
     parts = re.split("[-_ ]+", words.strip("-_ "))
     return _about(params, words, words.split() or [words]) or _about(params, words, parts)
 
 
 def _about(params: Sequence[ClickParameter], whole: str, words: Sequence[str]) -> List[ClickParameter]:
-    """The options that are about all of ``words``, or about the ``whole`` that they are parts of."""
+    """Returns the options that are about all of ``words``, or about ``whole``, which the words are parts of."""
     options = [param for param in params if param.param_type_name != "argument"]
     ranks = [min(max(_rank(param, word) for word in words), _rank(param, whole)) for param in options]
     about = [(rank, param) for rank, param in zip(ranks, options) if rank < _NOT_ABOUT]
     return [param for _, param in sorted(about, key=lambda pair: pair[0])]
 
 
-# How an option is about a word: it is one of its names; what people of other programs call it; a part of its name; a
-# word of its help.
+# Ranks of an option for a word: the word is one of its names, its name in other programs, a part of a name, a word of
+# its help, or none of these.
 _NAME, _WISH, _PART, _TEXT, _NOT_ABOUT = range(5)
 
 
@@ -201,16 +201,16 @@ def _rank(param: ClickParameter, word: str) -> int:
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether a text has a word, or the beginning of one: "rate" is not about what is "separate".
+    """Whether a text contains a word, or a word that begins with it: "separate" does not contain "rate".
 
-    A word of several parts is found in one piece and in pieces: "what-if" in "what if".
+    A word of several parts matches whether its parts are joined or apart: "what-if" matches "what if".
     """
     sought, inside = (" ".join(re.findall("[a-z0-9]+", part.lower())) for part in (word, text))
     return bool(sought) and any(f" {form}" in f" {inside}" for form in (sought, sought.replace(" ", "")))
 
 
 def wishes_of(param: ClickParameter) -> List[str]:
-    """What people of other programs call an option of a run."""
+    """Returns the names of an option in other programs."""
     from ipucnn.config.options import find_spec
 
     spec = find_spec(param.opts[0].lstrip("-"))
@@ -222,7 +222,7 @@ def _folded(name: str) -> str:
 
 
 def suggest(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
-    """``did you mean '--x'?`` for an option that there is not; None where none is meant or spelt like it."""
+    """Returns ``did you mean '--x'?`` for an unknown option; None if no option has such a meaning or spelling."""
     options = [param for param in params if param.param_type_name != "argument"]
     meant = [param.opts[0] for param in options if _rank(param, typed) <= _WISH]
     if meant:
@@ -232,14 +232,14 @@ def suggest(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
 
 
 def word_to_look_for(params: Sequence[ClickParameter], typed: str) -> Optional[str]:
-    """What of an option that there is not ``--help WORD`` finds something about: all of it, else its longest part."""
+    """Returns the longest part of an unknown option, or all of it, for which ``--help WORD`` finds options."""
     whole = typed.strip("-")
     parts = sorted((part for part in re.split("[-_]+", whole) if len(part) >= 4), key=len, reverse=True)
     return next((word for word in (whole, *parts) if find_options(params, word)), None)
 
 
 def usage_line(command: ClickCommand, ctx: ClickContext) -> str:
-    """What is typed for a command: its path, and its arguments in their order."""
+    """Returns a command's usage: its path, and its arguments in order."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     names = [_argument_name(param) if param.required else f"[{_argument_name(param)}]" for param in arguments]
     return " ".join([ctx.command_path, "[OPTIONS]", *names])
@@ -257,7 +257,7 @@ def _argument_row(param: ClickParameter) -> Row:
 
 
 def option_row(param: ClickParameter) -> Row:
-    """An option's line of a help page."""
+    """Returns an option's line of a help page."""
     if param.name == "help":
         return Row(
             "--help, -h, --help-all",
@@ -266,7 +266,7 @@ def option_row(param: ClickParameter) -> Row:
         )
     names = ", ".join(sorted(param.opts, key=lambda opt: not opt.startswith("--")))
     if param.secondary_opts:
-        # The positive and the negative form, then the other spellings.
+        # The positive and the negative form come first, then the other spellings.
         negative = "--no-" if param.secondary_opts[0].startswith("--no-") else param.secondary_opts[0]
         names = ", ".join([f"{param.opts[0]} / {negative}", *param.opts[1:]])
         if negative == "--no-":

@@ -1,8 +1,8 @@
-"""Every option of a run, declared once: flag, YAML key, type, bounds, default and help; as YAML, written and read.
+"""Declares every option of a run once (flag, YAML key, type, bounds, default, help), and reads and writes them as YAML.
 
-The declarations are the panel classes; ``RunConfig`` joins them and is the immutable result.  YAML keys and
-flags are the field names with ``-`` for ``_``; ``_`` is accepted too.  What is wrong in a YAML text is told with its
-line.  Nothing here needs TensorFlow.
+The declarations are the panel classes; ``RunConfig`` joins them and is the immutable result.  YAML keys and flags are
+the field names with ``-`` for ``_``; ``_`` is accepted too.  Errors in a YAML text have its line.  Nothing here needs
+TensorFlow.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ class RunConfig(
     DataOptions,
     GeneralOptions,
 ):
-    """Every option of a run, each value legal by itself; ``checks`` has the rules between options.
+    """Every option of a run, each value legal by itself; ``rules`` checks combinations of options.
 
-    Dictionaries in it are to be read, not changed: use :func:`dataclasses.replace`.
+    Do not change its dictionaries: use :func:`dataclasses.replace`.
     """
 
     def to_yaml(self) -> str:
-        """``config.yml``: every key that a YAML file may hold, under a comment per panel."""
+        """Returns ``config.yml``: every key that a YAML file may hold, under a comment per panel."""
         text = ""
         for panel in PANELS:
             text += ("\n" if text else "") + f"# {panel.PANEL}\n"
@@ -68,16 +68,16 @@ class RunConfig(
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "config.yml") -> "RunConfig":
-        """The configuration a text of :meth:`to_yaml` (or any subset of its keys) stands for.
+        """Returns the configuration in a text of :meth:`to_yaml`, or in any subset of its keys.
 
         Raises:
-            ConfigurationError: naming ``source`` and the line, if a key or value is wrong.
+            ConfigurationError: a key or value is wrong; the message has ``source`` and the line.
         """
         node = compose(text, source)
         return cls() if node is None else cls(**convert(entries_of(node, source), source))
 
 
-# Instead of layers in pipeline-splits: the planner chooses them.
+# Value of pipeline-splits, in place of layers, that lets the planner choose them.
 AUTO = "auto"
 
 SPECS: List[OptionSpec] = [spec for panel in PANELS for spec in specs_of(panel)]
@@ -86,12 +86,12 @@ BY_KEY: Mapping[str, OptionSpec] = {key: spec for spec in SPECS for key in spec.
 
 
 def specs_for(command: str) -> Iterator[OptionSpec]:
-    """The options that ``command`` takes as flags."""
+    """Yields the options that ``command`` takes as flags."""
     return (spec for spec in SPECS if command in spec.commands)
 
 
 def find_spec(key: str) -> Optional[OptionSpec]:
-    """The option a key names, in whatever spelling; None if there is none."""
+    """Returns the option of a key in any spelling; None if there is none."""
     return BY_KEY.get(key.strip().lower().replace("_", "-"))
 
 
@@ -107,8 +107,8 @@ class Entry(NamedTuple):
 
 
 def _dump_entry(key: str, value: object) -> str:
-    """``key: value`` with lists and dictionaries on one line."""
-    # Most values are those of the run before, or of the file before; -0.0 equals 0.0, and is written otherwise.
+    """Returns ``key: value`` with lists and dictionaries on one line."""
+    # Cached, because most values repeat from file to file.  Not floats: -0.0 equals 0.0, but is written differently.
     return _dump_again(key, value) if isinstance(value, (str, int, type(None))) else _dump(key, value)
 
 
@@ -127,10 +127,10 @@ def _dump(key: str, value: object) -> str:
 
 
 def compose(text: str, source: str) -> Optional[YamlNode]:
-    """The YAML node of a text's top-level mapping, or None for an empty text.
+    """Returns the YAML node of a text's top-level mapping, or None for an empty text.
 
     Raises:
-        ConfigurationError: not readable, or not such a mapping.
+        ConfigurationError: the text is not readable, or its top level is not a mapping.
     """
     with documents.naming(source):
         node = documents.compose(text)
@@ -142,10 +142,10 @@ def compose(text: str, source: str) -> Optional[YamlNode]:
 
 
 def entries_of(node: YamlNode, source: str) -> List[Entry]:
-    """The entries of a mapping node in the order of ``documents.pairs``: later ones win.
+    """Returns the entries of a mapping node in the order of ``documents.pairs``: later ones override earlier ones.
 
     Raises:
-        ConfigurationError: with ``source`` and the line, for a key given twice and the like.
+        ConfigurationError: for example a key given twice; the message has ``source`` and the line.
     """
     with documents.naming(source):
         return [
@@ -155,10 +155,10 @@ def entries_of(node: YamlNode, source: str) -> List[Entry]:
 
 
 def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
-    """Field names and checked values of a mapping's entries; the last entry for a field wins.
+    """Returns field names and checked values of a mapping's entries; the last entry of a field wins.
 
     Raises:
-        ConfigurationError: for an unknown key (did you mean), one that is a flag only, or a bad value.
+        ConfigurationError: an unknown key (did you mean), a key that is only a flag, or a bad value.
     """
     settings: Dict[str, Any] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Options of a run that concern devices: pipelines, and what only one kind of session acts on."""
+"""Options of a run that concern devices: pipelines, and options that only one kind of session uses."""
 
 # ruff: noqa: RUF009 - option() returns a dataclasses.field with a default_factory for mutable defaults
 import dataclasses

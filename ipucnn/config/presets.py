@@ -1,7 +1,7 @@
 """Presets: named sets of options in YAML files, the built-in ones and the user's own ``configs.yml``.
 
-A file's top level holds names; each name's mapping holds options.  Anchors and merges work, and names that
-only hold an anchor are allowed.  Built-in presets are called after their model, or ``MODEL@DATASET``.
+The top level of a file is a mapping from names to mappings of options.  Anchors and merges work, and a name may hold
+only an anchor.  Built-in presets are named after their model, or ``MODEL@DATASET``.
 """
 
 import functools
@@ -16,16 +16,16 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.text import shown_value
 
-# Data sets of small images share a preset, MODEL@small, for networks made for ImageNet.
+# Data sets of small images, which share the preset MODEL@small of networks made for ImageNet.
 SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
 BUILT_IN_FOLDER = Path(__file__).parent / "presets"
 
 
 class Preset(NamedTuple):
-    """A preset that was found.
+    """A preset.
 
     Attributes:
-        name: what it is called in messages and origins.
+        name: its name in messages and origins.
         source: the file it is in.
         values: field name -> checked value.
     """
@@ -36,7 +36,7 @@ class Preset(NamedTuple):
 
 
 class PresetFile:
-    """One YAML file of presets; only the presets asked for are checked."""
+    """A YAML file of presets; a preset is checked only when it is read."""
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
@@ -63,7 +63,7 @@ class PresetFile:
         )
 
     def get(self, name: str) -> Optional[Preset]:
-        """The preset of that name, checked, or None."""
+        """Returns the preset of that name, checked, or None."""
         node = self._nodes.get(name)
         if node is None or node.id != documents.MAPPING:
             return None
@@ -71,7 +71,7 @@ class PresetFile:
         return Preset(name, self.source, convert(entries_of(node, self.source), source))
 
     def as_preset(self, name: str) -> Preset:
-        """The whole flat file as one preset."""
+        """Returns the whole flat file as one preset."""
         entries = entries_of(self._node, self.source) if self._node is not None else []
         return Preset(name, self.source, convert(entries, self.source))
 
@@ -80,37 +80,37 @@ def read_file(path: Path) -> PresetFile:
     """Reads a user's file of presets.
 
     Raises:
-        ConfigurationError: if it is not YAML.
-        DataError: if it is not there, not a file of text, or too large.
+        ConfigurationError: the file is not YAML.
+        DataError: the file does not exist, is not a text file, or is too large.
     """
     text = read_text(path, documents.MAX_BYTES, hint="give the path of a YAML file of presets")
     return PresetFile(text, shown(path))
 
 
 def built_in_files(holding: Optional[str] = None) -> List[PresetFile]:
-    """The preset files shipped with the package.
+    """Returns the preset files shipped with the package.
 
     Args:
-        holding: only those that may have a preset of this name, which saves reading the others' YAML.
+        holding: name of a preset; files that cannot contain it are left out, which saves parsing their YAML.
     """
     texts = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(BUILT_IN_FOLDER.glob("*.yml"))]
-    # The name may be quoted, followed by a space, or in a mapping of another layout: it is in the text anyway.
+    # The text contains the name in every layout of YAML: quoted, followed by a space, or on another line.
     return [PresetFile(text, name) for name, text in texts if holding is None or holding in text]
 
 
 def built_in_names() -> List[str]:
-    """The names of all built-in presets."""
+    """Returns the names of all built-in presets."""
     return [name for file in built_in_files() for name in file.names]
 
 
 def keys_in_presets() -> FrozenSet[str]:
-    """The keys of the options that some built-in preset sets: what help calls "the preset's"."""
+    """Returns the keys of the options that some built-in preset sets; help shows "the preset's" for them."""
     return _keys_in(BUILT_IN_FOLDER)
 
 
 @functools.lru_cache(maxsize=None)
 def _keys_in(folder: Path) -> FrozenSet[str]:
-    # A help page has no time to read the presets as YAML: in their files each option begins an indented line.
+    # Parsing the YAML would be too slow for a help page; each option begins an indented line in these files.
     texts = (path.read_text(encoding="utf-8") for path in folder.glob("*.yml"))
     written = {key for text in texts for key in re.findall(r"^ +([a-z0-9-]+):", text, re.MULTILINE)}
     return frozenset(spec.key for spec in map(find_spec, written) if spec is not None)
@@ -119,12 +119,13 @@ def _keys_in(folder: Path) -> FrozenSet[str]:
 def candidates(
     model: str, dataset: Optional[str], ipus_per_replica: Optional[int] = None, command: str = "train"
 ) -> List[str]:
-    """The built-in presets that suit a model and data set (None: no data), the best first.
+    """Returns the built-in presets that suit a model and data set, the best first.
 
     Args:
-        ipus_per_replica: that were typed: MODEL@DATASET-podN is made for so many.
-        command: that runs: MODEL@folder, for photographs of one's own, is a recipe of training, and its image size
-            nothing that other commands should take for weights that they are given.
+        dataset: name of the data set; None without data.
+        ipus_per_replica: number given as a flag: MODEL@DATASET-podN is made for N.
+        command: command that runs.  MODEL@folder, for the user's own photographs, applies only to training: other
+            commands must not use its image size for existing weights.
     """
     if dataset is None:
         return [model]
@@ -141,7 +142,7 @@ def is_of_application(preset: Preset) -> bool:
 
 
 def find_built_in(*names: str) -> Optional[Preset]:
-    """The first of ``names`` that is a built-in preset, or None."""
+    """Returns the first of ``names`` that is a built-in preset, or None."""
     for name in names:
         for file in built_in_files(holding=name):
             preset = file.get(name)
@@ -151,10 +152,10 @@ def find_built_in(*names: str) -> Optional[Preset]:
 
 
 def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
-    """The preset that ``--config NAME`` and ``--config-path FILE`` ask for, or None if neither is given.
+    """Returns the preset that ``--config NAME`` and ``--config-path FILE`` select, or None if neither is given.
 
     Raises:
-        ConfigurationError: for a name that is not there (did you mean), or a file without a name.
+        ConfigurationError: an unknown name (did you mean), or a file without a name.
     """
     if path is None:
         if name is None:

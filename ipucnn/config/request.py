@@ -1,4 +1,4 @@
-"""What was typed for a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
+"""The command line of a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
 
 from dataclasses import dataclass, replace
 from typing import Any, List, Mapping, Optional
@@ -8,7 +8,7 @@ from ipucnn.config.resolve import ReadPlan, Resolved, resolve
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The words of a command line that decide about a run.
+    """The parts of a command line that determine a run.
 
     Attributes:
         command: the command's name.
@@ -30,18 +30,18 @@ class RunRequest:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether MODEL stands for any number of networks."""
+        """Whether MODEL is a wildcard, which stands for any number of networks."""
         return self.model is not None and is_wildcard(self.model)
 
     def with_named_model(self) -> "RunRequest":
-        """The same with ``--model-name`` as MODEL, where it was typed so."""
+        """Returns the same request with the value of ``--model-name``, if given, as MODEL."""
         named = self.flags.get("model_name")
         if self.model is not None or named is None:
             return self
         return replace(self, model=named, flags={k: v for k, v in self.flags.items() if k != "model_name"})
 
     def resolve(self) -> Resolved:
-        """The one run this stands for.
+        """Resolves the single run of this request.
 
         Raises:
             UserError: see ``resolve.resolve``.
@@ -70,10 +70,10 @@ def is_wildcard(name: str) -> bool:
 
 
 def matching(pattern: str) -> List[Any]:
-    """The records of a name or wildcard.
+    """Returns the records of a name or wildcard.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there are none.
     """
     from ipucnn.errors import ConfigurationError
     from ipucnn.models.registry import get_model, list_models

@@ -1,7 +1,7 @@
-"""From flags, a preset and the defaults to one RunConfig, with where each value came from.
+"""Resolves flags, a preset and the defaults to one RunConfig, and records the origin of each value.
 
-Defaults < preset < flags.  The preset is the one ``--config`` names, else the built-in one of the model and
-data set.  Of options that stand in for each other, one given in a higher layer drops the lower layer's.
+Defaults < preset < flags.  The preset is the one that ``--config`` names, else the built-in one of the model and data
+set.  If two options replace each other, one that is given in a higher layer drops the other from the lower layers.
 """
 
 import copy
@@ -40,32 +40,32 @@ if TYPE_CHECKING:
 
 PUBLIC_ORIGIN = "public default"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
-"""Options that find nothing to act on in 32 bits, on whatever device."""
+"""Options that have no effect in 32 bits, on any device."""
 ORDER_ORIGIN = "deterministic"
 OWN_ORIGIN = "own network"
-"""Of a micro-batch that nobody chose for a network of the user's own: it is smaller where the data set is."""
+"""Origin of a micro-batch that nobody chose for a user's own network; it is smaller for a smaller data set."""
 OWN_GLOBAL_BATCH = 32
 INITIAL_RATE = "initial_learning_rate"
 LEAST_VALIDATIONS = 5
 PLANS = ("plan-splits",)
-"""Commands that plan MODEL and do not build it, if they can help it."""
-# The defaults of Graphcore's public application that differ from those of this one and decide what a run computes
-# (vision/cnns/tensorflow2/configuration/terminal_argparse.py of graphcore/examples): a configuration in its layout gets
-# them for what it does not name.
+"""Commands that plan MODEL, and avoid building it if they can."""
+# Defaults of Graphcore's public application that differ from ipucnn's and change what a run computes
+# (vision/cnns/tensorflow2/configuration/terminal_argparse.py of graphcore/examples).  A configuration in its layout
+# gets them for all options that it does not name.
 _PUBLIC_DEFAULTS: PlainDict = {
     "precision": "16.16",
     "stochastic_rounding": "ON",
     "norm_layer": {"name": "custom_batch_norm", "momentum": 0.97},
     "prefetch_depth": 1,
 }
-# What it does to the training images of a data set, whatever its files say.
+# What the application does to the training images of a data set, regardless of its files.
 _PUBLIC_AUGMENTATION: Dict[str, PlainDict] = {
     "cifar10": {"augment": True, "normalise": "image"},
     "cifar100": {"augment": True, "normalise": "image"},
     "imagenet": {"augment": True},
 }
 
-# Options that take each other's place: the first in a higher layer drops the second from the lower ones.
+# Options that replace each other: the first in a higher layer drops the second from the lower ones.
 REPLACES = (
     ("gradient_accumulation_count", "global_batch_size"),
     ("global_batch_size", "gradient_accumulation_count"),
@@ -83,38 +83,39 @@ REPLACES = (
 
 
 class Plan(Protocol):
-    """What a configuration takes of the file of ``--plan``, whoever reads it."""
+    """The part of a plan file (``--plan``) that a configuration uses."""
 
     @property
     def model(self) -> str:
-        """The network that it is for."""
+        """The network of the plan."""
 
     def run_options(self) -> PlainDict:
-        """YAML keys and values of the options that run it."""
+        """Returns YAML keys and values of the options that run the plan."""
 
 
 Layer = Tuple[str, Mapping[str, Any]]
-"""(where values are from, field name -> checked value)."""
+"""(origin of the values, field name -> checked value)."""
 ReadPlan = Callable[[Path, str], Plan]
-"""(file, the option that names it) -> the plan in it; raises a DataError for what is none."""
+"""Function from (file, the option that names it) to the plan in the file; raises a DataError if it is no plan."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A run's configuration and what it was resolved to.
+    """The resolved configuration of a run.
 
     Attributes:
         command: the command it is for, e.g. ``train``.
         config: every option, validated.
         origins: field name -> "default", "preset NAME", "flag" (or "run": the run folder's config.yml).
         record: the model's registry record.
-        data: the data set that was chosen; its ``message`` says which, and how to get another.  None for
-            commands that read no data set (infer, plan-splits), and in a suite where it is absent.
+        data: the chosen data set; its ``message`` names it and explains how to choose another.  None for commands that
+            read no data set (infer, plan-splits), and in a suite if the data set is absent.
         preset: the name of the preset that was applied, or None.
-        without_effect: keys the user gave that only an IPU, or only 16 bits, act on, in order of declaration.
-        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line,
-            and nothing else displaced.
-        plan: what ``--plan`` names, or None.
+        without_effect: keys the user gave that have an effect only on an IPU or only in 16 bits, in order of
+            declaration.
+        typed: field name -> value of the options that the user gave, by flag, in a plan or in a preset named on the
+            command line, except those that another option replaced.
+        plan: the plan of ``--plan``, or None.
         config_path: the file of ``--config-path``, or None.
     """
 
@@ -131,10 +132,10 @@ class Resolved:
 
     @property
     def choice(self) -> "Choice":
-        """The data set, of a command that reads one.
+        """The data set of a command that reads one.
 
         Raises:
-            DataError: it was not found, which ``--print-config`` passes over.
+            DataError: it was not found, which ``--print-config`` ignores.
         """
         if self.data is None:
             raise DataError(
@@ -148,7 +149,7 @@ class Resolved:
         return self.origins[name] != DEFAULT
 
     def public_note(self) -> Optional[str]:
-        """The one line to print before a run with defaults of the public application, or None."""
+        """Returns the line to print before a run with defaults of the public application, or None."""
         names = [spec for spec in SPECS if self.origins[spec.name] == PUBLIC_ORIGIN]
         if not names:
             return None
@@ -161,7 +162,7 @@ class Resolved:
         )
 
     def host_note(self) -> Optional[str]:
-        """The one line to print before a host run about options without effect there, or None."""
+        """Returns the line to print before a host run about options without effect on the host, or None."""
         if not self.without_effect:
             return None
         keys = [key + " (in 32.32)" * BY_KEY[key].host_effect for key in self.without_effect]
@@ -188,14 +189,14 @@ def resolve(
         model: the positional MODEL, if given.
         config_name: ``--config``.
         config_path: ``--config-path``.
-        reads_data: False where this call of the command needs no data set, which may then be absent.
-        needs_data: False where the data set is named but not read: where it is absent, nothing is chosen.
+        reads_data: False if this call of the command needs no data set; none is then chosen.
+        needs_data: False if the data set is named but not read; if it is absent, none is chosen.
         below: further (origin, checked values) between the preset and the flags, the lowest first.
-        read_plan: reads the file of ``--plan``; of a command that takes none, None.
+        read_plan: function that reads the file of ``--plan``; None for a command that takes none.
 
     Raises:
-        ConfigurationError: for a wrong value, key, name or combination.
-        DataError: if a data set that was asked for is not there.
+        ConfigurationError: a wrong value, key, name or combination.
+        DataError: a data set that was requested does not exist.
     """
     from ipucnn.config import presets
 
@@ -210,7 +211,7 @@ def resolve(
             f"--plan {given['plan']} is for {shown_value(plan.model)}, but the network is {record.name}",
             f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
         )
-    # What the user gave, the highest first.
+    # The user's layers, the highest first.
     typed: List[Layer] = [
         (FLAG, given),
         (f"plan {given.get('plan')}", in_plan),
@@ -226,7 +227,7 @@ def resolve(
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
+    # If no data are read or named, the preset is the network's own, not one for a data set.
     preset = chosen or _own_preset(command, record, named, given)
     layers: List[Layer] = list(reversed(typed[:-1]))
     if preset is not None:
@@ -243,7 +244,7 @@ def resolve(
         settings[name], origins[name] = value, origin
     config = RunConfig(**settings)
     check_paths(config)
-    # Of an option that another one displaced nothing is left that a continued run could contradict.
+    # Leaves out options that another one replaced: a continued run cannot contradict them.
     by_user = {
         name: settings[name]
         for name in dict.fromkeys(name for _, values in reversed(typed) for name in values)
@@ -265,7 +266,7 @@ def resolve(
 
 
 def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
-    """Puts the argument MODEL among the flags.
+    """Adds the argument MODEL to the flags.
 
     Raises:
         ConfigurationError: it is given twice, or a list option took it for one of its values.
@@ -292,7 +293,7 @@ def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
 
 
 def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: PlainDict) -> "ModelRecord":
-    """The record of the network that is named; a file that is run only if the command line names it."""
+    """Returns the record of the named network; a Python file is run only if the command line names it."""
     from ipucnn.models.registry import find_network
 
     name = str(_first("model_name", given, in_file, in_plan))
@@ -304,47 +305,47 @@ def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: P
 def _own_preset(
     command: str, record: "ModelRecord", dataset: Optional[str], given: PlainDict
 ) -> "Optional[Preset]":
-    """The built-in preset of a network and data set."""
+    """Returns the built-in preset of a network and data set."""
     from ipucnn.config import presets
 
     names = presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
     preset = presets.find_built_in(*names)
     if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # Weights were trained on images of a size that is the network's, and not that of small photographs.
+        # The weights were trained on images of the network's size, not on small photographs.
         kept = {name: value for name, value in preset.values.items() if name != "image_size"}
         return preset._replace(values=kept)
     return preset
 
 
 def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, PlainValue]) -> PlainDict:
-    """What a configuration in the public application's layout means by what it does not name.
+    """Returns the values that a configuration in the public application's layout implies for options it does not name.
 
     Args:
-        record: of the network.
-        dataset: that it is trained on.
-        named: what the configuration says.
+        record: the network's record.
+        dataset: the data set that it is trained on.
+        named: the options that the configuration names.
     """
     from ipucnn.datasets.registry import known_as
 
     values = dict(_PUBLIC_DEFAULTS)
     if "batch" not in record.norms:
         del values["norm_layer"]
-    if "augment" not in named:  # normalising goes with it
+    if "augment" not in named:  # normalise is set together with augment
         values.update(_PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {}))
     per_epoch = named.get("ckpts_per_epoch")
     if per_epoch and per_epoch < 1:
-        # It validates saved checkpoints, once training is over (its train.py): the figures of those epochs.
+        # The application validates saved checkpoints after training (its train.py); the same epochs are validated here.
         values["validation_freq"] = round(1 / per_epoch)
     return {name: value for name, value in values.items() if name not in named}
 
 
 def refuse_unnamed(what: str, name: str, hint: str) -> None:
-    """Refuses a Python file that something else than the command line names: it may come from others.
+    """Refuses a Python file that is not named on the command line, because it may come from others.
 
     Args:
-        what: it would be.
-        name: that a preset, a plan or a run folder has.
-        hint: what to do.
+        what: role of the file, for the message.
+        name: name in a preset, a plan or a run folder.
+        hint: remedy.
 
     Raises:
         ConfigurationError: it is the name of a function in a Python file.
@@ -366,7 +367,7 @@ def _implied(
     is_own_preset: bool,
     config_path: Optional[str],
 ) -> Iterator[Tuple[str, Any, str]]:
-    """(field name, value, origin) of what follows from other options where nobody gave it."""
+    """Yields (field name, value, origin) of values that follow from other options and that nobody gave."""
     if origins["norm_layer"] == DEFAULT:
         yield "norm_layer", norm_layer_of(record.default_norm), DEFAULT
     if settings["deterministic"] and settings["shuffle"]:
@@ -376,28 +377,28 @@ def _implied(
     if origins["keep_checkpoints"] == DEFAULT and (
         origins["ckpts_per_epoch"] == FLAG or config_path is not None
     ):
-        # Somebody said how many are to be written: each of them may be wanted.
+        # Somebody chose how many checkpoints are written, so all of them are kept.
         yield (
             "keep_checkpoints",
             None,
             "ckpts-per-epoch" if origins["ckpts_per_epoch"] == FLAG else "config-path",
         )
-    # Five validations at least in a run that is shorter than the preset's: else the best of one is no best.
+    # At least five validations, also in a run shorter than the preset's: one validation has no best.
     most = max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
     is_presets = is_own_preset and origins["validation_freq"].startswith("preset ")
     if is_presets and settings["validation_freq"] > most:
         yield "validation_freq", most, "num-epochs"
-    # A network of the user's own has no preset: it gets a global batch that batch norm can work with.
+    # A user's own network has no preset; it gets a global batch that suits batch norm.
     batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
     if command == "train" and record.own is not None and all(origins[name] == DEFAULT for name in batch):
         yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // settings["num_replicas"]), OWN_ORIGIN
 
 
 def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
-    """The plan that ``--plan`` names, and the options that run it; nothing where none is named.
+    """Returns the plan that ``--plan`` names and the options that run it; None and no options without ``--plan``.
 
     Raises:
-        DataError: not readable, or not a plan.
+        DataError: the file is not readable, or not a plan.
     """
     path = given.get("plan")
     if path is None:
@@ -415,16 +416,16 @@ def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optiona
 def resolve_saved(
     command: str, config: RunConfig, flags: Mapping[str, PlainValue], *, reads_data: bool = True
 ) -> Resolved:
-    """Resolves a command on an existing run: its ``config.yml``, overridden by flags (evaluate, infer).
+    """Resolves a command on an existing run (evaluate, infer): its ``config.yml``, overridden by flags.
 
-    The data set is chosen again, so that a flag can point to another one or another place; with ``reads_data``
-    False none is.
+    The data set is chosen again, so that a flag can change it or its folder; if ``reads_data`` is False, none is
+    chosen.
     """
     from ipucnn.models.registry import get_model
 
     given = convert_flags(flags)
     saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
-    # Where training ran, and with which IPUs, says nothing of where another command runs.
+    # The devices of training do not determine those of another command.
     saved.update({name: BY_NAME[name].default for name in ("device", "select_ipu", "executable_cache")})
     settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
     record = get_model(settings["model_name"])
@@ -434,7 +435,7 @@ def resolve_saved(
     return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))
 
 
-# What a run may change when it is continued: where things are and how they are delivered, never what is computed.
+# Options that may change when a run is continued: locations and delivery of data, never the computation.
 RESUMABLE = (
     "dataset_path",
     "download",
@@ -453,7 +454,7 @@ RESUMABLE = (
     "checkpoint_input_dir",
     "keep_checkpoints",
     "num_epochs",
-    "plan",  # what is in it is compared
+    "plan",  # its contents are compared instead
     "target_accuracy",
     "early_stopping",
     "mlperf_logging",
@@ -461,13 +462,13 @@ RESUMABLE = (
     "wandb_run_name",
     "wandb_tags",
     "devices",
-    "max_workers",  # what it decides, how many micro-batches are fused, is in the program
+    "max_workers",  # it determines how many micro-batches are fused, which the program stores
     "start_timeout",
     "require_same_bytes",
     "trusted_network",
 )
 
-# Of those, what says when a run is over: one that was is continued where they have changed.
+# Those of them that determine when a run ends: a finished run continues only if they have changed.
 ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 
 
@@ -475,22 +476,22 @@ CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and gi
 
 
 def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
-    """The configuration of a run that is continued: the saved one, where nothing asked for contradicts it.
+    """Returns the configuration of a run that is continued: the saved one, unless a requested option contradicts it.
 
     Args:
-        asked: what the command line stands for.
-        saved: the run's own.
+        asked: the resolved command line.
+        saved: the run's own configuration.
         run: its name, for messages.
 
     Raises:
-        ConfigurationError: an option that would make another run of it.
+        ConfigurationError: an option would change what the run computes.
     """
     from ipucnn.models.registry import folder_name, get_model
 
     for name, value in asked.typed.items():
         have = getattr(saved, name)
         if name == "model_name":
-            # A file of one's own may have moved; its digest is compared with the checkpoint's.
+            # A user's own file may have moved; its digest is compared with the checkpoint's.
             value, have = (folder_name(get_model(name_or_file).name) for name_or_file in (value, have))
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
@@ -514,16 +515,16 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
 
 
 def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
-    """Field name -> checked value of the flags, whose values are text (or lists of it) as typed.
+    """Returns field name -> checked value of the flags, whose values are text (or lists of it) as typed.
 
     Raises:
-        ConfigurationError: naming the flag, its value, the reason and the nearest legal value.
+        ConfigurationError: the message has the flag, its value, the reason and the nearest legal value.
     """
     return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
 
 
 def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
-    """Lays (origin, values) pairs over the defaults, later ones over earlier ones.
+    """Overlays the defaults with (origin, values) pairs; later ones override earlier ones.
 
     Returns:
         settings: field name -> value, for every field.
@@ -540,8 +541,8 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
     for origin, layer in layers:
         for name, other in REPLACES:
             value = layer.get(name)
-            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.  auto leaves the layers open, not how
-            # many stages there are.
+            # 0 is a value: --logs-per-epoch 0 makes the whole run one execution.  auto lets the planner choose layers,
+            # but does not change the number of stages.
             if value is not None and value is not False and value != (AUTO,) and other not in layer:
                 drop(other)
         stages = layer.get("ipus_per_replica")
@@ -559,7 +560,7 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
                     # Every schedule starts from the initial learning rate.
                     settings[params] = {} if rate is None else {INITIAL_RATE: rate}
         if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:
-            # The absolute rate takes the place of the per-sample one below it; the other parameters stay.
+            # The absolute rate replaces the per-sample one of lower layers; the other parameters stay.
             settings["lr_schedule_params"].pop(INITIAL_RATE, None)
         for name, value in layer.items():
             settings[name], origins[name] = copy.copy(value), origin
@@ -567,7 +568,7 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
 
 
 def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
-    """The value of ``name`` in the first layer that has one, or its default."""
+    """Returns the value of ``name`` in the first layer that has one, or its default."""
     for layer in layers:
         if layer.get(name) is not None:
             return layer[name]
@@ -577,7 +578,7 @@ def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
 def _choose_dataset(
     command: str, record: "ModelRecord", *layers: Mapping[str, PlainValue]
 ) -> "Optional[Choice]":
-    """The data set registry's choice; None for a command that reads no data, which may then be absent."""
+    """Returns the data set registry's choice; None for a command that reads no data, which may then be absent."""
     if command not in BY_NAME["dataset_path"].commands:
         return None
     from ipucnn.datasets import registry

@@ -1,7 +1,7 @@
-"""Options that do not go together, in one table: whatever the network, the data and the device are.
+"""Options that exclude each other, in one table; the rules depend on no network, data or device.
 
-What needs the Program's arithmetic is checked where that is made (``training.program``); ``runs.rules`` has the options
-that have no effect in a run.
+``training.program`` checks what needs the Program's arithmetic; ``runs.rules`` has the options that have no effect in a
+run.
 """
 
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -15,16 +15,17 @@ FLAG = "flag"
 RUN_ORIGIN = "run"
 
 Origins = Mapping[str, str]
-"""Field name -> where its value is from."""
+"""Field name -> origin of its value."""
 
 
 class Contradiction(NamedTuple):
     """Options that contradict each other.
 
     Attributes:
-        applies: whether a configuration, with the origins of its values, has them together.
-        message: what is wrong, with the values of options in braces, as ``str.format`` takes them.
-        hint: what to give instead, with values likewise.
+        applies: function that decides whether a configuration, with the origins of its values, contains the
+            contradiction.
+        message: the error, with the values of options in braces, for ``str.format``.
+        hint: the remedy, with values likewise.
     """
 
     applies: Callable[[RunConfig, Origins], bool]
@@ -33,7 +34,10 @@ class Contradiction(NamedTuple):
 
 
 def _is_noise_twice(name: str) -> Callable[[RunConfig, Origins], bool]:
-    """Whether ``--synthetic-data`` is given beside another source of made-up images, and neither is a saved run's."""
+    """Returns a check whether ``--synthetic-data`` and another source of generated images are given.
+
+    Values of a saved run do not count as given.
+    """
 
     def applies(config: RunConfig, origins: Origins) -> bool:
         is_given = config.synthetic_data is not None and getattr(config, name)
@@ -116,30 +120,30 @@ CONTRADICTIONS: Tuple[Contradiction, ...] = (
 
 
 def _repeated(splits: Sequence[str]) -> Optional[str]:
-    """The first layer that is named twice."""
+    """Returns the first layer that is named twice, or None."""
     return next((name for number, name in enumerate(splits) if name in splits[:number]), None)
 
 
 def check(config: RunConfig, origins: Origins) -> None:
-    """Refuses options that do not go together.
+    """Refuses options that exclude each other.
 
     Raises:
-        ConfigurationError: naming both options and what to give instead.
+        ConfigurationError: the message names both options, and the hint the remedy.
     """
-    for one in CONTRADICTIONS:
-        if one.applies(config, origins):
-            known = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
-            raise ConfigurationError(one.message.format(**known), one.hint.format(**known))
+    for rule in CONTRADICTIONS:
+        if rule.applies(config, origins):
+            values = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
+            raise ConfigurationError(rule.message.format(**values), rule.hint.format(**values))
 
 
 def check_paths(config: RunConfig) -> None:
-    """Refuses what no path can be, in every option that takes one; nothing need be there.
+    """Refuses texts that cannot be paths, in every option that takes a path; the path need not exist.
 
-    Not for saved configurations: what they name may have been on another machine.
+    Saved configurations are not checked: their paths may belong to another machine.
 
     Raises:
-        ConfigurationError: empty, or ``~`` and a user who is not here.
-        DataError: too long, with a NUL, or in a folder that may not be searched.
+        ConfigurationError: an empty path, or ``~`` with an unknown user.
+        DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
     for spec in SPECS:
         path = getattr(config, spec.name)

@@ -1,4 +1,4 @@
-"""``--print-config``: every option's value and where it came from, on stdout."""
+"""``--print-config``: prints every option's value and its origin on stdout."""
 
 import json
 import os
@@ -13,7 +13,7 @@ WIDTH_IN_A_PIPE = 140
 
 
 def value_text(spec: OptionSpec, value: object) -> str:
-    """A value as the user would type it; ``-`` for none."""
+    """Returns a value as the user would type it; ``-`` for none."""
     plain = spec.yaml_value(value)
     if isinstance(plain, dict):
         return json.dumps(plain)
@@ -66,5 +66,5 @@ def print_config(resolved: Resolved, specs: Iterable[OptionSpec], as_json: bool)
 
 
 def _longest(text: str) -> int:
-    """How long the longest word is, none of which is to be broken."""
+    """Returns the length of the longest word, which must not be broken."""
     return max(map(len, text.split()), default=0)

@@ -1,7 +1,7 @@
 """The Typer signature of a command, derived from the declaration of the options.
 
-Every option of a run reaches Typer as text and is converted by its own declaration, so that flags and YAML
-are held to the same rules.  ``command_group.RunCommand`` rewrites what was typed into the forms Typer knows.
+Typer passes every option of a run as text, and the option's own declaration converts it, so that flags and YAML follow
+the same rules.  ``command_group.RunCommand`` rewrites what was typed into the forms Typer knows.
 """
 
 import functools
@@ -36,17 +36,18 @@ def with_run_options(
     The function is called with keyword arguments: its own parameters, and
 
     - ``resolved`` (a ``resolve.Resolved``); or, if it has a parameter of that name, ``request`` (a
-      ``request.RunRequest``), for commands that decide themselves what is resolved; or with ``from_run`` or
-      ``from_flags`` the ``flags`` alone (field name -> text, for ``resolve.resolve_saved`` or
-      ``resolve.convert_flags``), without MODEL and presets;
+      ``request.RunRequest``), for commands that resolve it themselves; or with ``from_run`` or ``from_flags`` only the
+      ``flags`` (field name -> text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and
+      presets;
     - ``json_output`` and ``verbose`` if it has parameters of these names.
 
     Args:
         command: the command's name, which selects the options.
-        from_run: the command takes the configuration of a run folder, whose values are the defaults.
-        from_flags: the command takes nothing but its flags.
-        continued: gives the configuration of a run that is continued its saved values, for ``--print-config``.
-        read_plan: reads the file of ``--plan``, for commands that take one.
+        from_run: whether the command takes the configuration of a run folder, whose values are the defaults.
+        from_flags: whether the command takes only its flags.
+        continued: function that replaces the configuration by the saved one if a run is continued, for
+            ``--print-config``.
+        read_plan: function that reads the file of ``--plan``, for commands that take one.
     """
 
     only_flags = from_run or from_flags
@@ -102,7 +103,7 @@ def with_run_options(
 
 
 def _given_flags(arguments: PlainDict, specs: Dict[str, OptionSpec]) -> PlainDict:
-    # Typer gives None or, for lists, an empty list for an option that was not typed.
+    # Typer passes None or, for lists, an empty list for an option that was not typed.
     return {
         name: arguments[name] for name in specs if arguments.get(name) is not None and arguments[name] != []
     }
@@ -159,7 +160,7 @@ def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
 
 
 def _default_of(spec: OptionSpec, command: str, from_run: bool, from_flags: bool) -> str:
-    """What an option is without a flag, for a command that takes a run folder, nothing but flags, or presets."""
+    """Returns the default in the help of a command that takes a run folder, only flags, or presets."""
     if from_run:
         return RUN_DEFAULT
     if command == "plan-splits" and spec.plan_default:
@@ -185,13 +186,13 @@ def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
 
 
 def shown_default(spec: OptionSpec) -> str:
-    """The default of an option of a run that has a preset, which comes before the declared default."""
+    """Returns the default of an option of a run, with the preset's before the declared one if some preset sets it."""
     text = default_text(spec)
     return f"the preset's, else {text}" if spec.key in keys_in_presets() else text
 
 
 def default_text(spec: OptionSpec) -> str:
-    """The default as a user would type it, or what happens without one."""
+    """Returns the default as a user would type it, or a description of the behaviour without the option."""
     if spec.default is None:
         return spec.default_text or "none"
     value = spec.yaml_value(spec.default)
@@ -204,25 +205,25 @@ def default_text(spec: OptionSpec) -> str:
     return str(value)
 
 
-# What shell completion offers for models, data sets, presets and choices.
+# Shell completion of models, data sets, presets and choices.
 
 
 def complete_model(incomplete: str) -> List[str]:
-    """Names of registered models that begin with ``incomplete``."""
+    """Returns names of registered models that begin with ``incomplete``."""
     from ipucnn.models.registry import list_models
 
     return _starting([record.name for record in list_models()], incomplete)
 
 
 def complete_dataset(incomplete: str) -> List[str]:
-    """Names of data sets that begin with ``incomplete``."""
+    """Returns names of data sets that begin with ``incomplete``."""
     from ipucnn.datasets.registry import DATASETS
 
     return _starting(list(DATASETS), incomplete)
 
 
 def complete_preset(incomplete: str) -> List[str]:
-    """Names of built-in presets that begin with ``incomplete``."""
+    """Returns names of built-in presets that begin with ``incomplete``."""
     from ipucnn.config.presets import built_in_names
 
     return _starting(built_in_names(), incomplete)
@@ -233,7 +234,7 @@ def _starting(names: Sequence[str], incomplete: str) -> List[str]:
 
 
 def _completer(choices: Sequence[str]) -> Callable[[str], List[str]]:
-    # Typer looks at the parameters of a completion function by their names.
+    # Typer identifies the parameters of a completion function by their names.
     def complete(incomplete: str) -> List[str]:
         return _starting(choices, incomplete)
 

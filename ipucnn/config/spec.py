@@ -1,7 +1,7 @@
-"""What one option of a run is: its type, bounds, choices, names and help.
+"""The declaration of one option of a run: its type, bounds, choices, names and help.
 
-``options.RunConfig`` declares every option once with :func:`option`; flags, YAML keys, ``config.yml`` and the
-option reference are all derived from the :class:`OptionSpec` kept in the field's metadata.
+``options.RunConfig`` declares every option once with :func:`option`; flags, YAML keys, ``config.yml`` and the option
+reference are all derived from the :class:`OptionSpec` in the field's metadata.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
 
 
 class ValueKind(NamedTuple):
-    """What an option's values are, and so how their text or YAML is read, checked and written.
+    """The kind of an option's values: how their text or YAML is read, checked and written.
 
     Attributes:
-        parse: makes the Python value of a text or YAML value, or raises ``values.BadValue``.
-        metavar: how ``--help`` names the value.
-        is_list: a value is a tuple; ``parse`` makes one element of it.
-        is_number: a value, or each element of it, has bounds.
-        is_path: a value is a path, in which ``~`` is a home folder.
-        to_yaml: turns the value into what YAML shows, where they differ.
+        parse: function from a text or YAML value to the Python value; raises ``values.BadValue``.
+        metavar: name of the value in ``--help``.
+        is_list: whether a value is a tuple; ``parse`` then makes one element of it.
+        is_number: whether a value, or each element of it, has bounds.
+        is_path: whether a value is a path, in which ``~`` is a home folder.
+        to_yaml: function from the value to its YAML form, if they differ.
     """
 
     parse: Callable[[Any], Any]
@@ -46,7 +46,7 @@ class ValueKind(NamedTuple):
 
 
 def int_or(word: str, stands_for: Optional[int]) -> ValueKind:
-    """Whole numbers from 1 on, or a word; the option's value is then ``stands_for``."""
+    """Returns the kind of whole numbers from 1 on, or a word, whose value is ``stands_for``."""
     return ValueKind(
         partial(values.parse_int_or, word=word, stands_for=stands_for),
         f"INT|{word}",
@@ -66,7 +66,7 @@ KINDS: Dict[Any, ValueKind] = {
     Tuple[str, ...]: ValueKind(values.parse_str, "TEXT...", is_list=True),
     Dict[str, Any]: ValueKind(values.parse_dict, "DICT"),
 }
-"""The kind of an option that declares none, by the annotation of its field."""
+"""Kinds by the annotation of the field, for options that declare no kind."""
 DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
 FILE = ValueKind(values.parse_str, "FILE", is_path=True)
 WEIGHTS = ValueKind(values.parse_str, "PATH|imagenet", is_path=True)
@@ -84,21 +84,22 @@ class OptionSpec:
         default: the value when neither a preset nor a flag gives one.
         help: one sentence for ``--help`` and the option reference.
         panel: the help panel it is listed in.
-        kind: what its values are.
+        kind: kind of its values.
         optional: whether ``none`` is a value.
-        aliases: further keys (and flags) that mean the same.
-        wishes: words, separated by spaces, that people of other programs type or look for; they are no flags, but help
-            finds the option by them.
+        aliases: further keys (and flags) with the same meaning.
+        wishes: words, separated by spaces, that users of other programs type or search for.  They are not flags, but
+            help finds the option by them.
         within: bounds of a number, or of each element of a list of them.
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
-        metavar: how ``--help`` names the value, where neither the choices nor the kind say it.
+        metavar: name of the value in ``--help``, if neither the choices nor the kind define it.
         commands: the commands that take the flag.
-        host_effect: whether a run on the host acts on it.
-        ipu_effect: whether a run on IPUs acts on it.  One of the two does; a test looks for who reads it.
+        host_effect: whether it affects a run on the host.
+        ipu_effect: whether it affects a run on IPUs.  At least one of the two is true; a test searches for the code
+            that reads the option.
         in_yaml: False for options that only make sense as a flag.
-        default_text: how the reference describes a default of None.
-        plan_default: what ``plan-splits`` takes instead where nothing is given; "" where it is the same.
-        warning: all that a run makes of an option of that application, to be said once; "" for all others.
+        default_text: description of a default of None in the reference.
+        plan_default: default of ``plan-splits``; "" if it is the same.
+        warning: the only effect of an option of the public application: a message, printed once; "" for all others.
     """
 
     name: str
@@ -130,7 +131,7 @@ class OptionSpec:
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is switched on and off, as ``--x`` and ``--no-x``."""
+        """Whether it is switched on and off, with ``--x`` and ``--no-x``."""
         return self.kind is KINDS[bool]
 
     @property
@@ -140,7 +141,7 @@ class OptionSpec:
 
     @property
     def flag(self) -> str:
-        """What is typed for it."""
+        """The option's flag on the command line."""
         return "--" + self.key
 
     @property
@@ -149,10 +150,10 @@ class OptionSpec:
         return (self.key, *self.aliases)
 
     def convert(self, value: object) -> Any:
-        """Turns a flag's text or a YAML value into the option's value.
+        """Converts a flag's text or a YAML value to the option's value.
 
         Raises:
-            values.BadValue: naming the reason and, where there is one, the nearest legal value.
+            values.BadValue: with the reason and, if there is one, the nearest legal value.
         """
         if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null")):
             if self.optional:
@@ -177,7 +178,7 @@ class OptionSpec:
         return parsed
 
     def yaml_value(self, value: PlainValue) -> Any:
-        """The value as plain YAML data; :meth:`convert` turns it back."""
+        """Returns the value as plain YAML data; :meth:`convert` is the inverse."""
         if value is None:
             return None
         if self.kind.to_yaml is not None:
@@ -186,7 +187,11 @@ class OptionSpec:
 
 
 def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = "") -> Any:
-    """``spec.convert`` with a ConfigurationError naming the option as written, the value and the reason."""
+    """Converts a value with ``spec.convert``.
+
+    Raises:
+        ConfigurationError: the message has the option as written, the value and the reason.
+    """
     try:
         return spec.convert(value)
     except values.BadValue as bad:
@@ -208,10 +213,10 @@ def option(default: object, help: str, **details: Any) -> Any:
 
 
 def specs_of(panel: Type[Any]) -> List[OptionSpec]:
-    """The specifications of a panel, in order.
+    """Returns the specifications of a panel, in order.
 
     Args:
-        panel: a dataclass whose fields :func:`option` made; ``EACH`` has details that they share.
+        panel: a dataclass whose fields are made by :func:`option`; its ``EACH`` has details that all fields share.
     """
     specs = []
     for field in dataclasses.fields(panel):
@@ -229,7 +234,7 @@ def specs_of(panel: Type[Any]) -> List[OptionSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number besides the options of a run: of a command alone, or of a suite's row.
+    """A number that is not an option of a run, but of a single command, or of a suite's row.
 
     Attributes:
         type: int or float.
@@ -240,17 +245,17 @@ class Number:
     within: Range
 
     def convert(self, value: object) -> Any:
-        """The number that a text or YAML value stands for.
+        """Returns the number of a text or YAML value.
 
         Raises:
-            values.BadValue: naming the reason and the nearest legal value.
+            values.BadValue: with the reason and the nearest legal value.
         """
         number = values.parse_int(value) if self.type is int else values.parse_float(value)
         values.check_bounds(number, self.within)
         return number
 
     def flag(self, name: str) -> Callable[[Any], Any]:
-        """What Typer's ``parser`` takes, for the option ``name``: a function from text to number.
+        """Returns a function from text to number for the option ``name``, as Typer's ``parser``.
 
         Typer's own conversion would repeat a text of any length, and take quadratic time for it.
         """
@@ -272,11 +277,11 @@ class Number:
 
 
 EXECUTIONS = Number(int, Range(1, 10**6))
-"""Measured executions of a benchmark, each of which is kept."""
+"""Measured executions of a benchmark; all of them are stored."""
 SECONDS = Number(float, Range(0, bounds.MAX_SECONDS))
-"""How long to measure."""
+"""Duration of a measurement."""
 STAGES = Number(int, Range(1, bounds.MAX_IPUS))
-"""Pipeline stages; each has a layer at least, so that networks have fewer."""
+"""Pipeline stages; each has at least one layer, so that networks have fewer."""
 ROW = Number(int, Range(1, bounds.MAX_COUNT))
 """Row of the table of a search."""
 CLASSES = Number(int, Range(1, bounds.MAX_CLASSES))
@@ -288,14 +293,14 @@ TILE_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
 THRESHOLD = Number(float, Range(0, 0.99))
 """Probability of class 1 above which a pixel is of class 1."""
 VIEWS = Number(int, Range(1, 8))
-"""Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
+"""Rotated and mirrored versions of an image; ``runs.images.segmentation`` defines the legal numbers."""
 OPSET = Number(int, Range(9, 99))
-"""Version of the operations of an ONNX file; which ones can be written, the installed packages say."""
+"""Version of the operations of an ONNX file; the installed packages determine which can be written."""
 EXPORT_BATCH = Number(int, Range(1, 65536))
 """Images of each call of an exported network."""
 SHARDS = Number(int, Range(1, 99_999))
-"""Files of records of a subset; their names have five digits."""
+"""Files of records of a subset; the number in a file's name has five digits."""
 WORKERS = Number(int, Range(1, 1024))
-"""Files of records that are made at once."""
+"""Files of records that are written at a time."""
 PIXELS = Number(int, Range(1, 2**31 - 1))
-"""Of one image, at most; beyond it Pillow's own arithmetic ends."""
+"""Limit of the pixels of one image; Pillow's own arithmetic allows no more."""

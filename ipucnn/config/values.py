@@ -1,7 +1,7 @@
-"""Turning the text of a flag or a YAML value into the value of an option, with the reason where it can't be.
+"""Converts the text of a flag or a YAML value to the value of an option, or gives the reason why it cannot.
 
-Flags and YAML go through the same functions, so ``--precision 16.16``, ``precision: 16.16`` (a float to YAML)
-and ``precision: '16.16'`` are one value, and so are ``1e-5`` (a string to YAML 1.1) and ``0.00001``.
+Flags and YAML use the same functions, so ``--precision 16.16``, ``precision: 16.16`` (a float to YAML) and ``precision:
+'16.16'`` are one value, and so are ``1e-5`` (a string to YAML 1.1) and ``0.00001``.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ FALSE_WORDS = ("false", "no", "off", "0")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?) ?%")
 _DIGITS = re.compile(r"[-+]?[0-9]+")
-# Stands for a whole number of more digits than are read; with a sign it is no longer than what is read.
+# Stands for a whole number with too many digits; with a sign it is still within the limit of characters.
 _BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 2)
 
 
 class BadValue(ValueError):
-    """A value an option can't take.
+    """A value that an option cannot take.
 
     Args:
-        reason: why, to follow ``--option VALUE: ``.
+        reason: the reason, which follows ``--option VALUE: ``.
         nearest: the nearest legal value as the user would type it, or None.
-        hint: what to do, where it is more than the nearest value.
+        hint: the remedy, if it is more than the nearest value.
     """
 
     def __init__(self, reason: str, nearest: object = None, hint: Optional[str] = None) -> None:
@@ -52,14 +52,14 @@ class BadValue(ValueError):
         self.hint = hint
 
     def advice(self, typed: str = "") -> Optional[str]:
-        """What to do: the nearest legal value, after ``typed`` as it would be typed; None where nothing is known."""
+        """Returns the remedy: the nearest legal value, also after ``typed``, or the hint; None if there is none."""
         if self.nearest is None:
             return self.hint
         return f"the nearest legal value is {self.nearest}" + (typed and f": {typed} {self.nearest}")
 
 
 def parse_bool(value: object) -> bool:
-    """True or False from a YAML boolean or one of the words for it."""
+    """Returns True or False from a YAML boolean or one of the words for it."""
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower()
@@ -71,9 +71,9 @@ def parse_bool(value: object) -> bool:
 
 
 def parse_int(value: object) -> int:
-    """A whole number; ``8.0`` is one, ``8.5`` is not.
+    """Returns a whole number; ``8.0`` is one, ``8.5`` is not.
 
-    A text of more digits than any option takes stands for a number beyond every bound.
+    A text of more digits than any option takes returns a number beyond every bound.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -93,7 +93,7 @@ def parse_int(value: object) -> int:
 
 
 def parse_float(value: object, what: str = "a number") -> float:
-    """A number; one that is too large for a float is infinite, which every option's bounds refuse."""
+    """Returns a number; one too large for a float is infinite, which every option's bounds refuse."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise BadValue(f"must be {what}")
     if isinstance(value, str) and len(value) > MAX_NUMBER_CHARACTERS:
@@ -117,7 +117,7 @@ def _check_length(text: str, what: str, at_most: int = MAX_NUMBER_CHARACTERS) ->
 
 
 def parse_str(value: object) -> str:
-    """Text; a YAML number or date stands for the text it was written as."""
+    """Returns text; a YAML number or date is read as the text it was written as."""
     if isinstance(value, (bool, list, tuple, dict)):
         raise BadValue("must be text")
     text = str(value).strip()
@@ -133,9 +133,9 @@ def parse_str(value: object) -> str:
 
 
 def parse_dataset(value: object) -> str:
-    """The name of a data set, as it is registered where it is.
+    """Returns the name of a data set; if it is registered, in the registered spelling.
 
-    ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``.
+    ``gc-imagenet`` is the former name of ``imagenet`` in Graphcore's public application.
     """
     from ipucnn.datasets.registry import canonical
 
@@ -144,7 +144,7 @@ def parse_dataset(value: object) -> str:
 
 
 def parse_freeze(value: object) -> str:
-    """A number of layers, or patterns of their names between commas."""
+    """Returns a number of layers, or patterns of their names separated by commas."""
     text = parse_str(value)
     if re.fullmatch(r"[-+]?[0-9.]+", text):
         number = parse_int(text)
@@ -158,7 +158,7 @@ def parse_freeze(value: object) -> str:
 
 
 def parse_fraction(value: object) -> float:
-    """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
+    """Returns a number or a fraction such as ``1/3``: events per epoch, or epochs between events."""
     what = "a number or a fraction such as 1/4"
     if not isinstance(value, str) or "/" not in value:
         number = parse_float(value, what)
@@ -185,13 +185,13 @@ def parse_fraction(value: object) -> float:
 
 
 MEASURE = 0
-"""What --fused-micro-batches has for "measure"."""
+"""Value of --fused-micro-batches for "measure"."""
 ALL = 0
-"""What --devices has for "all"."""
+"""Value of --devices for "all"."""
 
 
 def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optional[int]:
-    """A whole number from 1 on, or a word and the value that stands for it."""
+    """Returns a whole number from 1 on, or ``stands_for`` for the word."""
     if str(value).strip().lower() == word:
         return stands_for
     number = parse_int(value)
@@ -201,7 +201,7 @@ def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optiona
 
 
 def parse_percent(value: object) -> float:
-    """A percentage; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
+    """Returns a percentage; a proportion such as 0.6 is refused, because 0.6 % is hardly meant."""
     number = parse_float(value)
     if 0 < number < 1:
         raise BadValue("must be a percentage", nearest=f"{number * 100:g}")
@@ -209,7 +209,7 @@ def parse_percent(value: object) -> float:
 
 
 def parse_rounding(value: object) -> str:
-    """``ON``, ``OFF`` or ``RI`` (identical in all replicas) from a boolean or one of the words."""
+    """Returns ``ON``, ``OFF`` or ``RI`` (identical in all replicas) from a boolean or one of the words."""
     word = str(value).strip().upper()
     if word in ("RI", "REPLICA_IDENTICAL_ONLY", "REPLICA-IDENTICAL-ONLY"):
         return "RI"
@@ -220,18 +220,18 @@ def parse_rounding(value: object) -> str:
 
 
 def parse_noise(value: object) -> object:
-    """``cpu``, as the public application's description has it, is ``host``."""
+    """Returns ``host`` for ``cpu``, the word in the public application's description; other values are unchanged."""
     return "host" if str(value).strip().lower() == "cpu" else value
 
 
 def parse_folds(value: object) -> Optional[int]:
-    """A number of folds; 1 is none, as in the public U-Net application."""
+    """Returns a number of folds; 1 means none, as in the public U-Net application."""
     folds = parse_int(value)
     return None if folds == 1 else folds
 
 
 def parse_limit(value: object) -> str:
-    """A number of samples (``500``) or a share of the set (``10%``)."""
+    """Returns a number of samples (``500``) or a share of the set (``10%``), as text."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     match = _LIMIT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None and not is_int:
@@ -250,7 +250,7 @@ def parse_limit(value: object) -> str:
 
 
 def parse_image_size(value: object) -> Tuple[int, int]:
-    """(height, width) from ``224``, ``388x512`` or ``[388, 512]``."""
+    """Returns (height, width) from ``224``, ``388x512`` or ``[388, 512]``."""
     parts: Sequence[Any] = [value]
     if isinstance(value, str):
         parts = value.lower().split("x")
@@ -274,12 +274,12 @@ def parse_image_size(value: object) -> Tuple[int, int]:
 
 
 def image_size_to_yaml(size: Tuple[int, int]) -> Union[int, str]:
-    """``224`` for a square, ``388x512`` otherwise."""
+    """Returns ``224`` for a square, ``388x512`` otherwise."""
     return size[0] if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def parse_dict(value: object) -> Dict[str, Any]:
-    """A dictionary from YAML, or from its JSON or YAML text; text in it that is a number becomes one."""
+    """Returns a dictionary from YAML, or from its JSON or YAML text; text in it that is a number becomes one."""
     if isinstance(value, str):
         value = _load_text(value)
     if not isinstance(value, Mapping):
@@ -289,7 +289,7 @@ def parse_dict(value: object) -> Dict[str, Any]:
 
 
 def parse_poplar_options(value: object) -> Dict[str, Any]:
-    """Options of Poplar by name; each value is one that Poplar's text can say."""
+    """Returns options of Poplar by name; Poplar's text must be able to express each value."""
     options = parse_dict(value)
     for name, setting in options.items():
         if not isinstance(setting, (str, int, float)):
@@ -309,32 +309,32 @@ NORM_LAYERS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 }
 """Names that ``--norm-layer`` takes: the kind of norm (see ``models.registry.NORMS``), and its parameters.
 
-The first name of a kind stands for it.
+The first name of a kind represents it.
 """
 
 
 def moves_once(layer: Mapping[str, PlainValue]) -> bool:
-    """Whether a checked ``--norm-layer`` moves its statistics once per weight update, not with every micro-batch."""
+    """Whether a checked ``--norm-layer`` updates its statistics once per weight update, not with every micro-batch."""
     return bool(layer["name"] == "custom_batch_norm")
 
 
-# What custom_batch_norm adds to the variance, whatever the network's own layers add (model_factory.py of the public
-# application).
+# Epsilon that custom_batch_norm adds to the variance, regardless of the network's own layers (model_factory.py of the
+# public application).
 CUSTOM_EPSILON = 1.001e-5
 
 
 def norm_of(layer: Mapping[str, PlainValue]) -> str:
-    """The kind of a checked ``--norm-layer``."""
+    """Returns the kind of a checked ``--norm-layer``."""
     return NORM_LAYERS[layer["name"]][0]
 
 
 def norm_layer_of(norm: str) -> Dict[str, Any]:
-    """The ``--norm-layer`` that asks for a kind of norm."""
+    """Returns the ``--norm-layer`` that selects a kind of norm."""
     return {"name": next(name for name, (kind, _) in NORM_LAYERS.items() if kind == norm)}
 
 
 def parse_norm_layer(value: object) -> Dict[str, Any]:
-    """The normalisation layer: its name, or a dictionary with ``name`` and that layer's parameters."""
+    """Returns the normalisation layer as a dictionary, from its name or a dictionary of ``name`` and parameters."""
     if isinstance(value, str) and not value.lstrip().startswith("{") and ":" not in value:
         value = {"name": value}
     layer = parse_dict(value)
@@ -366,13 +366,13 @@ def _check_norm_parameter(key: str, number: object) -> None:
 
 
 def numbers_in(value: PlainValue, name: str = "") -> Any:
-    """The value with text that is a number (``'1e-5'``) made one, also inside lists and dictionaries.
+    """Returns the value with text that is a number (``'1e-5'``) made one, also inside lists and dictionaries.
 
     Args:
-        name: where it is, for messages: ``boundaries[3]``.
+        name: position of the value, for messages: ``boundaries[3]``.
 
     Raises:
-        BadValue: a number that 32 bits do not hold, NaN, text that UTF-8 does not, or too many values.
+        BadValue: a number beyond 32 bits, NaN, text that UTF-8 cannot hold, or too many values.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -401,7 +401,7 @@ def numbers_in(value: PlainValue, name: str = "") -> Any:
 
 
 def _in_setting(name: str, check: Callable[[], object]) -> Any:
-    """What ``check`` gives; its refusal names the setting of a dictionary, of which nothing can be typed alone."""
+    """Returns the result of ``check``; errors name the setting of a dictionary, because it cannot be typed alone."""
     try:
         return check()
     except BadValue as bad:
@@ -409,7 +409,7 @@ def _in_setting(name: str, check: Callable[[], object]) -> Any:
 
 
 def split_list(value: object) -> List[Any]:
-    """The elements of a list: a YAML list, text with commas or spaces between them, or repeated flags."""
+    """Returns the elements of a list: a YAML list, text with commas or spaces between them, or repeated flags."""
     if isinstance(value, str):
         return [part for part in re.split(r"[,\s]+", value.strip().strip("[]")) if part]
     if isinstance(value, (list, tuple)):
@@ -420,7 +420,7 @@ def split_list(value: object) -> List[Any]:
 
 
 def check_choice(value: object, choices: Sequence[str]) -> str:
-    """The choice that ``value`` names, whatever its case, ``-`` or ``_``."""
+    """Returns the choice that ``value`` names, regardless of case, ``-`` or ``_``."""
     folded = {choice.lower().replace("-", "_"): choice for choice in choices}
     word = "none" if value is None else str(value).strip().lower().replace("-", "_")
     if word in folded:
@@ -429,7 +429,11 @@ def check_choice(value: object, choices: Sequence[str]) -> str:
 
 
 def check_bounds(value: float, within: Range) -> None:
-    """Raises BadValue, with the nearest legal value where there is one, for a number out of its bounds."""
+    """Refuses a number outside its bounds.
+
+    Raises:
+        BadValue: with the nearest legal value, if there is one.
+    """
     minimum, maximum, above, below = within
     if minimum is not None and value < minimum:
         raise BadValue(f"must be at least {plain_number(minimum)}", nearest=plain_number(minimum))
@@ -442,7 +446,7 @@ def check_bounds(value: float, within: Range) -> None:
 
 
 def plain_number(bound: float) -> str:
-    """A bound as it is typed: whole numbers whole, where ``g`` has six digits."""
+    """Returns a bound as it is typed; whole numbers have all digits, because ``g`` has only six."""
     if abs(bound) < 1e18 and bound == int(bound):
         return str(int(bound))
     return str(bound) if isinstance(bound, int) else f"{bound:.17g}"
@@ -450,7 +454,7 @@ def plain_number(bound: float) -> str:
 
 def _load_text(text: str) -> Any:
     try:
-        # JSON first: it needs no YAML library, and {"a":1} without a space after the colon is JSON but not YAML.
+        # JSON comes first: it needs no YAML library, and {"a":1} without a space after the colon is not YAML.
         with contextlib.suppress(documents.NotJson):
             return documents.load_json(text)
         return documents.load(text)

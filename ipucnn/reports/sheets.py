@@ -172,8 +172,7 @@ class Sheet:
         return load_font()
 
     def _drawn_side(self, font: Font) -> int:
-        """Returns the width of a column: that of the widest picture or the longest heading, at most a picture's longest
-        side.
+        """Returns the width of a column: that of the widest picture or longest heading, limited to a picture's side.
 
         Without headings it is a picture's longest side.
         """
