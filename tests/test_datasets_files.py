@@ -1,4 +1,4 @@
-"""Image folders, decoding and ``load_images``: what is in the file is what the network sees."""
+"""Image folders, decoding and ``load_images``: the network sees exactly the pixels in the file."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def picture(height, width, seed=0, channels=3):
 
 @pytest.fixture
 def folder(tmp_path):
-    """12 training and 5 evaluation images of two classes, in several sizes and formats."""
+    """Writes 12 training and 5 evaluation images of two classes, in several sizes and formats."""
     number = 0
     for part, counts in (("train", (7, 5)), ("val", (2, 3))):
         for name, count in zip(("ant", "bee"), counts):
@@ -59,8 +59,8 @@ def test_a_folder_is_listed_in_order(folder):
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert source.train.labels.tolist() == [0] * 7 + [1] * 5
     assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
-    (told,) = source.info.training_warnings
-    assert "few training images: the smallest class, bee, has 5" in told and not source.info.warnings
+    (warning,) = source.info.training_warnings
+    assert "few training images: the smallest class, bee, has 5" in warning and not source.info.warnings
 
 
 def test_other_files_hidden_files_and_empty_classes(folder):
@@ -74,7 +74,7 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     assert any("no images in cat" in w for w in source.info.warnings)
 
 
-def test_a_class_of_its_own_in_val(folder):
+def test_an_extra_class_in_val_is_refused(folder):
     (folder / "val" / "wasp").mkdir()
     (folder / "val" / "wasp" / "0.png").write_bytes(encode(picture(8, 8)))
     with pytest.raises(DataError, match="the class 'wasp'"):
@@ -82,12 +82,12 @@ def test_a_class_of_its_own_in_val(folder):
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])
-def test_other_names_of_val(folder, name):
+def test_the_val_folder_may_have_other_names(folder, name):
     (folder / "val").rename(folder / name)
     assert len(open_imagefolder(folder).eval) == 5
 
 
-def test_no_images_or_no_parts(tmp_path):
+def test_folders_without_images_or_parts_are_refused(tmp_path):
     with pytest.raises(DataError, match="lacks train/ or val/"):
         open_imagefolder(tmp_path)
     for part in ("train", "val"):
@@ -112,7 +112,7 @@ def test_a_folder_can_be_the_data_set(folder):
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
 )
 @settings(max_examples=60)
-def test_boxes_lie_inside_and_have_the_aspect(height, width, size):
+def test_boxes_lie_inside_the_image_and_have_the_aspect_ratio(height, width, size):
     for margin in (1.0, 1.14):
         left, top, right, bottom = centre_box(width, height, size, margin)
         assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
@@ -136,7 +136,7 @@ def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
 
 @pytest.mark.parametrize("size", [(10, 10), (20, 12), (70, 90)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_eval_decoding_of_any_size(size, channels):
+def test_decoding_for_evaluation_handles_any_size(size, channels):
     for height, width in [(1, 1), (3, 80), (50, 50)]:
         decoded = pixels_for_evaluation(
             encode(picture(height, width)), "image", info_of((None, None, channels)), (*size, 3)
@@ -183,7 +183,7 @@ def test_every_mode_becomes_eight_bits(mode):
             np.testing.assert_allclose(decoded[..., 0].astype(int), expected, atol=1)
 
 
-def test_transparency_is_white():
+def test_transparent_pixels_become_white():
     image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
     assert np.asarray(open_image(encode(image), "image", 3)).min() == 255
 
@@ -191,7 +191,7 @@ def test_transparency_is_white():
 @pytest.mark.parametrize(
     "data", [b"", b"no image", b"\xff\xd8\xff\xe0garbage", encode(picture(40, 40))[:-60]]
 )
-def test_no_image(data):
+def test_bytes_that_are_not_an_image_are_refused(data):
     with pytest.raises(DataError, match=r"^image x.jpg (is not an image|cannot be decoded)"):
         open_image(data, "image x.jpg", 3)
 
@@ -212,7 +212,7 @@ def test_a_mode_that_pillow_cannot_convert_is_a_data_error(mode):
     data = encode(Image.new(mode, (8, 8)), "TIFF")
     try:
         assert open_image(data, "image x", 3).size == (8, 8)
-    except DataError as error:  # as some versions of Pillow
+    except DataError as error:  # some versions of Pillow
         assert mode == "LAB" and "image x cannot be decoded" in error.message
 
 
@@ -242,7 +242,7 @@ def test_images_with_changed_headers_are_images_or_data_errors(form, changes, ch
         assert image.mode == ("L" if channels == 1 else "RGB") and image.width * image.height <= 10**6
 
 
-def test_large_images_are_decoded_one_after_the_other(monkeypatch):
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
     monkeypatch.setattr(limits, "available_bytes", lambda: 4 * 16 * 150)
     monkeypatch.setattr(limits, "FREELY_PIXELS", 10)
     inside, most, lock = [0], [0], threading.Lock()
@@ -298,7 +298,7 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_m
 
 
 def load_images(paths, info, *, input_shape, input_range):
-    """float32 [n, *input_shape]: image files as ``infer`` reads them, in the network's range."""
+    """Returns float32 [n, *input_shape]: image files as ``infer`` reads them, in the network's range."""
     from functools import partial
 
     from ipucnn.datasets.base import read_file
@@ -315,8 +315,8 @@ def load_images(paths, info, *, input_shape, input_range):
 
 @given(st.data())
 @settings(max_examples=5)
-def test_loading_gives_the_bytes_of_evaluation(tmp_path_factory, data):
-    """For every kind of set: what ``infer`` reads from a file is what ``evaluate`` saw."""
+def test_loading_equals_evaluation(tmp_path_factory, data):
+    """For every kind of data set, ``infer`` reads the same bytes from a file that ``evaluate`` reads."""
     height, width = data.draw(st.tuples(st.integers(4, 14), st.integers(4, 14)))
     channels, target = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([1, 3]))
     input_range = data.draw(st.sampled_from(["standard", "tf", "caffe"]))
@@ -336,7 +336,7 @@ def test_loading_gives_the_bytes_of_evaluation(tmp_path_factory, data):
     assert loaded.dtype == np.float32 and loaded.tobytes() == evaluated.tobytes()
 
 
-def test_loading_from_a_folder_gives_the_bytes_of_evaluation(folder):
+def test_loading_from_a_folder_equals_evaluation(folder):
     source = open_imagefolder(folder)
     options = {"input_shape": (24, 20, 3), "input_range": "torch"}
     batches = eval_batches(source.eval, source.info, batch_size=2, **options)
@@ -347,7 +347,7 @@ def test_loading_from_a_folder_gives_the_bytes_of_evaluation(folder):
     assert loaded.tobytes() == images[:5].tobytes() and not images[5].any()
 
 
-def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
+def test_loading_another_size_and_unreadable_files(tmp_path):
     from ipucnn.datasets.sources.embedded import open_digits
 
     info = open_digits().info
@@ -366,7 +366,7 @@ def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
         load_images([str(tmp_path / "text.png")], info, **options)
 
 
-# ---------------------------------------------------------------- photographs, where they are
+# ---------------------------------------------------------------- photographs, if available
 
 
 @needs_samples
@@ -384,7 +384,7 @@ def test_photographs():
 
 @needs_samples
 def test_photographs_with_odd_files():
-    """Greyscale JPEGs, EXIF orientation 6 and the invalid 0, and a very small one."""
+    """Reads greyscale JPEGs, EXIF orientation 6 and the invalid 0, and a very small image."""
     paths = sorted((SAMPLES / "edge-cases").iterdir())
     assert len(paths) >= 20
     info = open_imagefolder(SAMPLES).info
@@ -405,7 +405,7 @@ def class_folders(root, counts):
             Image.fromarray(pixels).save(root / name / f"{k:03}.png")
 
 
-def test_damaged_images_are_refused_at_once_or_left_out(tmp_path, run, lightly):
+def test_damaged_images_are_refused_or_left_out(tmp_path, run, lightly):
     folder = tmp_path / "photos"
     class_folders(folder, {"a": 20, "b": 20})
     whole = (folder / "b" / "004.png").read_bytes()
@@ -433,7 +433,7 @@ def test_damaged_images_are_refused_at_once_or_left_out(tmp_path, run, lightly):
 @pytest.mark.parametrize(
     ("fraction", "held_out"), [(0.2, {"a": 4, "b": 1, "c": 1}), (0.5, {"a": 10, "b": 2, "c": 1})]
 )
-def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
+def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
     class_folders(tmp_path, {"a": 20, "b": 4, "c": 2})
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "read.txt").write_text("no class")
@@ -451,16 +451,16 @@ def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
             assert Path(path).parent.name == source.info.class_names[label]
     counts = np.bincount(source.eval.labels).tolist()
     assert counts == list(held_out.values())
-    told = " ".join((*source.info.warnings, *source.info.training_warnings))
+    warnings = " ".join((*source.info.warnings, *source.info.training_warnings))
     assert (
-        f"{sum(counts)} of its 26 images" in told
-        and "few training images: the smallest class, c, has 1" in told
+        f"{sum(counts)} of its 26 images" in warnings
+        and "few training images: the smallest class, c, has 1" in warnings
     )
-    assert "unbalanced classes: a has" in told
+    assert "unbalanced classes: a has" in warnings
 
 
 @pytest.mark.parametrize("change", ["first", "last", "gone"])
-def test_few_images_change_sides_where_one_comes_or_goes(tmp_path, change):
+def test_adding_or_removing_an_image_moves_at_most_one_between_splits(tmp_path, change):
     folder = tmp_path / "photos"
     class_folders(folder, {"a": 20, "b": 20})
     before = open_imagefolder(folder)
@@ -469,20 +469,20 @@ def test_few_images_change_sides_where_one_comes_or_goes(tmp_path, change):
     else:
         name = "000-a.png" if change == "last" else "!.png"
         (folder / "a" / name).write_bytes((folder / "a" / "000.png").read_bytes())
-        class_folders(folder, {"0": 5})  # a class before all others
+        class_folders(folder, {"0": 5})  # a class that sorts before all others
     after = open_imagefolder(folder)
     moved = set(before.train.paths) & set(after.eval.paths) | set(before.eval.paths) & set(after.train.paths)
     assert len(moved) <= 1
-    # Elsewhere it is divided alike.
+    # A moved folder is split in the same way.
     copy = tmp_path / "elsewhere"
     folder.rename(copy)
-    again = open_imagefolder(copy)
-    assert [Path(p).relative_to(copy) for p in again.eval.paths] == [
+    moved_source = open_imagefolder(copy)
+    assert [Path(p).relative_to(copy) for p in moved_source.eval.paths] == [
         Path(p).relative_to(folder) for p in after.eval.paths
     ]
 
 
-def test_one_image_of_each_class_cannot_be_divided(tmp_path):
+def test_one_image_of_each_class_cannot_be_split(tmp_path):
     class_folders(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(DataError, match="none can be held out"):
         open_imagefolder(tmp_path)
@@ -497,21 +497,21 @@ def test_one_image_of_each_class_cannot_be_divided(tmp_path):
         ("export", {}, None),
     ],
 )
-def test_other_commands_and_trained_weights_keep_the_network_s_size(command, weights, size):
+def test_other_commands_and_trained_weights_keep_the_default_size(command, weights, size):
     from ipucnn.config.resolve import resolve
 
     flags = {"dataset": "imagefolder", **weights}
-    found = resolve(command, flags, model="resnet50-keras", needs_data=False)
-    assert found.config.image_size == size
+    resolved = resolve(command, flags, model="resnet50-keras", needs_data=False)
+    assert resolved.config.image_size == size
 
 
-def test_your_own_photographs_have_a_preset_with_a_batch_that_fits(tmp_path):
+def test_image_folders_have_presets_with_a_small_batch(tmp_path):
     from ipucnn.config.resolve import resolve
     from ipucnn.models.registry import list_models
 
     class_folders(tmp_path, {"a": 20, "b": 20, "c": 20, "d": 20})
     for record in list_models():
         if record.task == "classification":
-            found = resolve("train", {"dataset": str(tmp_path)}, model=record.name)
-            assert found.preset == f"{record.name}@folder" and found.config.micro_batch_size <= 64
-            assert found.config.global_batch_size is None
+            resolved = resolve("train", {"dataset": str(tmp_path)}, model=record.name)
+            assert resolved.preset == f"{record.name}@folder" and resolved.config.micro_batch_size <= 64
+            assert resolved.config.global_batch_size is None

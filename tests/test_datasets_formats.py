@@ -1,4 +1,4 @@
-"""The idx and CIFAR readers against files written here, sound and damaged; unpickling runs nothing."""
+"""The idx and CIFAR readers, with valid and damaged files; reading a pickle runs no code."""
 
 import gzip
 import io
@@ -49,7 +49,7 @@ WRONG_IDX = [
 
 @pytest.mark.parametrize("name, change, message", WRONG_IDX)
 @pytest.mark.parametrize("compress", [True, False])
-def test_a_damaged_idx_file_is_named_with_the_reason(tmp_path, name, change, message, compress):
+def test_a_damaged_idx_file_is_reported_with_the_reason(tmp_path, name, change, message, compress):
     write_mnist(tmp_path, compress=compress)
     path = tmp_path / (name + (".gz" if compress else ""))
     raw = change(gzip.decompress(path.read_bytes()) if compress else path.read_bytes())
@@ -191,7 +191,7 @@ def test_cifar100_both_versions(tmp_path):
         ],
     ],
 )
-def test_a_wrong_cifar_batch_is_named_with_the_reason(tmp_path, content, message):
+def test_an_invalid_cifar_batch_is_reported_with_the_reason(tmp_path, content, message):
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(content, protocol=2))
     with pytest.raises(DataError, match=message):
@@ -207,7 +207,7 @@ def test_a_cut_cifar_batch(tmp_path, keep):
         cifar.open_cifar("cifar10", tmp_path)
 
 
-# ---------------------------------------------------------------- the real files, where they are
+# ---------------------------------------------------------------- real files, if available
 
 
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="no ../shared/data/mnist beside the repository")

@@ -1,4 +1,4 @@
-"""Hostile files of data sets: each is refused with exit code 3, in little memory, and nothing in it runs."""
+"""Hostile data set files: each is refused with exit code 3, in little memory, and no code in it runs."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def jpeg_of_gigapixels():
 
 
 def gif_of_gigapixels(before=b""):
-    """A GIF of 10x10 pixels, whose first frame is larger and is to be replaced by the background after it."""
+    """Returns a GIF of 10x10 pixels with a larger first frame, which the background replaces afterwards."""
     return (
         b"GIF89a" + struct.pack("<2H3B", 10, 10, 0x80, 0, 0) + bytes(6) + b"!\xf9\x04\x08\0\0\0\0" + before
         + b"," + struct.pack("<4HB", 0, 0, 30_000, 30_000, 0) + b"\x02\x02L\x01\0;"
@@ -73,7 +73,7 @@ def exif_of_shared_bytes():
 
 
 def tiff_with_tables(num_bytes, at, count, entries=None):
-    """A TIFF of 8x8 grey pixels whose table claims ``count`` entries, as many of which follow as there is room for."""
+    """Returns a TIFF of 8x8 grey pixels whose table claims ``count`` entries; those that fit follow."""
     usual = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
     usual += [(277, 3, 1, 1), (278, 3, 1, 8), (279, 4, 1, 64)]
     data = bytearray(num_bytes)
@@ -87,12 +87,12 @@ def tiff_with_tables(num_bytes, at, count, entries=None):
 
 
 def tiff_that_ends_within_its_table(at, count):
-    """Pillow reads as many entries as there are, each of which claims the whole file."""
+    """Returns a TIFF whose entries each claim the whole file; Pillow reads as many as the file holds."""
     return tiff_with_tables(120_000, at, count, lambda number: (1000 + number, 1, 119_000, 8))
 
 
 def tiff_of_tables_over_one_another():
-    """Tables of 2000 entries each, every one 12 bytes after the one before: 4 million entries."""
+    """Returns tables of 2000 entries, each 12 bytes after the one before: 4 million entries."""
     count = 2000
     data = bytearray(8 + 24 * count + 12)
     data[:8] = b"II*\0" + struct.pack("<I", 8)
@@ -103,7 +103,7 @@ def tiff_of_tables_over_one_another():
 
 
 def tiff_of_large_tiles(kind):
-    """On its second page, and in a kind of number that libtiff takes and Pillow may not know."""
+    """Returns a TIFF with large tiles on page 2, in a number type that libtiff reads and Pillow may not know."""
     first = bytearray(tiff_with_tables(1000, 80, 9))
     second = len(first)
     struct.pack_into("<I", first, 80 + 2 + 9 * 12, second)
@@ -183,10 +183,10 @@ STREAMS = {
     "a deep structure": b"\x80\x02N" + b"r" + struct.pack("<I", 2**31 - 1) + b"\x85" * 60 + b".",
     "a dot": b".",
     "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
-    # Objects, whose memory addresses a file could choose.
+    # Objects: a file could choose their memory addresses.
     "objects": b"\x80\x02}U\x04datacnumpy\ndtype\nU\x02O8\x85Rs.",
     "objects of any size": b"\x80\x02}U\x04datacnumpy\ndtype\nU\x01O\x85Rs.",
-    # What is set of a name is gone with the file.
+    # Attributes set on a name do not outlive the file.
     "an attribute": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}U\x01xK\x01sb.",
     "a code": b"\x80\x02cnumpy\ndtype\nN}U\x04codeU\x01Os\x86b.",
 }
@@ -276,13 +276,13 @@ def test_a_hostile_file_is_refused(clean, run, kind, what):
 
 @pytest.mark.parametrize("kind", EXPLOITS)
 def test_the_exploits_are_live(kind):
-    """The ordinary unpickler does what the file says."""
+    """The standard unpickler runs the code in the file."""
     pickle.loads(pickle.dumps(EXPLOITS[kind], 2))
     assert MARKER.exists()
     MARKER.rmdir() if MARKER.is_dir() else MARKER.unlink()
 
 
-def test_names_of_classes_in_a_hostile_pickle(clean, tmp_path):
+def test_class_names_in_a_hostile_pickle_are_refused(clean, tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": EXPLOITS["eval"]}, 2))
     with pytest.raises(DataError, match=r"batches.meta .* could run code") as caught:
@@ -290,11 +290,11 @@ def test_names_of_classes_in_a_hostile_pickle(clean, tmp_path):
     assert not MARKER.exists() and "nothing in it was run" in caught.value.hint
 
 
-# ---------------------------------------------------------------- pickles that are none of these
+# ---------------------------------------------------------------- other pickles
 
 
-def test_a_python_2_pickle():
-    """Protocol 2 of Python 2: strings, not bytes, hold the pixels."""
+def test_a_python_2_pickle_is_read():
+    """In protocol 2 of Python 2, strings instead of bytes hold the pixels."""
     raw = bytes(range(256))
     stream = (
         b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
@@ -310,7 +310,7 @@ def test_a_python_2_pickle():
 
 @given(data=st.binary(max_size=60))
 @settings(max_examples=200)
-def test_any_bytes_as_a_pickle_give_plain_data_or_an_error(data):
+def test_any_pickle_gives_plain_data_or_an_error(data):
     try:
         safe_unpickle(data, "file")
     except DataError as error:
@@ -319,7 +319,7 @@ def test_any_bytes_as_a_pickle_give_plain_data_or_an_error(data):
 
 @given(position=st.integers(0, 4000), value=st.integers(0, 255))
 @settings(max_examples=60)
-def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, position, value):
+def test_a_changed_byte_raises_nothing_but_data_errors(tmp_path_factory, position, value):
     content = {"data": noise(1, 1, 3072), "labels": [3]}
     raw = bytearray(pickle.dumps(content, protocol=2))
     raw[position % len(raw)] = value

@@ -1,4 +1,4 @@
-"""Order and augmentation are pure functions of (seed, epoch, index); evaluation sees everything once."""
+"""Order and augmentation are pure functions of (seed, epoch, index); evaluation reads every sample once."""
 
 import io
 import itertools
@@ -33,7 +33,7 @@ def make_source(num=23, height=8, width=8, channels=3, augmentation="crop_flip",
     if masks:
         labels = random.randint(0, 2, (num + num_eval, height, width)).astype(np.uint8)
     else:
-        labels = np.arange(num + num_eval).astype(np.int32)  # a label names its image
+        labels = np.arange(num + num_eval).astype(np.int32)  # a label identifies its image
     return array_source(
         ArrayExamples(images[:num], labels[:num]),
         ArrayExamples(images[num:], labels[num:]),
@@ -52,7 +52,7 @@ def as_png(image):
 
 
 def take(source, count, *, batch_size=4, samples_per_epoch=23, **options):
-    """The first ``count`` samples of a stream, as (images, labels)."""
+    """Returns the first ``count`` samples of a stream, as (images, labels)."""
     options = {"input_shape": (8, 8, 3), "input_range": "standard", "augment": True, "seed": 7, **options}
     batches = train_batches(
         source, Stream(batch_size=batch_size, samples_per_epoch=samples_per_epoch, **options)
@@ -74,7 +74,7 @@ PINNED_ORDER = [0, 9, 2, 6, 1, 4, 7, 3, 8, 5]
 
 
 def test_the_hash_is_pinned():
-    """Saved runs rely on these numbers; they must never change."""
+    """Saved runs depend on these numbers, which must never change."""
     assert [draw(0, ORDER), draw(1, AUGMENT, 2, 3), draw(-5, ORDER, 2**32 - 1)] == PINNED_DRAWS
     assert permutation(10, 3, ORDER, 4, 0).tolist() == PINNED_ORDER
 
@@ -83,7 +83,7 @@ def test_the_hash_is_pinned():
     seed=st.integers(-(2**70), 2**70),
     words=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4),
 )
-def test_python_numpy_and_tensorflow_hash_alike(seed, words):
+def test_python_numpy_and_tensorflow_hashes_are_equal(seed, words):
     expected = draw(seed, AUGMENT, *words)
     state = stream_state(seed, AUGMENT)
     with_numpy, with_tf = np.array([state], np.uint64), tf.constant([state], tf.int64)
@@ -108,7 +108,7 @@ def test_draws_are_uniform_and_uncorrelated():
 
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**64), epoch=st.integers(0, 1000))
 @settings(max_examples=30)
-def test_permutation_is_one(size, seed, epoch):
+def test_a_permutation_has_every_index_once(size, seed, epoch):
     assert sorted(permutation(size, seed, ORDER, epoch, 0).tolist()) == list(range(size))
 
 
@@ -157,7 +157,7 @@ def test_every_sample_once_per_epoch_and_epochs_differ():
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
-def test_without_shuffling_the_stored_order():
+def test_unshuffled_data_keep_the_stored_order():
     _, labels = take(make_source(num=5), 14, shuffle=False, samples_per_epoch=7)
     assert labels.tolist() == [0, 1, 2, 3, 4, 0, 1] * 2
 
@@ -182,20 +182,20 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(kind):
     for start in (5, 24):
         options = {"start_epoch": start // 23, "start_sample": start % 23, "batch_size": 3}
         assert_same(take(source, 9, **options), tuple(column[start : start + 9] for column in reference))
-    # A start counted in samples of an earlier epoch is the same place.
+    # A start may also be counted in samples from an earlier epoch.
     assert_same(take(source, 9, start_sample=30), tuple(column[30:39] for column in reference))
 
 
 @pytest.mark.parametrize(("count", "batch_size", "start"), [(2, 4, 0), (3, 1, 5), (4, 64, 17)])
 def test_shards_are_every_nth_batch(count, batch_size, start):
-    """To the byte what a stream that is not shared out has there, across the ends of epochs."""
+    """A shard has the bytes of the unsharded stream, also across the ends of epochs."""
     source = make_source()
     options = {"batch_size": batch_size, "start_sample": start}
     whole = take(source, 8 * count * batch_size, **options)
     for index in range(count):
-        own = take(source, 8 * batch_size, shard=(count, index), **options)
+        part = take(source, 8 * batch_size, shard=(count, index), **options)
         rows = np.arange(8 * count * batch_size).reshape(8, count, batch_size)[:, index].ravel()
-        assert_same(own, tuple(column[rows] for column in whole))
+        assert_same(part, tuple(column[rows] for column in whole))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_shards_are_every_nth_batch(count, batch_size, start):
         ((8, 8, 3), "tf", "shift"),
     ],
 )
-def test_purity_through_resizing(input_shape, input_range, kind):
+def test_resized_batches_do_not_depend_on_batch_size_and_threads(input_shape, input_range, kind):
     source = make_source(augmentation=kind)
     options = {"input_shape": input_shape, "input_range": input_range}
     reference = take(source, 30, batch_size=30, **options)
@@ -216,7 +216,7 @@ def test_purity_through_resizing(input_shape, input_range, kind):
     assert_same(take(source, 30, batch_size=7, num_parallel=5, **options), reference)
 
 
-def test_purity_of_masks():
+def test_masks_do_not_depend_on_batch_size_and_threads():
     source = make_source(augmentation="dihedral", masks=True)
     options = {"output_shape": (4, 6), "samples_per_epoch": 20}
     reference = take(source, 50, batch_size=25, **options)
@@ -229,7 +229,7 @@ def test_epochs_and_rounds_are_augmented_differently():
     assert len({image.tobytes() for image in images}) > 10
 
 
-# ---------------------------------------------------------------- what augmentation does
+# ---------------------------------------------------------------- augmentation
 
 
 def numpy_move(image, label, seed, epoch, index, reach, flip):
@@ -243,7 +243,7 @@ def numpy_move(image, label, seed, epoch, index, reach, flip):
 
 
 @pytest.mark.parametrize("kind, flip", [("crop", False), ("crop_flip", True)])
-def test_crop_and_flip_are_those_of_numpy(kind, flip):
+def test_crop_and_flip_equal_a_numpy_loop(kind, flip):
     source = make_source(num=40, height=16, width=16, augmentation=kind)
     images, labels = take(source, 40, input_shape=(16, 16, 3), input_range="raw", samples_per_epoch=40)
     for image, label in zip(images, labels):
@@ -251,7 +251,7 @@ def test_crop_and_flip_are_those_of_numpy(kind, flip):
         np.testing.assert_array_equal(image, expected)
 
 
-def test_dihedral_moves_image_and_mask_alike():
+def test_dihedral_augmentation_moves_image_and_mask_equally():
     source = make_source(num=64, channels=1, augmentation="dihedral", masks=True)
     images = source.train.images
     source = DataSource(
@@ -269,14 +269,14 @@ def test_dihedral_moves_image_and_mask_alike():
     assert len(seen) == 8
 
 
-def test_dihedral_keeps_a_rectangle():
+def test_dihedral_augmentation_keeps_the_shape_of_a_rectangle():
     source = make_source(num=16, height=6, width=9, channels=1, augmentation="dihedral", masks=True)
     images, masks = take(source, 16, input_shape=(6, 9, 1), input_range="raw", samples_per_epoch=16)
     assert images.shape == (16, 6, 9, 1) and masks.shape == (16, 6, 9)
     assert len({image.tobytes() for image in images}) == 16
 
 
-def test_digits_are_turned_a_little():
+def test_digits_are_rotated_slightly():
     source = make_source(num=30, height=16, width=16, channels=1, augmentation="digits")
     smooth = np.zeros_like(source.train.images)
     smooth[:, 5:11, 5:11] = 200
@@ -285,12 +285,12 @@ def test_digits_are_turned_a_little():
     assert len({image.tobytes() for image in images}) == 30
     assert images.min() >= 0 and images.max() <= 200
     total = images.sum(axis=(1, 2, 3)) / (200 * 12 * 12)
-    assert total.min() > 0.7 and total.max() < 1.3  # zoom of up to 10 % each way
+    assert total.min() > 0.7 and total.max() < 1.3  # zoom of up to 10 % in each direction
     rows = (images.sum(axis=(2, 3)) * np.arange(32)).sum(1) / images.sum(axis=(1, 2, 3))
     assert abs(rows - 15.5).max() < 2.6 and rows.std() > 0.3  # shifts of up to 2 pixels
 
 
-def test_no_augmentation_without_asking():
+def test_augmentation_is_off_by_default():
     source = make_source(augmentation="crop_flip")
     images, labels = take(source, 23, augment=False, input_range="raw")
     np.testing.assert_array_equal(images, source.train.images[labels].astype(np.float32))
@@ -298,7 +298,7 @@ def test_no_augmentation_without_asking():
 
 def test_every_augmentation_is_tested():
     assert sorted(KINDS) == sorted(AUGMENTATIONS)
-    # Tiles have theirs, in segmentation/warp.py.
+    # Patches use elastic augmentation, in segmentation/warp.py.
     assert sorted([*KINDS, "elastic"]) == sorted(AUGMENTATION_NAMES)
 
 
@@ -320,7 +320,7 @@ def test_shapes_are_static(masks):
     next(iter(train)), next(iter(evaluation))
 
 
-def test_bad_sizes_are_refused():
+def test_invalid_sizes_are_refused():
     source = make_source()
     with pytest.raises(ConfigurationError, match="batch size 0"):
         take(source, 1, batch_size=0)
@@ -353,8 +353,8 @@ def test_evaluation_sees_every_sample_once_and_pads_with_zeros(num, batch_size):
 @pytest.mark.parametrize(
     ("kind", "count", "batch_size"), [("arrays", 3, 7), ("files", 2, 8), ("files", 4, 5)]
 )
-def test_parts_of_evaluation_batches(kind, count, batch_size):
-    """Beside one another they are the whole batch; each has as many batches, and none reads the images of another."""
+def test_parts_of_evaluation_batches_form_the_whole(kind, count, batch_size):
+    """Side by side, parts form the whole batch; each has as many batches, and none reads another's images."""
     source, num = make_source(num_eval=17), 17
     examples, info, read = source.eval, source.info, []
     if kind == "files":
@@ -369,9 +369,9 @@ def test_parts_of_evaluation_batches(kind, count, batch_size):
 
     def columns(part):
         options = {"batch_size": batch_size, "input_shape": (8, 8, 3), "input_range": "raw", "part": part}
-        found = list(eval_batches(examples, info, **options).as_numpy_iterator())
-        assert len(found) == -(-num // batch_size)
-        return [np.stack(column) for column in zip(*found)]
+        evaluated = list(eval_batches(examples, info, **options).as_numpy_iterator())
+        assert len(evaluated) == -(-num // batch_size)
+        return [np.stack(column) for column in zip(*evaluated)]
 
     whole = columns((1, 0))
     read.clear()
@@ -383,12 +383,12 @@ def test_parts_of_evaluation_batches(kind, count, batch_size):
         assert kind == "arrays" or len(set(read[before:])) == len(read) - before == real < num
     assert kind == "arrays" or sorted(read) == list(range(num))
     for one, several in zip(whole, zip(*parts)):
-        together = np.concatenate(several, axis=1)
-        np.testing.assert_array_equal(together[:, :batch_size], one)
-        assert not together[:, batch_size:].any()
+        joined = np.concatenate(several, axis=1)
+        np.testing.assert_array_equal(joined[:, :batch_size], one)
+        assert not joined[:, batch_size:].any()
 
 
-def test_evaluation_is_training_without_augmentation():
+def test_evaluation_equals_training_without_augmentation():
     source = make_source(augmentation="digits", num_eval=23)
     same = DataSource(source.info, source.eval, source.eval)
     options = {"input_shape": (20, 20, 3), "input_range": "standard"}
@@ -402,7 +402,7 @@ def test_evaluation_is_training_without_augmentation():
 # ---------------------------------------------------------------- errors
 
 
-def test_a_bad_file_in_a_pipeline_is_a_data_error(tmp_path):
+def test_an_invalid_file_in_a_pipeline_is_a_data_error(tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"no image")
     source = make_source()
@@ -439,8 +439,8 @@ def test_an_empty_set_is_refused():
         eval_batches(empty, source.info, batch_size=1, input_shape=(8, 8, 3), input_range="raw")
 
 
-def test_cores_that_this_process_may_not_use_do_not_count(monkeypatch):
-    """In a container with one core of many, threads for many would only get in each other's way."""
+def test_cores_outside_the_affinity_mask_do_not_count(monkeypatch):
+    """In a container with one core of many, many threads would only slow each other down."""
     import os
 
     from ipucnn.datasets.pipeline import parallel_calls

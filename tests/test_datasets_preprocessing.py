@@ -1,4 +1,4 @@
-"""Sizes, channels and ranges of what the network is fed."""
+"""Sizes, channels and ranges of the network's input."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_ranges():
 
 
 @pytest.mark.parametrize("mode", ["caffe", "torch", "tf"])
-def test_ranges_are_those_of_keras_applications(mode):
+def test_ranges_equal_those_of_keras_applications(mode):
     from tensorflow.keras.applications import imagenet_utils
 
     pixel = np.array([10, 100, 250], np.uint8)
@@ -59,7 +59,7 @@ def test_grey_and_colour():
     new_width=st.integers(1, 30),
 )
 @settings(max_examples=15)
-def test_resizing_keeps_a_plain_image_plain_and_shrinking_averages(height, width, new_height, new_width):
+def test_resizing_keeps_constant_images_and_averages_when_shrinking(height, width, new_height, new_width):
     plain = tf.fill([1, height, width, 2], 93.0)
     resized = preprocessing.resize(plain, new_height, new_width).numpy()
     assert resized.shape == (1, new_height, new_width, 2)

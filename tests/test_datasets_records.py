@@ -1,4 +1,4 @@
-"""ImageNet as TFRecord files: what is in a record is what the network sees, and what is wrong is named by its place."""
+"""ImageNet as TFRecord files: the network sees the records' pixels, and errors name the place in a file."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ def example(number, label):
 
 
 def write_shards(folder, subset, labels, num_shards, first=0):
-    """Images in files of records, dealt out like cards; gives (file, number in it) of each."""
+    """Distributes images over record files in turn; returns (file, number in it) of each."""
     parts, places = [[] for _ in range(num_shards)], []
     for k, label in enumerate(labels):
         places.append((k % num_shards, len(parts[k % num_shards])))
@@ -70,7 +70,7 @@ def open_folder(path):
 
 
 def error_of(path, action=None):
-    """What opening a folder, or something else, is refused with."""
+    """Returns the error message of opening a folder, or of another action."""
     with pytest.raises(DataError) as caught:
         (action or (lambda: open_folder(path)))()
     assert caught.value.hint and caught.value.exit_code == 3
@@ -94,13 +94,13 @@ VALUES = st.one_of(st.binary(max_size=140), st.integers(-(2**63), 2**63 - 1))
 
 @given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
 @tries(12, slow=40)
-def test_features_are_read_as_they_were_written(features):
+def test_feature_round_trip(features):
     data = make_example(features)
     assert features_of(data, {name: type(value) for name, value in features.items()}) == features
     assert data == make_example(dict(reversed(list(features.items()))))
 
 
-def test_tensorflow_and_we_read_each_other_s_examples():
+def test_examples_are_compatible_with_tensorflow():
     tf = pytest.importorskip("tensorflow")
     ours = {"image/encoded": bytes(range(256)) * 20, "image/class/label": 1000, "a": -5, "": b""}
     theirs = tf.train.Example.FromString(make_example(ours)).features.feature
@@ -108,7 +108,7 @@ def test_tensorflow_and_we_read_each_other_s_examples():
         name: (value.bytes_list.value or value.int64_list.value)[0] for name, value in theirs.items()
     } == ours
     feature = tf.train.Feature
-    made = tf.train.Example(
+    serialized = tf.train.Example(
         features=tf.train.Features(
             feature={
                 "image/class/label": feature(int64_list=tf.train.Int64List(value=[7, 8])),
@@ -118,11 +118,11 @@ def test_tensorflow_and_we_read_each_other_s_examples():
             }
         )
     ).SerializeToString()
-    wanted = {"image/class/label": int, "image/encoded": bytes}
-    assert features_of(made, wanted) == {"image/class/label": 7, "image/encoded": b"x" * 999}
+    types = {"image/class/label": int, "image/encoded": bytes}
+    assert features_of(serialized, types) == {"image/class/label": 7, "image/encoded": b"x" * 999}
     for absent in ("image/class/text", "image/object/bbox/xmin", "nothing"):
         with pytest.raises(tfrecord.BadExample, match=f"lacks {absent}"):
-            features_of(made, {absent: bytes})
+            features_of(serialized, {absent: bytes})
 
 
 @given(st.binary(max_size=60))
@@ -132,8 +132,8 @@ def test_any_bytes_are_an_example_or_refused(data):
         features_of(data, {"image/class/label": int})
 
 
-def test_numbers_that_are_not_packed():
-    # Written by hand: an Int64List whose value is a plain number, as old writers have it.
+def test_unpacked_numbers_are_read():
+    # Written by hand: an Int64List whose value is an unpacked number, as old writers store it.
     number = bytes([1 << 3 | 0]) + naive_varint(300)
     feature = bytes([3 << 3 | 2]) + naive_varint(len(number)) + number
     entry = b"\x0a\x01n" + b"\x12" + naive_varint(len(feature)) + feature
@@ -148,7 +148,7 @@ def test_a_folder_of_records(folder):
     source = open_folder(folder.parent)
     assert source.info.name == "imagenet" and source.info.class_names == ("ant", "bee", "cat")
     assert (source.info.num_train, source.info.num_eval, source.info.num_classes) == (7, 3, 3)
-    # In the order of files, and of records in them.
+    # Images come in the order of files, and of records in each file.
     order = [0, 3, 6, 1, 4, 2, 5]
     assert source.train.labels.tolist() == [TRAIN_LABELS[k] - 1 for k in order]
     assert [source.train.encoded(k) for k in range(7)] == [jpeg(k) for k in order]
@@ -160,7 +160,7 @@ def test_a_folder_of_records(folder):
     assert {(limited.encoded(k), limited.labels[k]) for k in range(3)} <= whole
 
 
-def test_without_names_of_classes_there_are_1000(folder):
+def test_without_class_names_there_are_1000_classes(folder):
     (folder / "classes.txt").unlink()
     info = open_folder(folder).info
     assert info.num_classes == 1000 and info.class_names[:2] == ("1", "2")
@@ -170,12 +170,12 @@ def test_records_are_found_by_folder_and_by_name(folder):
     for name, path in (("imagenet", folder), ("ImageNet", folder.parent), (str(folder), ".")):
         choice = choose_dataset(name, Path(path), home="cifar10", task="classification")
         assert (choice.name, choice.location) == ("imagenet", folder)
-    # Without a name it is the data set of networks whose home it is.
+    # Without a name it is the default data set of some networks.
     choice = choose_dataset(None, folder.parent, home="imagenet", task="classification")
     assert choice.location == folder
 
 
-def test_records_come_before_class_folders_and_folders_are_still_read(folder):
+def test_records_have_priority_over_class_folders(folder):
     for part in ("train", "val"):
         (folder / part / "dog").mkdir(parents=True)
         (folder / part / "dog" / "1.JPEG").write_bytes(jpeg(1))
@@ -185,7 +185,7 @@ def test_records_come_before_class_folders_and_folders_are_still_read(folder):
     assert open_folder(folder).info.class_names == ("dog",)
 
 
-def test_a_fingerprint_knows_labels_and_places(folder):
+def test_a_fingerprint_depends_on_labels_and_places(folder):
     before = fingerprint(open_folder(folder))
     assert fingerprint(open_folder(folder)) == before
     write_shards(folder, "train", (*TRAIN_LABELS[:-1], 2), 3)
@@ -206,7 +206,7 @@ def count_scans(monkeypatch):
     return scanned
 
 
-def test_the_index_is_made_once_and_again_where_a_file_changed(folder, tmp_path, monkeypatch):
+def test_the_index_is_rebuilt_only_if_a_file_changed(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
     scanned = count_scans(monkeypatch)
     before = sorted(path.name for path in folder.iterdir())
@@ -214,12 +214,12 @@ def test_the_index_is_made_once_and_again_where_a_file_changed(folder, tmp_path,
     with records.telling_progress(lambda done, total: heard.append((done, total))):
         first = open_folder(folder)
     assert len(scanned) == 5 and heard == [(k, 5) for k in range(1, 6)]
-    assert sorted(path.name for path in folder.iterdir()) == before  # nothing beside the data
-    again = open_folder(folder)
+    assert sorted(path.name for path in folder.iterdir()) == before  # no new file beside the data
+    second = open_folder(folder)
     assert len(scanned) == 5
     for name in ("shards", "numbers", "places", "labels"):
-        assert np.array_equal(getattr(first.train, name), getattr(again.train, name))
-        assert getattr(first.eval, name).dtype == getattr(again.eval, name).dtype
+        assert np.array_equal(getattr(first.train, name), getattr(second.train, name))
+        assert getattr(first.eval, name).dtype == getattr(second.eval, name).dtype
     path = folder / "train-00001-of-00003"
     os.utime(path, ns=(1, 1))
     open_folder(folder)
@@ -229,7 +229,7 @@ def test_the_index_is_made_once_and_again_where_a_file_changed(folder, tmp_path,
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "pickle", "empty", "folder"])
-def test_a_damaged_index_is_made_again(folder, tmp_path, monkeypatch, damage):
+def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
     whole = fingerprint(open_folder(folder))
     (path,) = cache_folder("records").iterdir()
@@ -247,14 +247,14 @@ def test_a_damaged_index_is_made_again(folder, tmp_path, monkeypatch, damage):
     assert fingerprint(open_folder(folder)) == whole and len(scanned) == 5
 
 
-def test_a_cache_that_cannot_be_written_is_none(folder, tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_not_an_error(folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "file"))
     assert len(open_folder(folder).train) == 7
 
 
-def test_indexing_reads_little(folder, monkeypatch):
-    """Of large records only what leads to the label is read."""
+def test_indexing_reads_only_labels(folder, monkeypatch):
+    """Of large records, only the bytes up to the label are read."""
     path = folder / "train-00000-of-00003"
     big = make_example({"image/encoded": bytes(10**6), "image/class/label": 2, "zzz": bytes(10**6)})
     path.write_bytes(frame(big) * 3)
@@ -270,11 +270,11 @@ def test_indexing_reads_little(folder, monkeypatch):
     assert sum(taken) < 10**4
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused records
 
 
 def first_record(**features):
-    """Puts a record of some features in place of those of a file."""
+    """Returns a function that replaces the records of a file with one of the given features."""
     names = {"label": "image/class/label", "image": "image/encoded"}
     data = frame(make_example({names[key]: value for key, value in features.items()}))
     return lambda f: (f / "train-00001-of-00003").write_bytes(data)
@@ -324,7 +324,7 @@ def test_a_truncated_file_of_records(folder):
     assert f"record 1 at byte {second}: truncated: 3 bytes where" in error_of(folder)
 
 
-def test_a_wrong_checksum_is_named_where_it_is_read(folder):
+def test_a_wrong_checksum_is_reported_when_it_is_read(folder):
     path = folder / "train-00000-of-00003"
     data = bytearray(path.read_bytes())
     source = open_folder(folder)
@@ -341,7 +341,7 @@ def test_a_wrong_checksum_is_named_where_it_is_read(folder):
     assert re.search(place, error_of(folder, lambda: source.train.encoded(1)))
 
 
-def test_a_file_that_became_shorter(folder):
+def test_a_file_that_was_shortened_is_reported(folder):
     source = open_folder(folder)
     path = folder / "train-00000-of-00003"
     path.write_bytes(path.read_bytes()[: int(source.train.places[1]) + 50])
@@ -350,14 +350,14 @@ def test_a_file_that_became_shorter(folder):
     assert "truncated" in error_of(folder, lambda: source.train.encoded(0))
 
 
-# ---------------------------------------------------------------- what networks see
+# ---------------------------------------------------------------- network inputs
 
 
 @given(
     st.integers(1, 700), st.integers(1, 700), st.integers(0, 2**40), st.sampled_from([(224, 224), (96, 128)])
 )
 @settings(max_examples=150)
-def test_a_distorted_box_is_as_large_and_as_wide_as_it_may_be(width, height, seed, size):
+def test_a_distorted_box_has_a_legal_area_and_aspect_ratio(width, height, seed, size):
     left, top, right, bottom = distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
     if (left, top, right, bottom) != (0, 0, width, height):
@@ -368,7 +368,7 @@ def test_a_distorted_box_is_as_large_and_as_wide_as_it_may_be(width, height, see
     assert (left, top, right, bottom) == distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
 
 
-def test_distorted_boxes_are_distributed_as_tensorflow_s():
+def test_distorted_boxes_have_the_distribution_of_tensorflow():
     tf = pytest.importorskip("tensorflow")
     width, height, count = 500, 375, 3000
     ours = np.array(
@@ -403,8 +403,8 @@ def test_distorted_boxes_are_distributed_as_tensorflow_s():
         assert np.abs(np.percentile(a, [10, 50, 90]) - np.percentile(b, [10, 50, 90])).max() < 14
 
 
-def test_training_and_validation_boxes_are_imagenet_s(folder):
-    """Batches through the records, against Pillow by hand: the same boxes, pixels and labels."""
+def test_training_and_validation_crops_equal_those_of_pillow(folder):
+    """Compares batches from records with Pillow: the same boxes, pixels and labels."""
     from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 
     source = open_folder(folder)
@@ -412,7 +412,7 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
     (images, labels, weights), *_ = eval_batches(source.eval, source.info, **options).as_numpy_iterator()
     for k in range(2):
         image = Image.open(io.BytesIO(source.eval.encoded(k)))
-        # Short side 30 to 16 (256 of 224), then the centre 14: 26.25 of the 30 pixels.
+        # The short side 30 becomes 16 (256 for 224), of which the centre 14 is kept: 26.25 of the 30 pixels.
         box = (20 - 26.25 / 2, 15 - 26.25 / 2, 20 + 26.25 / 2, 15 + 26.25 / 2)
         assert np.array_equal(images[k], np.asarray(image.resize((14, 14), Image.BILINEAR, box=box)))
         assert labels[k] == source.eval.labels[k] and weights[k] == 1
@@ -427,9 +427,9 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
         expected = np.asarray(image.resize((14, 14), Image.BILINEAR, box=box))
         if uniform(state, 400) < 0.5:
             expected = expected[:, ::-1]
-        # Rows and columns are resized in another order than Pillow may take, and rounded in between.
+        # Pillow may resize rows and columns in another order, with rounding in between.
         assert np.abs(images[k] - expected).max() <= 1 and labels[k] == source.train.labels[k]
-    # A run that goes on elsewhere sees what it would have seen.
+    # A run resumed on another machine sees the same images.
     later = train_batches(
         source, Stream(samples_per_epoch=7, augment=True, seed=11, start_epoch=1, start_sample=3, **options)
     ).as_numpy_iterator()
@@ -441,7 +441,7 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
 
 
 def crop_of(data, size, state, crops="imagenet"):
-    """uint8 [*size, 3]: what training makes of an image."""
+    """Returns uint8 [*size, 3]: the crop that training makes of an image."""
     around = np.full((size[0] + 2, size[1], 3), 7, np.uint8)
     decode_for_training(data, "x", around[1:-1], state, crops=crops)
     assert np.array_equal(around[[0, -1]], np.full((2, size[1], 3), 7))
@@ -457,30 +457,32 @@ def crop_of(data, size, state, crops="imagenet"):
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     seed=st.integers(0, 2**20),
 )
-def test_a_crop_of_a_jpeg_is_pillow_s_of_the_whole_image(width, height, subsampling, progressive, size, seed):
-    """However it is stored: only the part that is needed is decoded, and a neighbour of its edge counts, too."""
+def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
+    width, height, subsampling, progressive, size, seed
+):
+    """For any JPEG encoding, only the needed part is decoded, which includes a pixel beyond its edge."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
     packed = io.BytesIO()
     Image.fromarray(pixels).save(
         packed, "JPEG", quality=90, subsampling=subsampling, progressive=progressive, optimize=True
     )
     data, state = packed.getvalue(), draw(seed, AUGMENT, 3, 0, seed)
-    found = crop_of(data, size, state)
+    crop = crop_of(data, size, state)
     box = distorted_box(width, height, size, state)
     whole = Image.open(io.BytesIO(data)).resize(size[::-1], Image.BILINEAR, box=box)
     expected = np.asarray(whole)
     if uniform(state, 400) < 0.5:
         expected = expected[:, ::-1]
-    assert np.abs(found.astype(int) - expected).max() <= 1
-    assert np.array_equal(found, crop_of(data, size, state))
-    # Pillow says what is wrong with a file that ends early, wherever the box is.
+    assert np.abs(crop.astype(int) - expected).max() <= 1
+    assert np.array_equal(crop, crop_of(data, size, state))
+    # Pillow reports a truncated file, wherever the box is.
     if len(data) > 700:
         with pytest.raises(DataError, match="truncated"):
             crop_of(data[:-20], size, state)
 
 
-def test_batches_do_not_tell_how_many_images_a_call_reads_and_decodes(folder, monkeypatch):
-    """37 images are 37 calls and joined; one image and 20 are one call and not joined."""
+def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
+    """37 images take 37 calls and are joined; one image or 20 take one call each and are not joined."""
     from ipucnn.datasets import pipeline
     from ipucnn.datasets.pipeline import Stream, train_batches
 
@@ -507,19 +509,19 @@ def test_other_images_are_decoded_whole(kind):
     image = image.convert({"cmyk": "CMYK", "grey": "L"}.get(kind, "RGB"))
     image.save(packed, "PNG" if kind == "png" else "JPEG", exif=exif)
     state = draw(5, AUGMENT, 0, 0, 0)
-    found = crop_of(packed.getvalue(), (12, 12), state, crops="")
+    crop = crop_of(packed.getvalue(), (12, 12), state, crops="")
     upright = images.open_image(packed.getvalue(), "x", 3)
     box = images.random_box(upright.width, upright.height, (12, 12), state)
     expected = np.asarray(upright.resize((12, 12), Image.BILINEAR, box=box))
     mirrored = uniform(state, 40) < 0.5
-    assert np.array_equal(found, expected[:, ::-1] if mirrored else expected)
+    assert np.array_equal(crop, expected[:, ::-1] if mirrored else expected)
 
 
 needs_numba = pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
 
 
-def test_which_jpegs_are_read_without_pillow():
-    """Those of which the header says all there is to know; a size that is claimed counts against the limit."""
+def test_plain_jpegs_are_read_without_pillow():
+    """These are JPEGs fully described by their header; a claimed size counts against the limit."""
     from ipucnn.datasets.image_headers import plain_jpeg_size
 
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 30, 3)).astype(np.uint8))
@@ -556,7 +558,7 @@ def test_which_jpegs_are_read_without_pillow():
         crop_of(huge, (12, 12), 0)
 
 
-def test_an_unreadable_image_ends_training_with_its_place(folder):
+def test_an_unreadable_image_is_reported_with_its_place(folder):
     from ipucnn.datasets.pipeline import Stream, data_errors, train_batches
 
     path = folder / "train-00001-of-00003"

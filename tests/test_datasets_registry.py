@@ -1,4 +1,4 @@
-"""Which data set is chosen, what it says, limits, embedded sets, downloads; all without TensorFlow."""
+"""Choice and description of data sets, limits, embedded sets and downloads; all without TensorFlow."""
 
 import hashlib
 import os
@@ -37,7 +37,7 @@ def choose(name, path, home="cifar10", task="classification", **options):
 # ---------------------------------------------------------------- choosing
 
 
-def test_choosing_reads_no_library_and_opening_and_verifying_no_tensorflow(tmp_path):
+def test_choosing_imports_no_library_and_opening_imports_no_tensorflow(tmp_path):
     write_cifar10(tmp_path / "cifar-10-batches-py")
     code = (
         "import sys; from pathlib import Path; from ipucnn.datasets.registry import *\n"
@@ -57,7 +57,7 @@ def test_choosing_reads_no_library_and_opening_and_verifying_no_tensorflow(tmp_p
 
 
 @pytest.mark.parametrize("folder", ["", "cifar10", "cifar-10-batches-py", "cifar10/cifar-10-batches-py"])
-def test_the_home_set_is_found(tmp_path, folder):
+def test_the_default_set_is_found(tmp_path, folder):
     write_cifar10(tmp_path / folder)
     choice = choose(None, tmp_path)
     assert (choice.name, choice.location) == ("cifar10", tmp_path / folder)
@@ -80,18 +80,18 @@ def test_mnist_and_fashion_mnist_share_file_names(tmp_path):
     inside = tmp_path / "fashion_mnist"
     assert choose(None, inside, home="fashion_mnist").name == "fashion_mnist"
     assert choose(None, inside, home="mnist").name == "digits"
-    assert choose("mnist", inside).location == inside  # the user says so
+    assert choose("mnist", inside).location == inside  # the user named it
 
 
 @pytest.mark.parametrize("home", ["mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet"])
-def test_the_embedded_set_stands_in(tmp_path, home):
+def test_an_embedded_set_replaces_an_absent_default_set(tmp_path, home):
     choice = choose(None, tmp_path, home=home)
     assert (choice.name, choice.location) == ("digits", None)
     assert home in choice.message and str(tmp_path) in choice.message and "\n" not in choice.message
     assert ("--download" in choice.message) == (home != "imagenet")
 
 
-def test_segmentation_stands_in():
+def test_an_embedded_set_replaces_an_absent_segmentation_set():
     choice = choose(None, ".", home="isbi2012", task="segmentation")
     assert choice.name == "membranes" and "put train-volume.tif" in choice.message
     with pytest.raises(DataError, match="isbi2012 is not in"):
@@ -106,7 +106,7 @@ def test_segmentation_stands_in():
         ((), "classification", "mnist", None),
     ],
 )
-def test_a_stand_in_for_a_folder_of_own_images_says_how_to_take_them(tmp_path, folders, task, home, named):
+def test_the_message_names_the_option_that_reads_images_of_a_folder(tmp_path, folders, task, home, named):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     said = choose(None, tmp_path, home=home, task=task).message
@@ -116,12 +116,12 @@ def test_a_stand_in_for_a_folder_of_own_images_says_how_to_take_them(tmp_path, f
 @pytest.mark.parametrize(
     ("name", "task"), [("imagefolder", "classification"), ("imagemasks", "segmentation")]
 )
-def test_own_images_in_a_folder_that_does_not_exist(tmp_path, name, task):
+def test_images_in_a_missing_folder_are_an_error(tmp_path, name, task):
     with pytest.raises(DataError, match="none does not exist"):
         choose(name, tmp_path / "none", home="isbi2012", task=task)
 
 
-def test_a_damaged_home_set_is_not_replaced_in_silence(tmp_path):
+def test_a_damaged_default_set_is_an_error(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"")
     with pytest.raises(DataError, match="train-images"):
@@ -131,7 +131,7 @@ def test_a_damaged_home_set_is_not_replaced_in_silence(tmp_path):
 @pytest.mark.parametrize(
     "name", ["cifar-10", "CIFAR10", "cifar_10", "Fashion-MNIST", "mnist", "cifar100", "imagenet"]
 )
-def test_a_named_set_that_is_absent(tmp_path, name):
+def test_an_absent_named_set_is_an_error(tmp_path, name):
     with pytest.raises(DataError, match=f"is not in {tmp_path}") as caught:
         choose(name, tmp_path)
     assert caught.value.exit_code == 3 and "put " in caught.value.hint
@@ -153,7 +153,7 @@ def test_a_named_set_that_is_absent(tmp_path, name):
         ("tfds:mnist", "segmentation", "but the model does", "--dataset membranes"),
     ],
 )
-def test_wrong_names(name, task, words, hint):
+def test_invalid_names_are_refused(name, task, words, hint):
     with pytest.raises(ConfigurationError) as caught:
         choose(name, ".", task=task)
     assert words in caught.value.message and hint in caught.value.hint
@@ -161,7 +161,7 @@ def test_wrong_names(name, task, words, hint):
     assert other not in caught.value.hint
 
 
-def test_every_listed_name_is_chosen_or_says_what_is_missing(tmp_path):
+def test_every_listed_name_is_chosen_or_has_a_hint(tmp_path):
     for name in DATASETS:
         segmentation = name in ("membranes", "isbi2012", "imagemasks")
         task = "segmentation" if segmentation else "classification"
@@ -196,7 +196,7 @@ def test_limits(limit, size, kept):
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "0%", "101%", "1.5", "x", "", "%", "nan%", "inf%"])
-def test_wrong_limits(limit):
+def test_invalid_limits_are_refused(limit):
     with pytest.raises(ConfigurationError, match="--limit-eval"):
         parse_limit(limit, 100, "--limit-eval")
 
@@ -214,7 +214,7 @@ def test_a_smaller_limit_keeps_a_subset(small, large, seed):
     assert set(kept[0].train.labels) <= set(kept[1].train.labels)
     assert kept[0].info.num_eval == len(kept[0].eval) == 4
     assert sorted(kept[0].train.labels) == list(kept[0].train.labels)
-    assert kept[0].info.mean == source.info.mean  # of the whole set, whatever is kept
+    assert kept[0].info.mean == source.info.mean  # of the whole set, whatever the limit
 
 
 def test_encoded_examples_are_limited_too():
@@ -226,7 +226,7 @@ def test_encoded_examples_are_limited_too():
 # ---------------------------------------------------------------- embedded and generated sets
 
 
-def test_digits_are_the_same_everywhere():
+def test_digits_have_fixed_bytes():
     source = open_digits()
     assert (source.info.num_train, source.info.num_eval) == (1437, 360)
     assert source.info.image_shape == (8, 8, 1) and source.info.num_classes == 10
@@ -254,7 +254,7 @@ def test_membranes_are_a_function_of_the_seed():
     assert len({image.tobytes() for image in one.train.images}) == 24
 
 
-def test_membranes_look_like_membranes():
+def test_membranes_are_realistic():
     source = open_membranes(128, 128)
     assert set(np.unique(source.train.labels)) == {0, 1}
     for masks in (source.train.labels, source.eval.labels):
@@ -262,7 +262,7 @@ def test_membranes_look_like_membranes():
     grey = source.train.images[..., 0].astype(float)
     membrane, cell = grey[source.train.labels == 0], grey[source.train.labels == 1]
     assert membrane.mean() < cell.mean() - 40
-    # A threshold alone is good, not perfect: there is something to learn.
+    # A threshold alone is good, but leaves something to learn.
     best = max(((grey > t) == source.train.labels).mean() for t in range(80, 170, 5))
     assert 0.85 < best < 0.985
     assert len(np.unique(source.train.images)) > 150
@@ -278,7 +278,7 @@ def test_membranes_of_any_size(height, width):
     )
 
 
-def test_membranes_too_small():
+def test_membranes_that_are_too_small_are_refused():
     with pytest.raises(ConfigurationError, match="15x40"):
         open_membranes(15, 40)
 
@@ -307,7 +307,7 @@ def test_channel_statistics(seed, channels):
     assert channel_statistics(np.full((1, 2, 2, 1), 9, np.uint8)) == ((9.0,), (1.0,))
 
 
-# ---------------------------------------------------------------- downloads, from a folder as the server
+# ---------------------------------------------------------------- downloads, with a folder as the server
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_download_when_asked(tmp_path, server, name, explicit):
+def test_a_download_on_request(tmp_path, server, name, explicit):
     data = tmp_path / "data"
     choice = choose(name if explicit else None, data, home=name, download=True)
     assert choice.location is None and "to be downloaded" in choice.message and not data.exists()
@@ -351,7 +351,7 @@ def test_download_when_asked(tmp_path, server, name, explicit):
     assert choose(name, data).location is not None
 
 
-def test_a_changed_file_is_not_kept(tmp_path, server):
+def test_a_download_with_another_checksum_is_removed(tmp_path, server):
     (server / "t10k-labels-idx1-ubyte.gz").write_bytes(b"changed")
     data = tmp_path / "data"
     with pytest.raises(DataError, match="SHA-256"):
@@ -365,7 +365,7 @@ def test_every_address_is_https_with_a_sha256():
         assert all(len(digest) == 64 for _, digest in remote.files)
 
 
-def test_a_server_that_fails(tmp_path, server):
+def test_a_failing_server_is_an_error(tmp_path, server):
     (server / "cifar-10-python.tar.gz").unlink()
     with pytest.raises(MissingError, match="cannot download") as caught:
         open_dataset(choose("cifar10", tmp_path / "data", download=True), download=True)
@@ -373,23 +373,23 @@ def test_a_server_that_fails(tmp_path, server):
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root can write anywhere")
-def test_a_folder_that_cannot_be_written(tmp_path, server):
+def test_a_read_only_folder_is_an_error(tmp_path, server):
     tmp_path.joinpath("locked").mkdir(mode=0o500)
     with pytest.raises(DataError, match="cannot store"):
         open_dataset(choose("mnist", tmp_path / "locked", download=True), download=True)
 
 
-def test_a_data_path_that_is_a_file(tmp_path, server):
+def test_a_file_as_data_path_is_an_error(tmp_path, server):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError):
         open_dataset(choose("mnist", tmp_path / "file", download=True), download=True)
 
 
-# ---------------------------------------------------------------- what is known without files
+# ---------------------------------------------------------------- catalog, without files
 
 
-def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
-    """Planning asks the catalog alone, and no file."""
+def test_the_catalog_has_the_shapes_of_the_files(tmp_path):
+    """Planning reads only the catalog, and no file."""
     write_mnist(tmp_path / "mnist")
     write_mnist(tmp_path / "fashion_mnist")
     write_cifar10(tmp_path / "cifar10")
@@ -405,14 +405,14 @@ def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
         ), name
 
 
-def test_users_are_told_of_every_set():
+def test_every_set_is_documented():
     page = (Path(__file__).resolve().parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
     table = page[: page.index("\n## ")]
     assert not [name for name in DATASETS if f"`{name}`" not in table]
 
 
-def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tmp_path):
-    """Hugging Face's library writes a file of this name, too."""
+def test_a_dataset_info_of_another_program_is_not_tfds(tmp_path):
+    """Hugging Face's library also writes a file of this name."""
     from PIL import Image
 
     for part in ("train", "val"):
@@ -435,7 +435,7 @@ def images_in(folder, count=3):
 
 @pytest.mark.parametrize("kind", ["mnist", "cifar10", "imagefolder", "classes", "imagemasks", "isbi2012"])
 @pytest.mark.parametrize("below", [False, True])
-def test_a_folder_is_the_same_to_training_and_verification(tmp_path, kind, below):
+def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
     from ipucnn.datasets.verification import verify
 
     if below and kind not in ("mnist", "cifar10", "isbi2012"):
@@ -457,8 +457,8 @@ def test_a_folder_is_the_same_to_training_and_verification(tmp_path, kind, below
             folder.mkdir(exist_ok=True)
             (folder / "train-volume.tif").write_bytes(b"")
     choice = choose(str(tmp_path), ".", task=task, divides=True)
-    found = verify.choose(str(tmp_path), ".")
-    assert (choice.name, choice.location) == (found.name, found.location)
+    verified = verify.choose(str(tmp_path), ".")
+    assert (choice.name, choice.location) == (verified.name, verified.location)
     assert choice.name == {"classes": "imagefolder"}.get(kind, kind)
 
 
@@ -469,7 +469,7 @@ def test_a_class_may_be_called_train(tmp_path):
     assert source.info.class_names == ("bus", "test", "train") and source.info.num_train == 6
 
 
-def test_two_sets_in_a_folder_are_told_apart_by_name(tmp_path):
+def test_two_sets_in_a_folder_need_a_name(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar10")
     with pytest.raises(ConfigurationError, match="holds mnist and cifar10") as caught:

@@ -1,4 +1,4 @@
-"""Volumes and pairs of images and masks: reading them, and what is refused."""
+"""Volumes and pairs of images and masks: valid files are read, and invalid ones are refused."""
 
 import os
 import struct
@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_deflate"])
-def test_a_volume_comes_back(tmp_path, compression):
+def test_volume_round_trip(tmp_path, compression):
     images, _ = make_slices(seed=3)
     options = {} if compression is None else {"compression": compression}
     write_volume(tmp_path / "v.tif", images, **options)
@@ -66,7 +66,7 @@ def test_the_last_fifth_is_held_out(folder):
     assert source.info.mean[0] == pytest.approx(images[:4].mean(), abs=1e-5)
 
 
-def test_it_is_found_by_name_in_a_folder_and_as_one(folder):
+def test_the_set_is_found_by_name_and_by_folder(folder):
     (folder / "isbi2012").mkdir()
     for name in ("train-volume.tif", "train-labels.tif"):
         (folder / name).rename(folder / "isbi2012" / name)
@@ -85,7 +85,7 @@ def run_on(folder, *options):
 
 
 def volume_of(make, stem="volume"):
-    """Writes a volume of what ``make`` makes of the slices in place of the images, or of the labels."""
+    """Returns a function that replaces the images, or the labels, by ``make`` of the slices."""
     return lambda folder: write_volume(
         folder / f"train-{stem}.tif", make(make_slices()[0 if stem == "volume" else 1])
     )
@@ -130,7 +130,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_volumes_are_refused_and_nothing_is_written(folder, capsys, words):
+def test_invalid_volumes_are_refused_and_nothing_is_written(folder, capsys, words):
     BAD[words](folder)
     assert run_on(folder) == 3
     error = capsys.readouterr().err
@@ -138,8 +138,8 @@ def test_bad_volumes_are_refused_and_nothing_is_written(folder, capsys, words):
     assert not (folder / "run").exists()
 
 
-def test_sizes_that_do_not_suit(folder, capsys):
-    assert run_on(folder, "--image-size", "252") == 3  # it predicts 68 pixels, a slice has 40
+def test_unsuitable_sizes_are_refused(folder, capsys):
+    assert run_on(folder, "--image-size", "252") == 3  # the network predicts 68 pixels, a slice has 40
     assert "--image-size 220 or less" in capsys.readouterr().err
     assert run_on(folder, "--image-size", "250") == 2
     assert "236 or 252" in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_pairs_are_matched_by_name(tmp_path):
     assert "cell1" in source.info.warnings[0]
 
 
-def test_a_file_without_its_partner_is_refused_unless_the_set_may_be_partial(tmp_path, run):
+def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
     folder = tmp_path / "set"
     make_pairs(folder)
     (folder / "masks" / "cell1.png").unlink()
@@ -199,7 +199,7 @@ def test_a_file_without_its_partner_is_refused_unless_the_set_may_be_partial(tmp
     ],
 )
 @pytest.mark.parametrize("has_pairs", [False, True])
-def test_masks_with_nearly_the_name_of_an_image_are_suggested(tmp_path, image, mask, renamed, has_pairs):
+def test_masks_with_similar_names_are_suggested(tmp_path, image, mask, renamed, has_pairs):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         if has_pairs:
@@ -209,12 +209,12 @@ def test_masks_with_nearly_the_name_of_an_image_are_suggested(tmp_path, image, m
     with pytest.raises(DataError) as refused:
         open_imagemasks(tmp_path)
     assert (f"rename masks/{mask} to masks/{renamed}" in refused.value.hint) == (renamed is not None)
-    found = verify(choose("imagemasks", str(tmp_path)))
-    named = [example for finding in found.findings for example in finding.examples]
+    verification = verify(choose("imagemasks", str(tmp_path)))
+    named = [example for finding in verification.findings for example in finding.examples]
     assert any(f"rename masks/{mask} to" in example for example in named) == (renamed is not None)
 
 
-def test_training_and_inference_take_the_same_images(tmp_path):
+def test_training_and_inference_accept_the_same_images(tmp_path):
     bits = Image.fromarray(np.eye(8, dtype=np.uint8) * 255).convert("1")
     greys = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) % 2).convert("P")
     greys.putpalette([0, 0, 0, 90, 90, 90])
@@ -258,7 +258,7 @@ def test_training_and_inference_take_the_same_images(tmp_path):
     st.integers(1, 40),
     st.integers(1, 60),
 )
-def test_deep_pixels_are_stretched_between_a_dark_and_a_bright_one(seed, kind, height, width):
+def test_16_bit_pixels_are_stretched_between_percentiles(seed, kind, height, width):
     random = np.random.RandomState(seed)
     top = int(random.choice([1, 2, 300, 4096, 65536]))
     shown = random.uniform(size=(height, width)) < random.choice([0.001, 1])
@@ -280,7 +280,7 @@ def test_deep_pixels_are_stretched_between_a_dark_and_a_bright_one(seed, kind, h
     np.testing.assert_array_equal(stretched(pixels.astype(kind), "it"), expected)
 
 
-def test_deep_colour_is_refused_not_cut(tmp_path):
+def test_16_bit_colour_is_refused(tmp_path):
     header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
     rows = zlib.compress(b"\0" + struct.pack(">6H", 1, 2, 3, 4, 5, 6))
     chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
@@ -293,7 +293,7 @@ def test_deep_colour_is_refused_not_cut(tmp_path):
 
 
 def several_classes(folder, values, num=5, side=12):
-    """Pairs whose masks have the values, which may be colours; returns the classes."""
+    """Writes pairs whose masks have the values, which may be colours; returns the classes."""
     (folder / "images").mkdir(parents=True)
     (folder / "masks").mkdir()
     random = np.random.RandomState(1)
@@ -334,7 +334,7 @@ def test_masks_of_several_classes(tmp_path):
         open_imagemasks(tmp_path / "gaps")
 
 
-def test_of_a_palette_the_colours_count_where_classes_have_colours_else_its_numbers(tmp_path):
+def test_palette_masks_match_tables_of_colours_and_of_numbers(tmp_path):
     classes = several_classes(tmp_path / "set", np.array([0, 1, 2], np.uint8))
     for i, mask in enumerate(classes):
         indexed = Image.fromarray(mask.astype(np.uint8)).convert("P")
@@ -351,7 +351,7 @@ def test_of_a_palette_the_colours_count_where_classes_have_colours_else_its_numb
         if table is None or "9 9" not in table:
             source = open_imagemasks(tmp_path / "set")
             np.testing.assert_array_equal(source.train.labels, classes[:4])
-            # Pictures show the classes in the colours of the masks, by whichever way these say what they are.
+            # Pictures show the classes in the colours of the masks, whatever form the table has.
             assert source.info.class_colours == ((0, 0, 0), (255, 0, 0), (1, 2, 3))
             assert cli.run(["verify-dataset", "imagemasks", "--dataset-path", str(tmp_path / "set")]) == 0
     with pytest.raises(DataError, match="of no class; the first one has the value 255 0 0"):
@@ -366,7 +366,7 @@ def test_of_a_palette_the_colours_count_where_classes_have_colours_else_its_numb
         ("0 a\n300 0 0 b", "line 2"), ("0 a\n70000 b", "line 2"), ("\xff", "UTF-8"), ("", "has 0 classes"),
     ],
 )  # fmt: skip
-def test_tables_that_are_none(tmp_path, table, words):
+def test_invalid_tables_are_refused(tmp_path, table, words):
     several_classes(tmp_path / "set", np.array([0, 1], np.uint8))
     (tmp_path / "set" / "classes.txt").write_bytes(table.encode("latin1"))
     with pytest.raises(DataError, match=words):
@@ -382,7 +382,7 @@ def test_pairs_in_parts(tmp_path):
 
 
 def put(name, array, **options):
-    """Writes an image in place of that of the same stem, whatever its ending."""
+    """Returns a function that replaces the image of the same stem, whatever its suffix."""
 
     def change(folder):
         for path in (folder / name).parent.glob(Path(name).stem + ".*"):
@@ -425,14 +425,14 @@ BAD_PAIRS = [
 
 
 @pytest.mark.parametrize("words, change", BAD_PAIRS)
-def test_bad_pairs(tmp_path, words, change):
+def test_invalid_pairs_are_refused(tmp_path, words, change):
     make_pairs(tmp_path / "set")
     change(tmp_path / "set")
     with pytest.raises(DataError, match=words):
         open_imagemasks(tmp_path / "set")
 
 
-def test_numbers_of_single_objects_are_no_classes(tmp_path):
+def test_object_numbers_are_not_classes(tmp_path):
     several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
     with pytest.raises(DataError, match="different values") as refused:
         open_imagemasks(tmp_path / "set")
@@ -446,7 +446,7 @@ def test_pairs_and_volumes_are_for_segmentation(folder):
             choose_dataset(name, folder, home="mnist", task="classification")
 
 
-def test_folds_of_slices_follow_each_other():
+def test_folds_are_consecutive_slices():
     images, masks = make_slices(30, 8)
     from ipucnn.datasets.base import ArrayExamples
 
@@ -470,7 +470,7 @@ def test_a_fold_is_a_data_set_with_another_split(folder):
 def test_the_real_volume():
     source = open_isbi2012(REAL)
     assert source.train.images.shape == (24, 512, 512, 1) and source.eval.labels.shape == (6, 512, 512)
-    assert 0.72 < source.train.labels.mean() < 0.82  # white is cell
+    assert 0.72 < source.train.labels.mean() < 0.82  # cells are white
     # Membranes are dark.
     membrane = source.train.labels == 0
     assert source.train.images[..., 0][membrane].mean() + 25 < source.train.images[..., 0][~membrane].mean()

@@ -1,4 +1,4 @@
-"""Sets in the format of TensorFlow Datasets, written here by TFDS itself."""
+"""Data sets in the format of TensorFlow Datasets, written here by TFDS."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def image_of(number, shape):
 
 
 def write(path, name, *, shape=(28, 28, 1), splits=(("train", 21), ("test", 6)), encoding="png", labels=True):
-    """Prepares a set NAME below ``path`` with images made from their number."""
+    """Prepares a data set ``name`` below ``path`` whose images are functions of their number."""
     features = {"image": tfds.features.Image(shape=shape, encoding_format=encoding), "id": tf.int64}
     if labels:
         features["label"] = tfds.features.ClassLabel(names=["ant", "bee", "cat"])
@@ -55,7 +55,7 @@ def write(path, name, *, shape=(28, 28, 1), splits=(("train", 21), ("test", 6)),
             "_split_generators": split_generators,
             "_generate_examples": generate,
             "__module__": __name__,
-            # Or it would look for the files that describe a set beside this one.
+            # Otherwise it would look for the files that describe a set beside this file.
             "pkg_dir_path": Path(__file__).parent,
         },
         skip_registration=True,
@@ -77,7 +77,7 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("inside", ["", "mnist", "mnist/3.0.1"])
-def test_a_home_set_in_a_tfds_directory(prepared, inside):
+def test_a_default_set_in_a_tfds_directory(prepared, inside):
     choice = choose(None, prepared / inside)
     assert (choice.name, choice.location) == ("mnist", prepared / "mnist" / "3.0.1")
     source = open_dataset(choice)
@@ -108,12 +108,12 @@ def test_images_of_many_sizes_stay_encoded(prepared):
     assert len(limited.train) == 5
 
 
-def test_a_set_without_classes(prepared):
+def test_a_set_without_classes_is_refused(prepared):
     with pytest.raises(DataError, match="no image with a class"):
         open_dataset(choose("tfds:nolabel", prepared))
 
 
-def test_an_absent_set(prepared):
+def test_an_absent_set_is_an_error(prepared):
     with pytest.raises(DataError, match="tfds:svhn_cropped is not in") as caught:
         choose("tfds:svhn_cropped", prepared)
     assert "--download" in caught.value.hint
@@ -124,15 +124,15 @@ def test_a_version_can_be_chosen(prepared):
     assert choose("tfds:mnist:3.0.1", prepared).location == prepared / "mnist" / "3.0.1"
     with pytest.raises(DataError):
         choose("tfds:mnist:1.0.0", prepared)
-    folder = prepared / "mnist" / "3.0.1"  # the version itself
+    folder = prepared / "mnist" / "3.0.1"  # the folder of the version
     assert choose("tfds:mnist:3.0.1", folder).location == folder
     for other in ("tfds:mnist:9.9.9", "tfds:photos"):
         with pytest.raises(DataError, match="is not in"):
             choose(other, folder)
 
 
-def test_a_set_is_what_its_description_says(prepared, tmp_path):
-    """Not what the folders above it are called, of which one may be a configuration."""
+def test_a_set_is_identified_by_its_description(prepared, tmp_path):
+    """The names of the folders above it, one of which may be a configuration, do not count."""
     from shutil import copytree
 
     from ipucnn.datasets.verification import verify
@@ -149,11 +149,11 @@ def test_a_set_is_what_its_description_says(prepared, tmp_path):
         choose("tfds:photos/large", folder)
     for name, path in ((str(folder), "."), (None, str(folder))):
         assert verify.choose(name, path).name == "tfds:photos/small"
-    found = choose(str(folder), ".")
-    assert (found.name, found.location) == ("tfds:photos/small", folder)
+    choice = choose(str(folder), ".")
+    assert (choice.name, choice.location) == ("tfds:photos/small", folder)
 
 
-def test_a_damaged_set(tmp_path):
+def test_a_damaged_set_is_an_error(tmp_path):
     write(tmp_path, "mnist", splits=(("train", 4), ("test", 2)))
     folder = tmp_path / "mnist" / "3.0.1"
     shard = next(file for file in folder.iterdir() if "train" in file.name)
@@ -165,7 +165,7 @@ def test_a_damaged_set(tmp_path):
         open_dataset(choose(None, tmp_path))
 
 
-def test_without_the_package(prepared, monkeypatch):
+def test_a_missing_package_is_an_error(prepared, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
@@ -180,7 +180,7 @@ def test_an_unknown_set_cannot_be_prepared(tmp_path):
         open_dataset(choice, download=True)
 
 
-def test_a_set_too_large_for_memory(prepared, monkeypatch):
+def test_a_set_too_large_for_memory_is_refused(prepared, monkeypatch):
     from ipucnn.datasets import limits
 
     monkeypatch.setattr(limits, "available_bytes", lambda: 40_000)
@@ -191,8 +191,8 @@ def test_a_set_too_large_for_memory(prepared, monkeypatch):
     assert "image folder" in caught.value.hint
 
 
-def test_the_images_of_a_set_are_held_once(prepared, monkeypatch):
-    """A batch is let go of once its images are in the array."""
+def test_images_are_held_in_memory_once(prepared, monkeypatch):
+    """A batch is released once its images are in the array."""
     import weakref
 
     from ipucnn.datasets.sources import tfds as source

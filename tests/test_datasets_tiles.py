@@ -1,4 +1,4 @@
-"""Tiles of images: every pixel once, mirrored borders, and augmentation that keeps image and mask aligned."""
+"""Patches of images: every pixel once, mirrored borders, and augmentation that keeps image and mask aligned."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_mirror(size, index):
 
 
 @given(st.integers(1, 90), st.integers(1, 60), st.integers(1, 60), st.integers(1, 16))
-def test_every_pixel_counts_in_one_tile(height, width, side, step):
+def test_every_pixel_counts_in_one_patch(height, width, side, step):
     output = (max(side, step), max(side, step))
     counts = counted((height, width), output, step)
     total = np.zeros((height + 200, width + 200), int)
@@ -69,15 +69,15 @@ def test_every_pixel_counts_in_one_tile(height, width, side, step):
     assert (total[:height, :width] == 1).all() and total.sum() == height * width
 
 
-def test_places_of_the_paper():
+def test_places_of_patches_equal_the_paper():
     assert tile_starts(512, 388, 16) == [0, 384] and tile_starts(512, 516, 16) == [0]
-    # Smaller than the grid, side by side: 2209 tiles of 4x4 pixels, and not 34225.
+    # Patches smaller than the grid are side by side: 2209 patches of 4x4 pixels, not 34225.
     assert tile_starts(188, 4, 16) == list(range(0, 188, 4))
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 30), st.integers(0, 9))
-def test_tiles_put_together_are_the_image(height, width, side, margin):
+def test_stitched_patches_equal_the_image(height, width, side, margin):
     image = np.arange(height * width).reshape(height, width)
     output, size = (side, side), (side + 2 * margin,) * 2
     rows, columns = seen((height, width), output, size)
@@ -90,7 +90,7 @@ def test_tiles_put_together_are_the_image(height, width, side, margin):
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_evaluation_covers_every_image_once(batch_size):
     source = make_source()
-    found = [np.zeros((60, 52), int) for _ in range(3)]
+    counts = [np.zeros((60, 52), int) for _ in range(3)]
     padded = [np.pad(image[..., 0], 80, mode="reflect") for image in source.eval.images]
     places = tile_places((60, 52), (32, 32), 16)
     number, weight = 0, 0.0
@@ -112,14 +112,14 @@ def test_evaluation_covers_every_image_once(batch_size):
             for y, x in known[::7]:
                 assert label[y, x] == source.eval.labels[which, row + y, column + x]
             for y, x in known:
-                found[which][row + y, column + x] += 1
+                counts[which][row + y, column + x] += 1
             number += 1
-    assert all((pixels == 1).all() for pixels in found)
+    assert all((pixels == 1).all() for pixels in counts)
     assert weight == 3 * 60 * 52
 
 
-def test_parts_of_batches_of_tiles():
-    """Two parts of three tiles: what the second lacks has no weight."""
+def test_parts_of_batches_of_patches_form_the_whole():
+    """Two parts of three patches: the patch that the second part lacks has no weight."""
     source = make_source()
     options = dict(input_shape=(48, 48, 1), input_range="raw", output_shape=(32, 32), tile_step=16)
     columns = []
@@ -127,13 +127,13 @@ def test_parts_of_batches_of_tiles():
         batches = eval_batches(source.eval, source.info, batch_size=3, part=part, **options)
         columns.append([np.stack(column) for column in zip(*batches.as_numpy_iterator())])
     for whole, first, second in zip(*columns):
-        together = np.concatenate([first, second], axis=1)
-        assert first.shape == second.shape and together.shape[1] == 4
-        np.testing.assert_array_equal(together[:, :3], whole)
-    assert not together[:, 3:].any()
+        joined = np.concatenate([first, second], axis=1)
+        assert first.shape == second.shape and joined.shape[1] == 4
+        np.testing.assert_array_equal(joined[:, :3], whole)
+    assert not joined[:, 3:].any()
 
 
-def test_tiles_without_augmentation_are_pieces_of_the_mirrored_image():
+def test_patches_without_augmentation_are_cut_from_the_mirrored_image():
     source = make_source()
     padded = [np.pad(image[..., 0], 30, mode="reflect") for image in source.train.images]
     places = set()
@@ -158,7 +158,7 @@ def test_tiles_without_augmentation_are_pieces_of_the_mirrored_image():
 
 
 def naive_tile(image, mask, random, size, output):
-    """One tile after the formulas, in float64, with SciPy's interpolation."""
+    """Returns one patch by the formulas, in float64, with SciPy's interpolation."""
     height, width = mask.shape
     unit = ((random >> 8) * 2.0**-23 - 1.0).astype(float)
     below = lambda k, bound: (int(random[k]) * bound) >> 32  # noqa: E731
@@ -178,11 +178,11 @@ def naive_tile(image, mask, random, size, output):
     tile = map_coordinates(image.astype(float), [rows, columns], order=1, mode="mirror")
     tile = (tile - 127.5) * (1 + 0.2 * unit[5]) + 127.5 + 25.5 * unit[6]
     inner = slice(margin, margin + output)
-    found = map_coordinates(mask, [rows[inner, inner], columns[inner, inner]], order=0, mode="mirror")
-    return tile, found
+    labels = map_coordinates(mask, [rows[inner, inner], columns[inner, inner]], order=0, mode="mirror")
+    return tile, labels
 
 
-def test_elastic_tiles_are_those_of_the_formulas():
+def test_elastic_patches_follow_the_formulas():
     source = make_source(num=6)
     for seed in (1, 2):
         random = draws(
@@ -197,7 +197,7 @@ def test_elastic_tiles_are_those_of_the_formulas():
                 source.train.images[i, ..., 0], source.train.labels[i], random.numpy()[i], 48, 32
             )
             np.testing.assert_allclose(tiles[i, ..., 0], tile, atol=0.05)
-            assert (masks[i].numpy() != mask).mean() < 0.002  # halves round to another pixel in float32
+            assert (masks[i].numpy() != mask).mean() < 0.002  # in float32, halves round to other pixels
 
 
 def test_bicubic_weights_pass_through_the_nodes_and_are_smooth():
@@ -207,19 +207,19 @@ def test_bicubic_weights_pass_through_the_nodes_and_are_smooth():
     assert np.abs(np.diff(weights, n=2, axis=0)).max() < 0.01
 
 
-def test_elastic_keeps_image_and_mask_aligned():
-    """A mask that is a threshold of its image is still one of the augmented image, but for interpolation."""
+def test_elastic_augmentation_keeps_image_and_mask_aligned():
+    """A mask that is a threshold of its image stays one after augmentation, apart from interpolation."""
     source = make_source(num=4, height=90, width=90)
     for images, labels in take(source, 16, seed=2):
         inner = images[0, 8:40, 8:40, 0]
         if labels.min() == labels.max():
             continue
-        # Light moves the threshold, so look for the best one.
+        # Changes of brightness move the threshold, so the best one is used.
         wrong = min(((inner > level) != labels[0]).mean() for level in np.arange(60, 200, 2))
         assert wrong < 0.03
 
 
-def test_elastic_moves_pixels_as_far_as_the_paper():
+def test_elastic_displacements_are_as_large_as_in_the_paper():
     random = draws(3, *(tf.zeros(400, tf.int64),) * 2, tf.range(400, dtype=tf.int64), 9)
     moved = warp._displacements(random, (64, 64)).numpy()
     assert moved[:, 0, 0].std() == pytest.approx(64 * 10 / 512, rel=0.1)
@@ -227,7 +227,7 @@ def test_elastic_moves_pixels_as_far_as_the_paper():
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_tile_is_a_function_of_seed_epoch_and_index(augment):
+def test_a_patch_is_a_function_of_seed_epoch_and_index(augment):
     source = make_source(num=5)
     whole = take(source, 10, augment=augment)
     in_pairs = take(source, 5, augment=augment, batch_size=2)

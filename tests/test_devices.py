@@ -1,6 +1,7 @@
-"""Several devices of one process share the chunks of a weight update; parts of the CPU stand for GPUs.
+"""Several devices of one process share the micro-batches of a weight update; parts of the CPU replace GPUs.
 
-TensorFlow makes its devices once in a process, so that what needs several runs in one of its own.
+TensorFlow makes its devices once in a process, so tests that need several devices run in a process of their own.
+
 """
 
 import json
@@ -28,7 +29,7 @@ from ipucnn.sessions.session import DeviceInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Trains one small network with some numbers of devices, and prints digests of all that comes out.
+# Trains a small network with several numbers of devices and prints digests of all results.
 SCRIPT = """
 import hashlib, json, sys
 from dataclasses import replace
@@ -92,13 +93,21 @@ for devices, session in sorted(sessions.items()):
 
 
 def trained(devices, config=None, program=None, fused=1):
-    """Of each number of devices: that number, how many took part, which trained and which validated, events, and a
-    digest."""
-    told = {"devices": devices, "config": config or {}, "program": program or {}, "fused": fused}
+    """Trains with each number of devices in a process.
+
+    Returns:
+        For each number: the number, the devices that took part, those that trained, those that validated, the number of
+        events, and a digest.
+    """
+    settings = {"devices": devices, "config": config or {}, "program": program or {}, "fused": fused}
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     env = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(told)], env=env, capture_output=True, text=True, timeout=580
+        [sys.executable, "-c", SCRIPT, json.dumps(settings)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=580,
     )
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -121,20 +130,20 @@ def test_several_devices_give_the_bytes_of_one():
     ("config", "program", "fused"),
     [
         ({}, {"gradient_accumulation_reduction_method": "running_mean"}, 2),
-        # Statistics are measured anew.
+        # Batch norm statistics are measured after training.
         ({"precision": "16.16", "stochastic_rounding": "ON"}, {"precision": "16.16"}, 1),
         ({}, {"num_stages": 2, "pipeline_splits": ("conv1",), "recomputation": True}, 1),
     ],
 )
-def test_several_devices_give_the_bytes_of_one_in_all_arithmetic(config, program, fused):
+def test_several_devices_give_the_bytes_of_one_in_every_precision(config, program, fused):
     assert_all_the_same((1, 2), config, program, fused)
 
 
-# -- how many there are -----------------------------------------------------------------------------------------------
+# -- numbers of devices ------------------------------------------------------------------------------------------------
 
 
 def shared(micro_batches, accumulation=None, fused=0, group=1):
-    """What of a Program decides who can share its weight updates."""
+    """Returns the part of a Program that decides which devices and workers can share its weight updates."""
     return SimpleNamespace(
         fused_micro_batches=fused,
         num_micro_batches=micro_batches,
@@ -144,7 +153,7 @@ def shared(micro_batches, accumulation=None, fused=0, group=1):
 
 
 def chosen(there, devices=None, micro_batches=8, **options):
-    """How many of so many devices share a weight update."""
+    """Returns the number of devices, of those available, that share a weight update."""
     program = shared(micro_batches, fused=options.pop("fused", 0), group=options.pop("group", 1))
     session = HostSession(DeviceInfo("gpu", "x", 1, 0), config=RunConfig(devices=devices, **options))
     session._capacity = Capacity(devices=there)
@@ -161,16 +170,16 @@ def chosen(there, devices=None, micro_batches=8, **options):
         (2, dict(there=4, group=4)),
         (2, dict(there=8, fused=4)),
         (2, dict(there=4, max_workers=2)),
-        # How many could share it later no longer matters where the chunks are those of a checkpoint.
+        # --max-workers no longer matters if a checkpoint fixes the groups of fused micro-batches.
         (4, dict(there=4, max_workers=2, fused=1)),
         (1, dict(there=1, devices=1)),
     ],
 )
-def test_as_many_gpus_as_can_share_a_weight_update_evenly(expected, given):
+def test_gpus_that_share_a_weight_update_evenly_are_used(expected, given):
     assert chosen(**given) == expected
 
 
-def test_devices_that_cannot_share_a_weight_update():
+def test_devices_that_cannot_share_a_weight_update_are_refused():
     with pytest.raises(ConfigurationError, match="8 micro-batches, which 3 devices cannot share evenly"):
         chosen(3, devices=3)
     with pytest.raises(
@@ -197,13 +206,13 @@ def test_devices_that_cannot_share_a_weight_update():
     check_workers(Instances(), RunConfig(devices=3), program)
 
 
-def test_numbers_of_workers_for_a_huge_count_are_named_at_once():
+def test_the_hint_for_a_huge_number_of_micro_batches_takes_no_time():
     with pytest.raises(ConfigurationError, match="2,147,483,647 micro-batches") as refused:
         check_sharing(shared(2**31 - 1), RunConfig(), 2)
     assert refused.value.hint.endswith("among 1, 2147483647 of them")
 
 
-def test_several_devices_without_a_gpu_split_the_processor_only_where_it_is_named(monkeypatch):
+def test_several_devices_split_the_cpu_only_on_request(monkeypatch):
 
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda *kind: [])
     with pytest.raises(MissingError, match="--devices 4: TensorFlow sees no GPU here") as refused:
@@ -213,8 +222,8 @@ def test_several_devices_without_a_gpu_split_the_processor_only_where_it_is_name
 
 @pytest.mark.parametrize("num_groups", range(1, 13))
 @pytest.mark.parametrize("sharing", range(2, 9))
-def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
-    """The smallest multiple of the accumulation count that can be shared, and numbers of workers that can share."""
+def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
+    """The hint names the smallest shareable multiple of the accumulation count, and legal numbers of workers."""
     for accumulation in (n for n in range(1, num_groups + 1) if num_groups % n == 0):
         per_step = num_groups // accumulation
         try:
@@ -223,10 +232,10 @@ def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
             continue
         except ConfigurationError as refused:
             hint = refused.hint
-        found = re.match(
+        match = re.match(
             r"add --gradient-accumulation-count (\d+), and divide --micro-batch-size by (\d+) ", hint
         )
-        count, times = map(int, found.groups())
+        count, times = map(int, match.groups())
         check_sharing(shared(count * per_step, count), RunConfig(), sharing)
         assert count == accumulation * times
         assert all((num_groups * smaller) % sharing for smaller in range(1, times))
@@ -234,8 +243,8 @@ def test_what_the_hint_of_sharing_names_is_taken(num_groups, sharing):
             check_sharing(shared(num_groups, accumulation), RunConfig(), workers)
 
 
-def test_workers_take_what_each_of_them_has():
-    """The least number of devices and the smallest memory: all of them divide a weight update alike."""
+def test_workers_use_their_common_capacity():
+    """Workers use the smallest number of devices and of bytes, so that all divide a weight update equally."""
     other = [1, 3, 2**20]
     cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, other])
     least = min(operations_at_once(), 3)
@@ -245,7 +254,7 @@ def test_workers_take_what_each_of_them_has():
         assert session._capacity == expected
 
 
-def test_what_is_told_of_devices():
+def test_notes_describe_the_devices():
     program = SimpleNamespace(num_micro_batches=8, fused_micro_batches=2)
     two, chunks = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
     assert two == "2 devices: a weight update is 4 chunks of 2 micro-batches, 2 for each device"
@@ -257,8 +266,8 @@ def test_what_is_told_of_devices():
     assert first.startswith("2 workers with 2 devices each, ") and first.endswith("1 for each device")
 
 
-def test_devices_that_this_process_does_not_have():
-    """It has one, and TensorFlow makes devices once."""
+def test_more_devices_than_the_process_has_are_refused():
+    """The process has one device, and TensorFlow makes devices once."""
     assert len(tf.config.list_logical_devices("CPU")) == 1
     with pytest.raises(
         ConfigurationError, match="--devices 2: TensorFlow works with 1 device in this process"
@@ -271,23 +280,23 @@ def test_devices_that_this_process_does_not_have():
 
 
 @pytest.mark.parametrize(("wanted", "value"), [(True, "1"), (False, "0")])
-def test_whether_operations_are_deterministic_is_the_users_choice(monkeypatch, wanted, value):
-    asked = []
-    monkeypatch.setattr("ipucnn.compat.enable_determinism", lambda: asked.append(True))
+def test_users_choose_deterministic_operations(monkeypatch, wanted, value):
+    calls = []
+    monkeypatch.setattr("ipucnn.compat.enable_determinism", lambda: calls.append(True))
     factory.create_session("cpu", config=RunConfig(deterministic_operations=wanted))
-    assert asked == [True] * wanted
-    # TensorFlow 2.6 has no call for it, and reads this when it is imported.
+    assert calls == [True] * wanted
+    # TensorFlow 2.6 has no such function; it reads the variable when it is imported.
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
     environment.set_variables(wanted)
     assert os.environ["TF_DETERMINISTIC_OPS"] == value
 
 
-def test_an_operation_that_is_never_deterministic_is_no_bug():
+def test_an_operation_without_deterministic_form_has_a_hint():
     text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not currently available."
     with pytest.raises(
         ConfigurationError, match="with deterministic operations: A deterministic GPU"
-    ) as found, _exceptions():
+    ) as caught, _exceptions():
         raise tf.errors.UnimplementedError(None, None, text)
-    assert "--no-deterministic-operations" in found.value.hint
+    assert "--no-deterministic-operations" in caught.value.hint
     with pytest.raises(tf.errors.UnimplementedError), _exceptions():
         raise tf.errors.UnimplementedError(None, None, "something else")

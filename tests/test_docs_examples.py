@@ -1,4 +1,4 @@
-"""Every `$ ipucnn ...` line of the README and the docs is run, long ones up to the resolved configuration."""
+"""Every `$ ipucnn ...` line of the README and the docs is run, long commands only up to the resolved configuration."""
 
 import re
 import shlex
@@ -10,8 +10,8 @@ from ipucnn import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The files of `world` are no data sets, and that is what the first command is there to say; they are fewer than those
-# that the second is to make.  There is no profile of an IPU, and no IPU.
+# The files of `world` are not data sets, which verify-dataset reports, and too few for build-records.  There is no
+# profile of an IPU, and no IPU.
 EXIT_CODES = {"verify-dataset": 3, "build-records": 2, "profile": 3, "doctor --device ipu": 6}
 
 
@@ -26,7 +26,7 @@ def examples():
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """The files that the examples speak of, as far as resolving a configuration looks at them."""
+    """Writes the files that the examples name, as far as resolving a configuration reads them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     cifar, mnist = tmp_path / "DATA" / "cifar-10-batches-py", tmp_path / "DATA" / "mnist"
@@ -42,8 +42,8 @@ def world(tmp_path, monkeypatch):
         for name in names:
             (folder / name).write_bytes(b"x")
     (tmp_path / "configs.yml").write_text("my_run:\n  model-name: lenet\n")
-    own = (ROOT / "docs" / "own-networks.md").read_text(encoding="utf-8")
-    for name, block in zip(("my_net.py", "my_data.py"), re.findall(r"```python\n(.*?)```", own, re.DOTALL)):
+    page = (ROOT / "docs" / "own-networks.md").read_text(encoding="utf-8")
+    for name, block in zip(("my_net.py", "my_data.py"), re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
         (tmp_path / name).write_text(block)
     run = tmp_path / "runs" / "lenet-digits"
     run.mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_example(line, world, capsys):
     assert code == EXIT_CODES.get(line, EXIT_CODES.get(args[0], 0)), err
 
 
-def test_there_are_examples():
+def test_pages_have_examples():
     assert len(list(examples())) >= 8
 
 
@@ -73,7 +73,7 @@ def test_there_are_examples():
         ("docs/unet.md", "plan-splits unet --config unet@isbi2012-pod4 --optimisations"),
     ],
 )
-def test_pages_show_what_is_printed(page, line, capsys, monkeypatch):
+def test_pages_show_the_printed_output(page, line, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     text = (ROOT / page).read_text(encoding="utf-8")
     shown = text.rpartition(f"$ ipucnn {line}\n")[2].partition("\n```")[0].splitlines()

@@ -1,4 +1,4 @@
-"""The first day on an IPU-POD in docs/ipu.md: what its commands print on the double has the forms that are shown."""
+"""The first day on an IPU-POD in docs/ipu.md: its commands print the forms shown, on the test double of the SDK."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SHOWN = {block[0][2:]: block[1:] for block in BLOCKS if block[0].startswith("$ "
 
 
 def form(line):
-    """A line without its numbers, and with single blanks."""
+    """Returns a line with numbers replaced and blanks collapsed."""
     return " ".join(re.sub(r"\d[\d.,]*", "#", line).split())
 
 
@@ -48,7 +48,7 @@ def test_ten_lines_are_shown():
     assert len(typed) == 10 and len(SHOWN) == 3
 
 
-def test_what_doctor_says(tool, capfd):  # noqa: F811 - the fixture
+def test_doctor_prints_the_forms_shown(tool, capfd):  # noqa: F811 - the fixture
     tool("gc-info", list_devices=POD, device_info=INFO)
     tool("gc-monitor", IDLE)
     (line,) = (line for line in SHOWN if "doctor" in line)
@@ -58,7 +58,7 @@ def test_what_doctor_says(tool, capfd):  # noqa: F811 - the fixture
 
 
 @pytest.mark.slow
-def test_what_the_first_network_says(capfd):
+def test_the_first_network_prints_the_forms_shown(capfd):
     train, evaluate = (line for line in SHOWN if "doctor" not in line)
     with installed(sdk="3.3"):
         assert missing(train, printed(train, capfd)) == []

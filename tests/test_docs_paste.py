@@ -1,4 +1,4 @@
-"""benchmarks/paste_docs.py: which commands it finds in a page, and what it takes for the shape of an output."""
+"""benchmarks/paste_docs.py: the commands that it finds in a page, and the shape of an output."""
 
 import importlib.util
 from pathlib import Path
@@ -43,8 +43,8 @@ $ ipucnn models
 
 
 def test_commands_of_a_page():
-    found = list(paste_docs.commands("x.md", PAGE))
-    assert [one.args[:2] for one in found] == [
+    pasted = list(paste_docs.commands("x.md", PAGE))
+    assert [one.args[:2] for one in pasted] == [
         ["train", "lenet"],
         ["evaluate", "runs/lenet-digits"],
         ["train", "lenet"],
@@ -54,13 +54,15 @@ def test_commands_of_a_page():
         ["models"],
     ]
     written = PAGE.splitlines()
-    assert found[5].args[-4:] == ["--num-epochs", "1", "--seed", "2"]
-    for one in (found[0], found[3], found[5], found[6]):
+    assert pasted[5].args[-4:] == ["--num-epochs", "1", "--seed", "2"]
+    for one in (pasted[0], pasted[3], pasted[5], pasted[6]):
         assert written[one.line - 1].startswith("$ ipucnn " + one.args[0])
-    assert found[0].options == ["--num-epochs", "2"] and found[0].args[-1] == "1" and len(found[0].shown) == 3
-    assert found[1].options == [] and found[1].shown == []
-    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0, 0, 0]
-    assert found[4].skip == "" and found[5].skip == "it takes an hour"
+    assert (
+        pasted[0].options == ["--num-epochs", "2"] and pasted[0].args[-1] == "1" and len(pasted[0].shown) == 3
+    )
+    assert pasted[1].options == [] and pasted[1].shown == []
+    assert pasted[2].skip and [one.code for one in pasted] == [0, 0, 0, 3, 0, 0, 0]
+    assert pasted[4].skip == "" and pasted[5].skip == "it takes an hour"
     block = "<!-- paste: {} -->\n\n```console\n$ ipucnn benchmark lenet\n$ ipucnn train lenet\n```\n"
     for note, options in (
         ("benchmark --max-time 9", [["--max-time", "9"], []]),
@@ -89,7 +91,7 @@ def test_shapes(shown, printed, absent):
 
 def test_pages_have_commands_to_paste():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    found = [
+    pasted = [
         one for page in pages for one in paste_docs.commands(page.name, page.read_text(encoding="utf-8"))
     ]
-    assert len([one for one in found if not one.skip]) > 40 and sum(len(one.shown) for one in found) > 200
+    assert len([one for one in pasted if not one.skip]) > 40 and sum(len(one.shown) for one in pasted) > 200

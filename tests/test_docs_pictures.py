@@ -1,4 +1,4 @@
-"""The numbers behind the pictures of the documentation are today's; docs/pictures.py draws them."""
+"""The numbers behind the pictures of the documentation are current; docs/pictures.py draws them."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ SPEC.loader.exec_module(pictures)
 DATA = json.loads(pictures.DATA.read_text(encoding="utf-8"))
 
 
-def test_the_plan_is_today_s(monkeypatch):
+def test_the_picture_of_the_plan_is_current(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     today, shown = pictures.plan_data(), DATA["plan-resnet50"]
     assert set(today) == set(shown)
@@ -28,7 +28,7 @@ def test_the_plan_is_today_s(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(pictures.TERMINALS))
-def test_terminals_show_what_is_printed_today(name, monkeypatch):
+def test_pictures_of_terminals_are_current(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(pictures.TERMINAL_WIDTH))
 
     def words(svg):
@@ -40,7 +40,7 @@ def test_terminals_show_what_is_printed_today(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_unet_is_today_s(tmp_path):
+def test_the_picture_of_the_unet_is_current(tmp_path):
     run = tmp_path / "unet"
     assert cli.run(["train", "unet", "--seed", "1", "--run-dir", str(run), "--device", "cpu"]) == 0
     today, shown = pictures.unet_data(run), DATA["unet-membranes"]

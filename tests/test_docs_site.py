@@ -1,4 +1,4 @@
-"""The pages of the documentation: links and sections exist, every page is in the navigation, and nothing is fetched."""
+"""The documentation: links and sections exist, every page is in the navigation, and no page loads from another host."""
 
 import importlib.util
 import re
@@ -15,21 +15,21 @@ CAPTIONS = ["Start", "How to", "IPU", "Reference", "Method", "Contributing"]
 
 
 def prose(page):
-    """The page without its code."""
+    """Returns the page without its code."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     return re.sub(r"`[^`\n]*`", lambda code: "`" + code.group()[1:-1].replace("]", "") + "`", text)
 
 
 def anchors(page):
-    """The names that GitHub gives the headings of a page."""
-    found = set()
+    """Returns the names that GitHub gives the headings of a page."""
+    names = set()
     for line in prose(page).splitlines():
         match = re.match(r"#{1,6} (.*)", line)
         if match:
             name = re.sub(r"[^\w\- ]", "", match.group(1).strip().lower()).replace(" ", "-")
-            count = sum(1 for other in found if re.fullmatch(re.escape(name) + r"(-\d+)?", other))
-            found.add(f"{name}-{count}" if count else name)
-    return found
+            count = sum(1 for other in names if re.fullmatch(re.escape(name) + r"(-\d+)?", other))
+            names.add(f"{name}-{count}" if count else name)
+    return names
 
 
 def broken_links(page):
@@ -39,18 +39,18 @@ def broken_links(page):
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
-        there = file.exists() and ROOT in [file, *file.parents]
-        if not there or (anchor and (file.suffix != ".md" or anchor not in anchors(file))):
+        exists = file.exists() and ROOT in [file, *file.parents]
+        if not exists or (anchor and (file.suffix != ".md" or anchor not in anchors(file))):
             broken.append(target)
     return broken
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_are_valid(page):
     assert broken_links(page) == []
 
 
-def test_a_broken_link_is_noticed(tmp_path):
+def test_a_broken_link_is_reported(tmp_path):
     page = DOCS / "install.md"
     assert "completion" in anchors(page)
     other = tmp_path / "x.md"
@@ -71,7 +71,7 @@ def test_every_page_is_in_the_navigation_once():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site."""
+    """Builds the site."""
     missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"the site is built with the extra 'docs'; {', '.join(missing)} not installed")
@@ -94,7 +94,7 @@ def site(tmp_path_factory):
 
 
 def fetched(text):
-    """What a browser would load from another host: scripts, styles, fonts, pictures, frames."""
+    """Returns what a browser would load from another host: scripts, styles, fonts, pictures, frames."""
     tags = r"<(?:script|img|iframe|source|video|audio|embed|object|image)\b[^>]*?(?:src|href|data)=[\"']?(?:https?:)?//"
     kinds = "stylesheet|preload|icon|modulepreload|preconnect|dns-prefetch"
     links = rf"<link\b(?=[^>]*rel=[\"']?(?:{kinds}))[^>]*href=[\"']?(?:https?:)?//"
@@ -112,11 +112,11 @@ def fetched(text):
         ('<img src="../images/x.png">', 0),
     ],
 )
-def test_what_is_fetched_is_recognised(text, count):
+def test_external_resources_are_recognised(text, count):
     assert len(fetched(text)) == count
 
 
-def test_the_site_fetches_nothing(site):
+def test_the_site_loads_nothing_from_other_hosts(site):
     pages = [file for file in site.rglob("*") if file.suffix in (".html", ".css", ".svg", ".js")]
     assert len(pages) > 25
     assert {file.name: fetched(file.read_text(encoding="utf-8")) for file in pages} == {
@@ -124,7 +124,7 @@ def test_the_site_fetches_nothing(site):
     }
 
 
-def test_pictures_of_terminals_fetch_nothing():
+def test_pictures_of_terminals_load_nothing_from_other_hosts():
     pictures = sorted((DOCS / "images").glob("*.svg"))
     assert pictures
     for picture in pictures:
