@@ -1,4 +1,4 @@
-"""Files of Graphcore's public TensorFlow 2 CNN application: options, entries, what its defaults do to pixels.
+"""Files of Graphcore's public TensorFlow 2 CNN application: options, entries, and the effect of defaults on pixels.
 
 tests/data/public_style.yml has entries written for these tests in the layout of that application's configs.yml.
 """
@@ -23,7 +23,7 @@ from ipucnn.planning.pipeline_plan import PipelinePlan
 FILE = Path(__file__).parent / "data" / "public_style.yml"
 HOLDERS = ("photographs", "gc_photographs", "thumbnails")
 ENTRIES = [name for name in read_file(FILE).names if name not in HOLDERS]
-# Their layers are not among the shipped graphs, and are read from the built network.
+# Their layers are not among the shipped graphs; they are read from the built network.
 BUILT = ("piped_groups", "piped_small_network")
 
 # Every option that the application's description lists, and a value for it.
@@ -79,7 +79,7 @@ DESCRIBED = {
     "validation-micro-batch-size": "4",
     "validation-num-replicas": "2",
 }
-# What its source has besides (configuration/terminal_argparse.py).
+# Further options in its source (configuration/terminal_argparse.py)
 FURTHER = """
 compile-only shuffle deterministic ckpts-per-epoch first-ckpt-epoch checkpoint-input-dir
 checkpoint-output-dir ckpt-all-instances synthetic-data accelerator-side-reduction nanoo norm-layer
@@ -104,7 +104,7 @@ def test_every_described_option_is_a_flag_and_a_key_in_both_spellings(run, tmp_p
     written = {key: shown["value"] for key, shown in json.loads(out)["options"].items()}
     assert {key: written[key] for key in DESCRIBED} == {key: typed[key] for key in DESCRIBED}
     differing = [key for key in DESCRIBED if typed[key] == find_spec(key).yaml_value(find_spec(key).default)]
-    # Typed to what they are anyway, because anything else would contradict the others.
+    # Typed with their default values, because other values would contradict the others.
     assert set(differing) <= {
         *("on-demand", "clean-dir", "dataset-path", "training", "global-batch-size", "weight-decay"),
         *("dbn-replica-group-size",),
@@ -120,7 +120,7 @@ def test_a_file_may_hold_every_option_of_the_application(key):
     spec = find_spec(key)
     assert isinstance(spec, OptionSpec) and find_spec(key.replace("-", "_")) is spec
     if key == "compile-only":
-        assert not spec.in_yaml  # what a file holds is for every run
+        assert not spec.in_yaml  # a file's values apply to every run
         return
     value = "mask" if spec.optional else json.dumps(spec.yaml_value(spec.default))
     value = DESCRIBED.get(key, "none" if spec.optional else value)
@@ -137,7 +137,7 @@ def test_every_entry_prints_without_its_data(run, name):
     in_file = read_file(FILE).get(name).values
     for field, value in in_file.items():
         if (name, field) == ("first_steps", "shuffle"):
-            value = False  # deterministic
+            value = False  # shuffling is off in deterministic runs
         key = field.replace("_", "-")
         assert shown["options"][key]["value"] == find_spec(key).yaml_value(value), key
 
@@ -173,12 +173,12 @@ def test_every_option_has_a_row_on_the_page_for_those_who_come_from_it():
         r"`--([a-z0-9-]+)`", " ".join(row.split("|")[1] for row in rows if row.startswith("|"))
     )
     assert sorted(named) == sorted({*DESCRIBED, *FURTHER.split(), "config", "config-path", "wandb-params"})
-    # What no longer exists has another name there.
+    # Options that no longer exist have another name in its description.
     older = {"checkpoints", "checkpoint-dir", "bn-momentum", "wandb-params"}
     assert len(set(named) - older) == 73
 
 
-# The programs of vision/cnns/tensorflow2 of graphcore/examples, its tests and modules left out.
+# The programs of vision/cnns/tensorflow2 of graphcore/examples, without its tests and modules
 SCRIPTS = (
     *("train.py", "run_and_time.py", "run_sweep.py", "run_mlperf_sweep.py", "send_request.py", "sweeps/"),
     *("scripts/verify_dataset.py", "scripts/dataset_benchmark.py", "scripts/export_for_serving.py"),
@@ -254,7 +254,7 @@ def test_the_described_command_lines_are_understood(run, line):
             assert shown[spec.key] == expected, option
 
 
-# --- what is contradictory
+# --- contradictions
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_two_words_for_imagenet():
         assert found.config.dataset == "imagenet"
 
 
-# --- augmentation of files that do not speak of it
+# --- augmentation of files that do not mention it
 
 
 def _config(tmp_path, text, dataset, **flags):
@@ -325,7 +325,7 @@ def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, datas
     note = found.public_note()
     assert ("augment True" in note) == augment == (found.origins["augment"] == PUBLIC_ORIGIN)
     assert ("normalise image" in note) == (normalise == "image")
-    # What the file or a flag says comes first.
+    # Values of the file or of a flag override it.
     for text, flags in (("  augment: False\n", {}), ("", {"augment": False})):
         found = _config(tmp_path, text, dataset, **flags)
         assert not found.config.augment and "augment" not in found.public_note()
@@ -362,7 +362,7 @@ def test_what_a_file_does_not_name_is_the_application_s_default(tmp_path):
     )
     assert (named.config.precision, named.config.norm_layer["name"]) == ("32.32", "group_norm")
     assert _config(tmp_path, "", "digits", stochastic_rounding="OFF").config.stochastic_rounding == "OFF"
-    # The network has no normalisation that could be another; recipes and presets of this project keep their defaults.
+    # The network has no normalisation to change; recipes and presets of this project keep their defaults.
     file = tmp_path / "mine.yml"
     file.write_text("entry:\n  model: lenet\n", encoding="utf-8")
     found = resolve("train", {}, config_name="entry", config_path=str(file), needs_data=False)
@@ -401,14 +401,14 @@ def _cifar(rng, count=3):
 
 
 def _standardised(image):
-    """One image as the application has it, in Python's own arithmetic of 64 bits."""
+    """Standardises one image like the application, in Python's own 64-bit arithmetic."""
     values = image.astype(np.float64)
     deviation = values.std()
     return (values - values.mean()) / (deviation if deviation else 1.0)
 
 
 def _crops(image):
-    """Every crop of an image padded by 4 black pixels, and its mirror image."""
+    """Returns every crop of an image padded by 4 black pixels, and its mirror image."""
     padded = np.zeros((40, 40, 3), image.dtype)
     padded[4:36, 4:36] = image
     for top in range(9):
@@ -432,17 +432,17 @@ def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
         for image, label in zip(images.numpy(), labels.numpy()):
             errors = np.abs(ways[label] - image).max(axis=(1, 2, 3))
             assert errors.min() < 1e-6
-            if label == 2:  # of one value, many crops are alike
+            if label == 2:  # many crops of a constant image are alike
                 places.add(int(errors.argmin()))
     assert len(places) > 8 and {place % 2 for place in places} == {0, 1}
-    # Without augmentation the images as they are, and images of one value are zeros.
+    # Without augmentation images are unchanged, and constant images are zeros.
     (images, labels, _) = next(iter(eval_batches(source.eval, source.info, input_range="image", **options)))
     for image, label in zip(images.numpy(), labels.numpy()):
         assert np.abs(image - _standardised(source.eval.images[label])).max() < 1e-6
     assert not images.numpy()[:2].any()
 
 
-# --- either side
+# --- preprocessing on host or device
 
 
 @pytest.mark.parametrize("input_range", ["image", "caffe"])

@@ -1,4 +1,4 @@
-"""``build-records``: the same images make the same files, whoever makes them and however often it is killed."""
+"""``build-records`` makes the same files from the same images, in any process and after any number of kills."""
 
 import hashlib
 import io
@@ -44,7 +44,7 @@ KINDS = ("jpeg", "png", "cmyk", "grey", "jpeg")
 
 @pytest.fixture
 def folder(tmp_path):
-    """20 training and 5 validation images in two classes, of which some are PNG, CMYK and grey."""
+    """Makes 20 training and 5 validation images in two classes, some of them PNG, CMYK and grey."""
     number = 0
     for part, counts in (("train", (12, 8)), ("val", (2, 3))):
         for name, count in zip(("n02", "n01"), counts):
@@ -93,9 +93,9 @@ def test_what_is_in_the_records(folder, tmp_path):
         stored = Image.open(io.BytesIO(record["image/encoded"]))
         assert (stored.format, stored.mode, stored.size) == ("JPEG", "RGB", (48, 36))
         seen = np.asarray(Image.open(path).convert("RGB"), np.int32)
-        # Compressed once more, at the highest quality: colours are stored at half the size.
+        # Compressed again, at the highest quality: colours are stored at half the size.
         assert np.abs(np.asarray(stored, np.int32) - seen).mean() < 3
-    # Images of both classes are in each file, and not in the order of names.
+    # Each file has images of both classes, not in the order of names.
     assert all(
         {record["image/class/label"] for record in records_of(path)} == {1, 2} for path in out.glob("train-*")
     )
@@ -112,7 +112,7 @@ def test_checksums_are_those_of_the_files(folder, tmp_path):
 
 
 def test_training_and_validation_see_what_pillow_sees(folder, tmp_path):
-    """Through the records, pixels and labels are those of the files themselves."""
+    """Pixels and labels from the records are those of the files themselves."""
     build(folder, tmp_path / "out", 2, 1, 2)
     source = open_dataset(choose_dataset("imagenet", tmp_path / "out", home="", task="classification"))
     assert source.info.class_names == ("n01", "n02")
@@ -191,11 +191,11 @@ def start(code, *args):
 
 
 def test_a_build_that_is_killed_again_and_again_ends_with_the_same_files(folder, tmp_path):
-    """Killed at any image, before a file is synced, and before it gets its name."""
+    """The build is killed at any image, before a file is synced, and before it is renamed."""
     build(folder, tmp_path / "whole", 4, 2, 1)
     moments = random.Random(18)
     for workers in (1, 2, 3):
-        # A whole build has some 50 such moments, of which three that were killed reach 39 at most.
+        # A whole build has some 50 such moments; three killed ones reach 39 at most.
         process = start(_KILLED, folder, tmp_path / "out", moments.randrange(1, 14), workers)
         assert process.wait(timeout=120) == -signal.SIGKILL
         assert not (tmp_path / "out" / "SHA256SUMS").exists()
@@ -212,7 +212,7 @@ def test_nothing_of_a_build_is_left_that_an_error_ended(folder, tmp_path):
     left = set(files_of(tmp_path / "out"))
     assert not any(name.endswith(".tmp") for name in left) and "SHA256SUMS" not in left
     for path in (tmp_path / "out").glob("*-of-*"):
-        assert records_of(path)  # whole, or not there
+        assert records_of(path)  # complete, or absent
 
 
 # ---------------------------------------------------------------- refused

@@ -1,4 +1,4 @@
-"""The HTML page of a plan, and the timeline that it draws."""
+"""The HTML page of a plan, and its timeline."""
 
 import html.parser
 import itertools
@@ -31,7 +31,7 @@ HOSTILE = "\"><script>alert(1)</script>&amp;'\x00\ud800]]>"
 
 
 def network(num: int = 24, size: int = 56, prefix: str = "conv", model: str = "chain") -> LayerGraph:
-    """Convolutions of different sizes one after the other, and a skip from the first to the last but one."""
+    """Makes convolutions of different sizes in sequence, and a skip from the first to the last but one."""
     layers, last, depth = [Layer("input", "input", (), (size, size, 3))], "input", 3
     for i in range(num):
         channels = 32 + 32 * (i % 3)
@@ -80,7 +80,7 @@ def pareto_rows() -> tuple:
 
 
 def judged_plan() -> PipelinePlan:
-    """Bad splits that don't fit, with everything there is to tell."""
+    """Returns a plan of bad splits that don't fit, with every field set."""
     graph = network(size=224)
     planner = Planner(graph, get_system("pod16"))
     settings = PlanSettings(
@@ -114,7 +114,7 @@ def plan(request) -> PipelinePlan:
 
 
 def parsed(page: str) -> ET.Element:
-    """The page as XML, elements of the figures under their own names."""
+    """Parses the page as XML, with elements of the figures under their own names."""
     return ET.fromstring(page.replace("<!DOCTYPE html>", ""))
 
 
@@ -156,7 +156,7 @@ def test_a_timeline_is_what_the_simulated_pipeline_does(schedule, num_stages, nu
     run = simulate(planner.tables(plan.settings, 1.15), starts, schedule, num_micro_batches)
     told = whole_timeline(plan)
     assert told.omitted_ticks == 0
-    # Work in progress, by stage: what a stage did, one after the other.
+    # Work by stage, in order
     for stage in range(num_stages):
         simulated = [(kind, batch) for phase in run.phases for kind, s, batch in phase if s == stage]
         spans = [span for span in told.spans if span.stage == stage and span.kind != "recompute"]
@@ -220,7 +220,7 @@ def test_memory_bars_are_the_plans_bytes(plan):
         ends = [float(bar.get("x")) + float(bar.get("width")) for bar in bars]
         assert [float(bar.get("x")) for bar in bars[1:]] == pytest.approx(ends[:-1], abs=0.03)
         assert [bar.get("data-category") for bar in bars] == [c for c in CATEGORIES if c in found]
-        # The whole memory's line stands where this bar would end if it were full.
+        # The line of the whole memory is where this bar would end if it were full.
         (whole,) = [mark for mark in svg.iter() if mark.get("class") == "bound whole"]
         left = float(bars[0].get("x"))
         assert float(whole.get("x1")) - left == pytest.approx(pixels / ipu.predicted_fill, abs=0.5)
@@ -337,7 +337,7 @@ def test_why_nothing_fits_is_told():
 
 
 class _Balanced(html.parser.HTMLParser):
-    """Reads the page as HTML: which elements it has, and whether they are closed in order."""
+    """Reads the page as HTML: collects its elements, and checks that they are closed in order."""
 
     VOID = ("meta", "br", "wbr")
 
@@ -391,7 +391,7 @@ def test_every_figure_says_that_it_is_predicted_and_what_it_shows(plan):
         assert "predicted" in svg.find(f"{SVG}title").text.lower()
         assert svg.find(f"{SVG}desc").text and svg.get("role") == "img"
         assert all(name in identities for name in svg.get("aria-labelledby").split())
-    # Tooltips too stand alone.
+    # Tooltips say it, too, as they are read alone.
     for mark in page.iter(f"{SVG}rect"):
         title = mark.find(f"{SVG}title")
         assert title is None or "predicted" in title.text
@@ -403,7 +403,7 @@ def test_the_same_plan_gives_the_same_bytes(plan):
 
 
 def test_hostile_names_stay_text():
-    # Layers have visible names; everything else may come from anywhere.
+    # Layers have visible names; everything else may have any text.
     visible = "".join(c for c in HOSTILE if c.isprintable())
     graph = network(8, prefix=visible, model=HOSTILE)
     plan = make_plan(3, graph=graph)
@@ -429,7 +429,7 @@ def test_hostile_names_stay_text():
     assert text.count(shown) > 3 and text.count(visible) > 20
 
 
-# Sizes of the classes of text in the style sheet, and how much wider than high a character may be.
+# Sizes of the text classes in the style sheet, and the ratio of a character's width to its height
 WIDE = 0.6
 
 
@@ -454,7 +454,7 @@ def test_labels_stay_apart_and_inside(plan):
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance as WCAG 2 defines it."""
+    """Returns the relative luminance as WCAG 2 defines it."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -500,7 +500,7 @@ def test_every_class_of_a_mark_has_a_style():
     assert used <= known
 
 
-# --- the pieces
+# --- parts of the page
 
 
 def test_markup_escapes_all_but_itself():

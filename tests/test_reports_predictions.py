@@ -1,4 +1,4 @@
-"""The picture of a segmentation run: what is in it, and that a run writes it."""
+"""The picture of a segmentation run: its content, and that a run writes it."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_colours_say_where_the_prediction_is_right(tmp_path):
     assert dice(picture, 0) == pytest.approx(0.5) and dice(picture, 1) == pytest.approx(1450 / 1500)
     save_predictions([picture], ("membrane", "cell"), tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
-    scale = 7  # 40 pixels shown 280 wide
+    scale = 7  # 40 pixels are shown 280 wide
     left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
     for row, colour in ((5, RIGHT and MISSED), (15, RIGHT), (25, FALSE)):
         found = pixels[top + row * scale + 2, left + 2 * scale]

@@ -1,4 +1,4 @@
-"""Numbers in reports: one way each, whatever report shows them."""
+"""Every report formats numbers in the same way."""
 
 import io
 import re
@@ -49,7 +49,7 @@ def test_numbers_as_text(show, value, text):
 
 
 def test_no_report_has_its_own_bytes_or_counts():
-    """Powers of 1024 and of 1000 with their units are in one module."""
+    """Powers of 1024 and of 1000 are in one module with their units."""
     own = re.compile(r"""2 ?\*\* ?[234]0\b.*iB|["'] ?[kMG]["']""")
     reports = Path(ipucnn.__file__).parent / "reports"
     found = [
@@ -103,7 +103,7 @@ def test_what_goes_on_is_shown_to_a_person_and_makes_place_for_the_bar(monkeypat
     monkeypatch.setattr("ipucnn.reports.console.is_interactive", lambda stream: True)
     with waiting("loading"), ItemProgress("counting", before="reading") as bar:
         assert "loading" in screen.getvalue()
-        assert "reading" in screen.getvalue()  # in the place of the first
+        assert "reading" in screen.getvalue()  # in place of the first text
         bar.update(3, 4)
         bar.update(4, 4)
     assert "counting" in screen.getvalue() and "4/4" in screen.getvalue()

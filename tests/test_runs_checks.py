@@ -1,4 +1,4 @@
-"""Options that would reach nothing in a run are refused where they are typed, and nowhere else."""
+"""Options without effect in a run are refused if they are typed, and only then."""
 
 import pytest
 
@@ -12,7 +12,7 @@ RECOMPUTING = {**PIPELINE, "recomputation": "true"}
 MODE = "RecomputeAndBackpropagateInterleaved"
 GROUP_NORM = {"norm_layer": "group_norm"}
 
-# option, value, a run in which it reaches nothing, what that run lacks, a run in which it does reach something
+# option, value, a run in which it has no effect, what that run lacks, a run in which it has one
 PLAIN = {
     "optimizer_params": "{momentum: 0}",
     "lr_schedule": "const",
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-# option, value, a run that it contradicts, and what is wrong: from whatever origin but where the last is False.
+# option, value, a run that it contradicts, and the error: from any origin except where the last is False
 CLASHES = [
     ("weights", "imagenet", {}, "there are no ImageNet weights for cifar_resnet8", True),
     ("select_ipu", "1", {"compile_only": "true", "device": "ipu"}, "no effect with --compile-only", True),
@@ -120,7 +120,7 @@ def test_what_contradicts_the_run_is_refused(name, value, others, text, from_any
 
 
 def check(flags, **changes):
-    flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset accumulates
+    flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset's accumulation
     resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
     origins = {**resolved.origins, **changes}
     check_rules(Facts(resolved.config, origins, make_layout(resolved.config)))
@@ -133,7 +133,7 @@ def test_what_reaches_nothing_is_refused(name, value, lacking, text, having):
         check(flags)
     assert "--" + name.replace("_", "-") in found.value.message and text in found.value.message
     assert found.value.hint.startswith("drop it")
-    # A preset, a plan or a saved configuration may carry it.
+    # A preset, a plan or a saved configuration may have it.
     for origin in ("preset toy", "plan p.yml", "run"):
         check(flags, **{name: origin})
     if having is not None:

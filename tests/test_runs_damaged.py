@@ -1,4 +1,4 @@
-"""Damaged files of a run folder: what is not what a run writes counts as absent, and never as a report."""
+"""Damaged files of a run folder: anything that no run writes counts as absent, never as a report."""
 
 import copy
 import json
@@ -51,7 +51,7 @@ VALUES = st.recursive(
 
 
 def places(value, path=()):
-    """The way to every value in nested mappings."""
+    """Returns the path to every value in nested mappings."""
     found = [path] if path else []
     for key, item in value.items() if isinstance(value, dict) else ():
         found += places(item, (*path, key))

@@ -15,7 +15,7 @@ SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The run folder and printed JSON of a small run with replicas and accumulation."""
+    """Trains a small run with replicas and accumulation; returns the run folder and printed JSON."""
     folder = tmp_path_factory.mktemp("runs")
     command = ["train", "mnist_cnn", "--replicas", "2", "--micro-batch-size", "8", "--gradient-accumulation-count", "2",
                "--validation-freq", "1", "--run-dir", str(folder / "r"), "--json", *SMALL]  # fmt: skip

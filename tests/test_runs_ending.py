@@ -1,4 +1,4 @@
-"""Runs that end before their last weight update, and what other tools are told: MLPerf's log, Weights & Biases."""
+"""Runs that end before their last weight update, and records for other tools: MLPerf's log, Weights & Biases."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def rows(folder, event="validation"):
 
 
 def state_of(folder):
-    """What a run came to, without what time it took."""
+    """Returns a run's results without its times."""
     files = {path.name: path.read_bytes() for path in sorted((folder / "checkpoints").iterdir())}
     return (folder / "metrics.jsonl").read_bytes(), files
 
@@ -37,7 +37,7 @@ def report_of(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of six epochs to its end, and the accuracy of each of its validations."""
+    """Trains six epochs; returns the run and the accuracy of each validation."""
     from ipucnn import cli
 
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -56,7 +56,7 @@ def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, 
     code, out, _ = run(*TRAIN, *flags, "--keep-checkpoints", "all")
     assert code == 0 and "reached the target" in out and "time to train" in out
     ended = tmp_path / "ends"
-    # Up to there the run is the one without a target.
+    # So far the run equals the one without a target.
     lines = (folder / "metrics.jsonl").read_text()
     assert lines.startswith((ended / "metrics.jsonl").read_text())
     assert [row["accuracy"] for row in rows(ended)] == accuracies[: first + 1]
@@ -65,7 +65,7 @@ def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, 
     assert 0 < target_of["time_to_train_s"] < report_of(ended)["measured"]["wall_s"]
     names = sorted(path.name for path in (ended / "checkpoints").iterdir())
     assert names[-1] == "last.npz" and len(names) == first + 3
-    # It is over; with a higher target it goes on, to the bytes of a run that never stopped.
+    # It is finished; with a higher target it continues to the bytes of an uninterrupted run.
     code, _, err = run("train", "toy_model", "--resume", "--run-dir", "ends")
     assert code == 0 and "nothing to continue" in err
     code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "ends", "--target-accuracy", "1")
@@ -85,7 +85,7 @@ def test_a_run_killed_while_it_ends_ends_there(lightly, run, tmp_path, whole, mo
     flags = ("--num-epochs", 6, "--target-accuracy", max(accuracies[:4]))
 
     class Killed(BaseException):
-        """Nothing handles it, as nothing handles SIGKILL."""
+        """Raised instead of SIGKILL: nothing handles it."""
 
     writes = []
     write = RunFolder.write_checkpoint
@@ -119,7 +119,7 @@ def test_patience_ends_a_run_that_learns_nothing(lightly, run, tmp_path):
     code, out, _ = run(*TRAIN, *flags)
     assert code == 0 and "none of the last 3 validations was better" in out
     assert len(rows(tmp_path / "run")) == 4
-    # More epochs alone change nothing; with more patience it goes on from there.
+    # More epochs alone change nothing; with more patience the run continues.
     code, _, err = run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 12)
     assert code == 0 and "nothing to continue" in err
     code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
@@ -145,7 +145,7 @@ def test_a_validation_loss_that_explodes_is_warned_of_once(lightly, run, monkeyp
     st.one_of(st.none(), st.integers(1, 6)),
 )
 def test_when_a_run_ends_against_a_loop(figures, target, patience):
-    """The run is asked after each validation, and ends at the first where it should."""
+    """The run checks the condition after each validation, and ends at the first where it holds."""
     options = {"target_accuracy": target, "early_stopping": patience}
     config = resolve("train", options, model="toy_model").config
     history, ended = ['{"event": "execution", "weight_updates": 1}\n'], None
@@ -165,7 +165,7 @@ def test_when_a_run_ends_against_a_loop(figures, target, patience):
 
 
 def test_what_mlperf_asks_for(lightly, run, tmp_path, whole):
-    """The published grammar: mlperf_compliance's ``mlp_parser`` takes lines of this form, with these fields."""
+    """Lines follow the published grammar: mlperf_compliance's ``mlp_parser`` takes them, with these fields."""
     _, accuracies = whole
     target = max(accuracies[:4])
     flags = ("--num-epochs", 6, "--mlperf-logging", "--target-accuracy", target, "--run-dir", "run")
@@ -190,7 +190,7 @@ def test_what_mlperf_asks_for(lightly, run, tmp_path, whole):
     assert keys[keys.index("run_start") + 1 :] == [*block * len(validations), "run_stop"]
     scores = [entry["value"] for entry in entries if entry["key"] == "eval_accuracy"]
     assert scores == [row["accuracy"] for row in validations]
-    # The run ends with the validation: what is saved and written after it is not its time.
+    # The run's time ends with the validation, before files are saved.
     assert [entry["key"] for entry in entries[-2:]] == ["eval_stop", "run_stop"]
     status = "success" if scores[-1] >= target else "aborted"
     assert entries[-1]["metadata"]["status"] == status
@@ -201,7 +201,7 @@ def test_what_mlperf_asks_for(lightly, run, tmp_path, whole):
 
 
 class FakeWandb(types.ModuleType):
-    """Takes what the library takes (wandb.init, Run.log, Run.finish), and keeps it."""
+    """Has the library's interface (wandb.init, Run.log, Run.finish), and keeps its arguments."""
 
     class errors:
         class Error(Exception):
@@ -216,7 +216,7 @@ class FakeWandb(types.ModuleType):
         return {"disable_git": True}
 
     def init(self, *, project, name, tags, id, resume, config, dir, settings):
-        # The library writes before it finds that it cannot go on.
+        # The library writes files before it notices the error.
         folder = Path(dir) / "wandb" / "run-1"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "debug.log").write_text("")
@@ -244,16 +244,16 @@ def test_weights_and_biases_get_what_tensorboard_gets(lightly, run, tmp_path, mo
         assert told[row["weight_updates"], "train/loss"] == row["loss"]
     for row in rows(tmp_path / "run"):
         assert told[row["weight_updates"], "validation/accuracy"] == row["accuracy"]
-    # A run that goes on is the same run there.
+    # A continued run keeps its identity.
     assert run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)[0] == 0
     assert library.runs[1].id == first.id and len(first.id) == 16
 
 
 @pytest.mark.slow
 def test_weights_and_biases_themselves_offline(run, tmp_path, monkeypatch):
-    """The real library writes a file of its own, in which the run's name, tags and curves are."""
+    """The real library writes a file of its own with the run's name, tags and curves."""
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'ipucnn[wandb]'")
-    # Its service would be told of the machine and of crashes; offline, nothing goes anywhere.
+    # Its service would learn of the machine and of crashes; offline, nothing is sent.
     for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
         monkeypatch.setenv(f"WANDB_{name}", value)
     named = ("--wandb-run-name", "a certain run", "--wandb-tags", "firsttag", "secondtag")
@@ -277,7 +277,7 @@ def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(ValueError("tags: too long\nmore")))
     code, _, err = run(*TRAIN, "--wandb", "--wandb-tags", "t" * 65, "--run-dir", "run")
     assert code == 2 and "refuses a value: tags: too long" in err and not (tmp_path / "run").exists()
-    # Settings that somebody else may have put into the folder decide nothing.
+    # Settings that somebody else may have put into the folder have no effect.
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")

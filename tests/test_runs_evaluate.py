@@ -28,7 +28,7 @@ from ipucnn.training.evaluation import EvaluationTotals
 LENET = ["--model-name", "lenet", "--dataset", "digits", "--limit-eval", "37"]
 
 
-# The oracle: one sample at a time, written from the definitions.
+# The reference: one sample at a time, written from the definitions
 
 
 def probabilities_of(logits):
@@ -81,7 +81,7 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
     from ipucnn.runs.setup import evaluation_batches
 
     rng = np.random.default_rng(seed)
-    # The images are the logits: 1 x classes pixels; few values, so that some are equal.
+    # The images are the logits: 1 x classes pixels; few different values, so that some are equal.
     images = rng.integers(0, 30, (n, 1, classes, 1)).astype(np.uint8)
     labels = rng.integers(0, classes, n).astype(np.int32)
     examples = ArrayExamples(images, labels)
@@ -158,7 +158,7 @@ def test_segmentation_metrics_are_the_oracles(loss):
         for image, mask in zip(logits.reshape(7, -1, 3), labels.reshape(7, -1)):
             p = np.array([probabilities_of(pixel) for pixel in image])[:, 1:]
             truth = np.stack([mask == 1, mask == 2], axis=1)
-            for own, wanted in zip(p.T, truth.T):  # each class by itself, then their mean
+            for own, wanted in zip(p.T, truth.T):  # each class alone, then their mean
                 value += (1 - (2 * (own * wanted).sum() + 1) / (own.sum() + wanted.sum() + 1)) / 2 / 7
     assert result["loss"] == pytest.approx(value, abs=1e-6)
 
@@ -294,7 +294,7 @@ def test_figures_that_cannot_be_are_refused_before_any_work(trained, run, tmp_pa
 
 
 def layers_of(trained):
-    """Layer -> its weights, in the network's order, of the run's last checkpoint."""
+    """Returns layer -> its weights, in the network's order, of the run's last checkpoint."""
     layers = {}
     for name, value in load_checkpoint(trained / "checkpoints" / "last.npz").weights.items():
         layers.setdefault(name.split("/")[0], {})[name.split("/")[1]] = value
@@ -335,7 +335,7 @@ def foreign(layers):
 
 
 def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_path):
-    # All 360 samples: which ones a limit keeps depends on the seed, and only a run has one.
+    # All 360 samples: a limit selects by seed, and only a run has one.
     expected, layers = evaluated(run, trained, "--limit-eval", "100%"), layers_of(trained)
     write_keras_2(tmp_path / "a.weights.h5", layers)
     write_keras_2(tmp_path / "b.h5", foreign(layers), below="model_weights")
@@ -368,7 +368,7 @@ def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(
     rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
     assert [row["weight_updates"] for row in rows] == [2 * 44, 10 * 44]
     assert rows[0]["loss"] == pytest.approx(math.log(10)) and rows[1]["accuracy"] > 2 * rows[0]["accuracy"]
-    # They do not say where training goes on; it begins with the weights of one of them.
+    # They have no training position; a new run can begin with the weights of one of them.
     code, _, err = run(*words, *of_folder, "t")
     assert code == 3 and "hint: validate them with --no-training" in err and not (tmp_path / "t").exists()
     assert f"--weights {folder.name}/epoch_10.0.h5" in err
@@ -412,7 +412,7 @@ def test_code_in_a_keras_file_is_never_executed(run, tmp_path, extension):
     code, out, err = run("evaluate", path, *LENET, "--image-size", "28")
     assert code == 0 and "37 of 37" in out, err
     assert not (tmp_path / "executed").exists()
-    # The file does hold live code: Keras itself, told to trust it, runs it.
+    # The file does contain live code: Keras runs it if trusted.
     keras.models.load_model(str(path), **({"safe_mode": False} if KERAS_3 else {}))
     assert (tmp_path / "executed").exists()
 
@@ -545,13 +545,13 @@ def test_formulas_are_no_class_names(tmp_path):
 
 
 def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
-    # As large as a micro-batch may be, on a machine that is smaller.
+    # The largest legal micro-batch, on a smaller machine
     largest = 2**20
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
     code, out, err = run("evaluate", trained, "--validation-micro-batch-size", largest)
     assert code == 4 and f"{largest:,} images need" in err and out == ""
     assert "hint: lower --validation-micro-batch-size" in err
-    # Where the system does not say how much memory it has, the batch itself is what does not fit.
+    # If the system does not report its memory, the batch itself fails.
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 0)
 
     def too_large(*_, **__):
@@ -606,7 +606,9 @@ def test_a_segmentation_network_counts_pixels(run, tmp_path):
             "--base-filters", "2", "--norm-layer", "none"]  # fmt: skip
     result = evaluated(run, *args, "--limit-eval", 2)
     assert result["measured"]["samples"] == 2 and {"dice", "iou"} <= set(result["measured"])
-    assert np.sum(result["confusion_matrix"]) == 2 * 188 * 188  # whole images, not what one tile predicts
+    assert (
+        np.sum(result["confusion_matrix"]) == 2 * 188 * 188
+    )  # whole images, not a single patch's prediction
 
 
 def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run, tmp_path):
@@ -631,7 +633,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run
 
 
 def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypatch, lightly):
-    """Data that a run names relative to where it was trained are not found elsewhere: the hint says what to type."""
+    """A run's relative data path does not exist in another folder: the hint says what to type."""
     home = tmp_path / "home"
     for label, name in enumerate("ab"):
         (home / "my photos" / name).mkdir(parents=True)
@@ -654,10 +656,10 @@ def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypa
         assert f"from here, add {flag} '../home/my photos'" in " ".join(err.split())
         code, out, err = run("evaluate", f"../home/runs/{number}", flag, "../home/my photos")
         assert code == 0 and "samples seen" in out, err
-        # A value that is wrong has its own hint, wherever the data are.
+        # A wrong value has its own hint, wherever the data are.
         code, _, err = run("evaluate", f"../home/runs/{number}", "--validation-micro-batch-size", "0")
         assert code == 2 and "another folder" not in err and "--validation-micro-batch-size" in err
-        # What is of use to those who train says nothing to those who evaluate.
+        # Notes about training do not appear in evaluation.
         assert "few training images" not in err
     (home / "my photos").rename(home / "gone")
     code, _, err = run("evaluate", "../home/runs/0")

@@ -1,4 +1,4 @@
-"""A checkpoint of one Keras evaluates to the same metrics under the other, on the host and on the SDK's double."""
+"""A checkpoint of one Keras evaluates to the same metrics under the other, on the host and on the SDK's test double."""
 
 import contextlib
 import json
@@ -35,10 +35,10 @@ for on_double, words in json.loads(sys.argv[1]):
 
 
 def several(python, *commands, cwd):
-    """The JSON of commands, each (on the double?, words), that one process runs one after the other."""
+    """Runs commands, each (whether on the test double, words), in one process; returns the JSON of each."""
     places = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     env = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    # Set here for this TensorFlow; the other chooses for itself (oneDNN makes TensorFlow 2.6 fail).
+    # Set here for this TensorFlow; the other version uses its default (oneDNN makes TensorFlow 2.6 fail).
     env.pop("TF_ENABLE_ONEDNN_OPTS", None)
     done = subprocess.run(
         [python, "-c", SEVERAL, json.dumps(commands)],
@@ -59,7 +59,7 @@ def several(python, *commands, cwd):
 
 
 def in_this_process(capfd, *args, on_double):
-    """The same without the time that another process takes to start."""
+    """Does the same without the time that another process takes to start."""
     from poplar_double import installed
 
     from ipucnn import cli
@@ -81,7 +81,7 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
 
 
 def on_host_of(model):
-    """Words that train a network on the host, and those that evaluate the run and go on with it."""
+    """Returns words that train a network on the host, and words that evaluate and continue the run."""
     words = [
         "--num-epochs",
         "1",
@@ -99,7 +99,7 @@ def on_host_of(model):
 
 
 def in_replicas(run_dir):
-    """Words that train with replicas and accumulation, of which the weights must show nothing, and that evaluate it."""
+    """Returns words that train with replicas and accumulation, which must not affect the weights, and that evaluate."""
     batch = ["--micro-batch-size", "4", "--num-replicas", "2", "--gradient-accumulation-count", "2"]
     limits = ["--limit-train", "64", "--limit-eval", "64", "--num-epochs", "1", "--seed", "3"]
     train = ["train", "toy_model", "--run-dir", run_dir, "--json", "--dataset", "digits", *limits, *batch]
@@ -107,7 +107,7 @@ def in_replicas(run_dir):
 
 
 def check(trained, evaluated, samples):
-    """What the one measured when it validated is what the other measures."""
+    """Checks that evaluation measures the figures of the run's own validation."""
     assert evaluated["samples"] == samples
     for name in ("loss", "accuracy", "top5"):
         assert evaluated[name] == pytest.approx(trained["validation"][name], abs=1e-5), name
@@ -119,7 +119,7 @@ def check_devices(trained, evaluated, trained_on_ipus):
 
 
 def test_each_keras_reads_what_the_other_wrote(tmp_path, capfd, monkeypatch):
-    """One case of each direction, for which the other Python starts once; the tests below have every case."""
+    """Tests one case of each direction, for which the other Python starts once; the tests below cover every case."""
     monkeypatch.chdir(tmp_path)
 
     def here(words, on_double=False):
@@ -135,7 +135,7 @@ def test_each_keras_reads_what_the_other_wrote(tmp_path, capfd, monkeypatch):
         cwd=tmp_path,
     )
     check(trained, found["measured"], 100)
-    # And training goes on there from the same place.
+    # Training continues from the same place.
     assert continued["measured"]["first_weight_update"] > 0
     check(on_ipus, of_ipus["measured"], 64)
     check_devices(on_ipus, of_ipus, True)
@@ -157,7 +157,7 @@ def test_each_keras_reads_what_the_other_wrote(tmp_path, capfd, monkeypatch):
     ],
 )
 def test_metrics_are_the_same_on_both_sides(tmp_path, capfd, monkeypatch, model, here_first):
-    """Runs of the host, and of toy_model trained on one kind of device and evaluated on the other."""
+    """Covers runs of the host, and of toy_model trained on one kind of device and evaluated on the other."""
     monkeypatch.chdir(tmp_path)
 
     def here(*commands):

@@ -1,4 +1,4 @@
-"""Run folders: who gets which name, and what others planted in a folder is not written through."""
+"""Run folders: each run gets a free name, and links that others planted are not written through."""
 
 import os
 import subprocess
@@ -128,7 +128,7 @@ def test_cross_validations_at_once_get_a_folder_each(here):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run of one epoch."""
+    """Trains one epoch; returns the finished run."""
     folder = tmp_path_factory.mktemp("trained")
     before = os.getcwd()
     os.chdir(folder)
@@ -188,7 +188,7 @@ def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way
 
 
 def test_a_suite_writes_through_no_link(here):
-    """``rows`` of a folder from others may be any folder."""
+    """A folder from others may link ``rows`` to any folder."""
     from ipucnn.benchmarking.suite import parse_suite, plan_suite
     from ipucnn.benchmarking.suite_run import pending, run_rows
 
@@ -203,7 +203,7 @@ def test_a_suite_writes_through_no_link(here):
 
 
 def test_a_continued_run_makes_its_folder_also_where_checkpoints_lie_elsewhere(tmp_path):
-    """As that of an instance of poprun, which goes away with the process, and whose checkpoints stay."""
+    """An instance of poprun has such a folder: it disappears with the process, but its checkpoints stay."""
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.folder import RunFolder
     from ipucnn.training.program import make_program

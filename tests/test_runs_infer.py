@@ -37,7 +37,7 @@ def save_digit(path, i):
 
 @pytest.fixture
 def images(tmp_path):
-    """in/{0,1}.png, in/deep/2.PNG and some files that are no images."""
+    """Writes in/{0,1}.png, in/deep/2.PNG and some files that are no images."""
     for i, name in enumerate(("0.png", "1.png", "deep/2.PNG")):
         save_digit(tmp_path / "in" / name, i)
     (tmp_path / "in" / "notes.txt").write_text("x")
@@ -140,7 +140,7 @@ def test_threads_end_with_the_images_and_pass_on_their_bugs():
 
 
 class FullDisk(io.RawIOBase):
-    """A file on a disk without space."""
+    """A file on a disk without free space."""
 
     def writable(self):
         return True
@@ -151,7 +151,7 @@ class FullDisk(io.RawIOBase):
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
-    """Where a row is added: later the file that results are written to would be blamed."""
+    """The error appears when a row is added: later the output file would be blamed."""
     from ipucnn.filesystem import user_error_of
 
     def full(mode, buffering, encoding):
@@ -298,7 +298,7 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
     code, _, err = run("infer", trained, "--split", "train", "--contact-sheet", "t.png", "--json")
     assert code == 0 and "contact sheet of 100 images" in err
     with Image.open(str(tmp_path / "t.png")) as sheet:
-        # Beside the images of the first row, below three lines: the run, how many are right, and how many are shown.
+        # Frames of the first row, below three lines: the run, the number of right images, and the number of shown ones.
         frames = {sheet.getpixel((8 + 148 * i, 70)) for i in range(10)}
     assert frames == {(34, 139, 34), (200, 30, 30)}
 
@@ -432,7 +432,7 @@ def test_what_export_wrote_for_keras_is_not_taken_for_weights(trained, run, imag
     code, _, err = run("export", trained, "--format", "keras", "--output", "out")
     assert code == 0, err
     (exported,) = [path for path in Path("out").rglob("model.*") if path.suffix in (".keras", ".h5")]
-    # The same file without what export wrote beside it is any Keras file.
+    # Without the description that export wrote beside it, the file is any Keras file.
     Path("alone.keras").write_bytes(exported.read_bytes())
     for command, arguments in (("infer", ["in"]), ("evaluate", [])):
         code, _, err = run(command, exported, *arguments)
@@ -477,12 +477,12 @@ def test_imagenet_weights_give_imagenet_s_labels(run, images, tmp_path, monkeypa
     source = keras.applications.MobileNet(weights=None)
     monkeypatch.setattr(imagenet, "_fetch", fetch)
     monkeypatch.setattr(imagenet, "application", lambda name: lambda weights: source)
-    # The oracle: Pillow and Keras Applications alone.
+    # The reference: only Pillow and Keras Applications
     with Image.open(str(images / "0.png")) as image:
         side = 8 / 1.14
         box = (4 - side / 2, 4 - side / 2, 4 + side / 2, 4 + side / 2)
         pixels = np.asarray(image.convert("RGB").resize((224, 224), Image.BILINEAR, box=box), np.float32)
-    # Fresh weights say nearly the same of every class; larger ones are sure of some.
+    # Fresh weights give nearly the same score to every class; larger ones are sure of some.
     head = source.get_layer("conv_preds")
     logits = keras.Model(source.input, head.output)(pixels[None] / 127.5 - 1.0)
     kernel, bias = head.get_weights()

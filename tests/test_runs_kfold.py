@@ -1,4 +1,4 @@
-"""Cross-validation: folds as runs of their own, continued where they stopped, and their mean."""
+"""Cross-validation: folds are runs of their own, continue where they stopped, and are averaged."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def run(folder, *options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A cross-validation of three folds, and what it printed."""
+    """Runs a cross-validation of three folds, and returns its folder."""
     folder = tmp_path_factory.mktemp("kfold") / "cv"
     assert run(folder, "--json") == 0
     return folder
@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def light_whole(tmp_path_factory):
-    """The same, trained lightly."""
+    """Does the same with light training."""
     folder = tmp_path_factory.mktemp("light") / "cv"
     with pytest.MonkeyPatch.context() as patch:
         train_lightly(patch)
@@ -57,7 +57,7 @@ def test_every_example_is_held_out_once(whole):
     assert [len(numbers) for numbers in held_out] == [30] * 3 and len(set.union(*held_out)) == 90
     assert report["missing"] == []
     assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
-    # A fold that begins on a machine with other cores adds up in the same order.
+    # A fold continued on a machine with other cores sums in the same order.
     assert report["threads"] == operation_threads()
     for row in report["folds"]:
         assert (whole / row["run"] / "report.json").is_file() and (
@@ -112,7 +112,7 @@ def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
             assert one.read_bytes() == other.read_bytes()
     report = folds_of(tmp_path / "cv")
     assert (report["missing"], report["std"]["accuracy"]) == ([1, 3], None)
-    # The other folds are further parts of it.
+    # The other folds are further parts of the same cross-validation.
     assert run(tmp_path / "cv", "--fold", 3) == 2
     error = capsys.readouterr().err
     assert "is a cross-validation already, with fold 2" in error and "add --resume" in error
@@ -123,7 +123,7 @@ def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
 
 
 def stop(patch, number):
-    """A signal comes after the first epoch of a fold, the first, second, ... that is trained."""
+    """Sends a signal after the first epoch of a trained fold: the first, second, ..."""
     real, calls = kfold.TrainingRun._events, []
 
     def stopped(self, guard, cluster):
@@ -220,7 +220,7 @@ def test_a_fold_is_evaluated_on_what_it_held_out(whole, capsys):
 
 
 def write_pairs(folder, inverted=False, num=4):
-    """Pairs of 8x8 pixels; inverted: the same images with the masks the other way round."""
+    """Writes pairs of 8x8 pixels; inverted: the same images with inverted masks."""
     rng = np.random.default_rng(3)
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
@@ -242,7 +242,7 @@ def pairs_options(data, folder):
 
 @pytest.fixture(scope="module")
 def of_pairs(tmp_path_factory):
-    """One fold of two, its data, and the same images with other labels."""
+    """Trains one fold of two; returns it, its data, and the same images with other labels."""
     place = tmp_path_factory.mktemp("pairs")
     data, other = write_pairs(place / "data"), write_pairs(place / "other", inverted=True)
     assert cli.run([*pairs_options(data, place / "cv"), "--fold", "1"]) == 0

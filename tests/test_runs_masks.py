@@ -153,7 +153,7 @@ def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path, of_
 
 @pytest.mark.parametrize("names", [("membrane", "cell"), ("blue", "red", "green")])
 def test_an_evaluation_lists_classes_in_their_order(names, capsys):
-    """Of two, the second first: it is the one that is looked for."""
+    """Of two classes the second comes first: it is the one to segment."""
     scores = [0.1 * k for k in range(len(names))]
     figures = {"dice": scores, "iou": scores, "soft_dice": 0.5}
     result = {
@@ -217,7 +217,7 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
         dict(zip(("blue cells", "red cells", "green cells"), np.bincount(mask.ravel(), minlength=3) / 1600)),
         abs=1e-6,
     )
-    # The last fifth is what was evaluated: the same pixels have the same classes.
+    # The last fifth was the evaluation part: its pixels get the same classes.
     assert np.bincount(mask.ravel(), minlength=3).tolist() == confusion.sum(axis=0).tolist()
     code, _, err = run("infer", "r", "set/images/3.png", "--output", "p", "--threshold", "0.3")
     assert code == 2 and "--threshold 0.3: unet tells 3 classes apart" in err
@@ -231,7 +231,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tm
     save_volume(folder / "good.tif", [tissue(0)])
     save_volume(folder / "cut.tif", [tissue(i) for i in range(4)])
     whole = (folder / "cut.tif").read_bytes()
-    # Pillow puts a page's table before its pixels: what is lost is pixels of the last page.
+    # Pillow puts a page's table before its pixels: the cut removes pixels of the last page.
     (folder / "cut.tif").write_bytes(whole[:-500])
     (folder / "empty.tif").write_bytes(b"")
     (folder / "text.png").write_bytes(b"no picture")
@@ -296,7 +296,7 @@ def test_a_volume_that_changes_while_it_is_segmented(tmp_path):
     pages = source.pages()
     next(pages)
     save_volume(tmp_path / "v.tif", [tissue(0)])
-    assert len(list(pages)) == 1  # what was opened stays
+    assert len(list(pages)) == 1  # the opened file stays readable
     with pytest.raises(DataError, match="changed"):
         list(source.pages())
 
@@ -464,7 +464,7 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
 
 
 def pairs(folder):
-    """Two images with masks of bright squares."""
+    """Writes two images with masks of bright squares."""
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
     for i in range(2):
@@ -506,7 +506,7 @@ def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, ru
         assert json.loads(out)["threshold"] == threshold
         (mask,) = read_pages(tmp_path / "o" / "x-mask.png")
         np.testing.assert_array_equal(mask, np.where(own > threshold, 255, 0))
-    # Of another checkpoint nothing is known.
+    # Another checkpoint has no recommended threshold.
     folder.write_text(json.dumps({"1" + updates: 0.3}))
     assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5
 
@@ -547,7 +547,7 @@ def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
         sheet.save(tmp_path / "sheet.png")
         return Image.open(tmp_path / "sheet.png").size[0]
 
-    # 220 pixels are not enlarged to 384, and no room is left beside them.
+    # Pictures of 220 pixels are not enlarged to 384, and have no empty space beside them.
     assert width(384, "a", "b") - width(220, "a", "b") == 2 * (384 - 220)
     assert width(220, "probability " * 9, "b") - width(220, "a", "b") == 2 * (384 - 220) > 0
 
@@ -613,7 +613,7 @@ def test_the_letters_of_a_sheet_grow_with_it_as_long_as_its_heads_fit(tmp_path):
 
 @pytest.mark.slow
 def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
-    """An ONNX or TFLite file through evaluate and infer: tiles of its one size, put together as the run's."""
+    """Evaluates and infers with an ONNX or TFLite file: patches of its single size, joined like the run's."""
     from ipucnn.runs import runtimes
 
     form = next((f for f in ("onnx", "tflite") if not runtimes.missing_packages(f)), None)

@@ -1,4 +1,4 @@
-"""A run that was cut anywhere, however, continues to the bytes of a run that was left alone."""
+"""A run that is interrupted anywhere, in any way, continues to the bytes of an uninterrupted run."""
 
 import errno
 import importlib.util
@@ -63,12 +63,12 @@ RESUME = ("train", "--resume", "--run-dir", "r")
 
 @pytest.fixture
 def real_training():
-    """For tests of what training itself makes of a cut: the session's state, the compiled loop, the order of images."""
+    """Marks tests of training itself after a cut: the session's state, the compiled loop, the order of images."""
 
 
 @pytest.fixture(autouse=True)
 def others_lightly(request):
-    """Everything else is about files, and costs a fraction without TensorFlow's compiling."""
+    """Trains lightly in all other tests, which are about files: much faster without TensorFlow's compiling."""
     if "real_training" not in request.fixturenames:
         request.getfixturevalue("lightly")
 
@@ -90,7 +90,7 @@ def train(folder, model="mnist_cnn", options=RUN, **more):
 
 
 def cut(run, after, number=None):
-    """Ends a run after some events: as SIGKILL would (nothing more is done), or by a signal to this process."""
+    """Ends a run after some events: as SIGKILL would (nothing more runs), or by a signal to this process."""
     events = run.events()
     try:
         for seen, _ in enumerate(events, 1):
@@ -106,7 +106,7 @@ def cut(run, after, number=None):
 
 
 def files(folder):
-    """What must not differ: history, program and checkpoints."""
+    """Returns the files that must not differ: history, program and checkpoints."""
     paths = [folder / "metrics.jsonl", folder / "program.json", *sorted((folder / "checkpoints").iterdir())]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -120,7 +120,7 @@ def assert_same(folder, expected, names=None):
 
 
 def refused(capsys, words, code, *texts):
-    """A command ends with an exit code, and says what is wrong and what to do."""
+    """Checks that a command ends with an exit code, an error and a hint."""
     capsys.readouterr()
     assert cli.run(list(map(str, words))) == code
     err = capsys.readouterr().err
@@ -129,13 +129,13 @@ def refused(capsys, words, code, *texts):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Where the runs lie that several tests read, or copy."""
+    """The folder of runs that several tests read, or copy."""
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(folders):
-    """Files and events of runs that were left alone."""
+    """Returns the files and events of uninterrupted runs."""
     results = {}
     for name, model, options in (
         ("plain", "mnist_cnn", RUN),
@@ -160,7 +160,7 @@ def cut_after_nine(folders):
 
 @pytest.fixture
 def cut_run(cut_after_nine, tmp_path):
-    """A run folder r, of a run that was ended after nine events."""
+    """Copies a run that was ended after nine events to the run folder r."""
     return Path(shutil.copytree(str(cut_after_nine), str(tmp_path / "r")))
 
 
@@ -203,7 +203,7 @@ MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_ne
 
 @pytest.mark.parametrize("seed", range(4))
 def test_cut_damaged_and_moved_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, seed):
-    """A walk: each process gets a little further, ends by a kill or signal, and something happens to its folder."""
+    """Each process gets a little further and ends by a kill or signal, then its folder is damaged or moved."""
     rng, folder = random.Random(seed), tmp_path / "r"
     for after in range(1, len(uninterrupted["light"][1])):
         if not cut(training(folder, resume=True), after, rng.choice([None, signal.SIGINT, signal.SIGTERM])):
@@ -216,7 +216,7 @@ def test_cut_damaged_and_moved_again_and_again_it_ends_in_the_same_bytes(uninter
     assert not list(folder.rglob(".*.tmp"))
 
 
-# Really trained it is cut twice, by `test_the_middle_of_an_execution_and_of_a_validation`.
+# `test_the_middle_of_an_execution_and_of_a_validation` cuts a real training twice.
 @pytest.mark.slow
 @pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
 def test_cut_again_and_again_it_ends_in_the_same_bytes(real_training, uninterrupted, tmp_path, start, number):
@@ -269,7 +269,7 @@ def test_the_middle_of_an_execution_and_of_a_validation(real_training, uninterru
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     position = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["position"]
-    assert position["events_done"] == 1  # the execution's own; the validation was not counted as done
+    assert position["events_done"] == 1  # the execution's; the validation does not count as done
     train(tmp_path / "r", resume=True)
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
@@ -324,7 +324,7 @@ def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cu
     refused(capsys, [*elsewhere, "r/checkpoints", "--seed", 9], 2, "another run")
     refused(capsys, [*elsewhere, "nowhere"], 3, "does not exist")
     assert not (tmp_path / "x").exists()
-    # It goes on from its own checkpoints, once it has some.
+    # It continues from its own checkpoints as soon as it has some.
     assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
     reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
     shutil.rmtree(str(cut_run))
@@ -352,7 +352,7 @@ def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch
     train(tmp_path / "a", options=options)
 
     def killed(*_):
-        raise KeyboardInterrupt  # nothing more is done
+        raise KeyboardInterrupt  # nothing more runs
 
     with monkeypatch.context() as patched:
         patched.setattr("ipucnn.runs.folder.RunFolder.write_report", killed)
@@ -385,7 +385,7 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch):
     assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
-# --- what is refused
+# --- refusals
 
 
 def no_checkpoint_is_readable(folder):
@@ -394,7 +394,7 @@ def no_checkpoint_is_readable(folder):
 
 
 def only(folder, **changes):
-    """The one checkpoint of a folder, with other contents."""
+    """Changes the content of a folder's single checkpoint."""
     last = folder / "checkpoints" / "last.npz"
     good = load_checkpoint(last)
     for path in last.parent.iterdir():
@@ -540,7 +540,7 @@ def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
     assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
 
 
-# --- what a continued run says and keeps
+# --- the output and results of a continued run
 
 
 def test_print_config_shows_the_run_that_is_continued(cut_run, capsys):
@@ -582,12 +582,12 @@ def test_the_report_of_a_continued_run_is_of_its_last_process(uninterrupted, cut
     assert len(report["processes"]) == 2 and report["environment"]["numpy"] == np.__version__
     measured = report["measured"]
     assert measured["first_weight_update"] == 5 and 0 < measured["samples"] < report["trained_samples"] == 320
-    # Times are those of the last process, so the samples have to be, too.
+    # Times are those of the last process, so samples must be, too.
     measured.update(train_s=1.0, images_per_s=measured["samples"] * 1.0)
     report["compilation"]["compile_s"] = 1.0
     rows = dict(report_rows(report, "r", None))
     assert rows["with compilation"] == f"{units.rate(measured['samples'] / 2)} images/s"
-    # A report of an earlier version does not say how many they are.
+    # A report of an earlier version lacks the number of samples.
     del measured["samples"]
     assert "with compilation" not in dict(report_rows(report, "r", None))
 
@@ -605,7 +605,7 @@ def test_executions_after_the_last_log_are_timed_too(uninterrupted):
     assert sum(isinstance(e, Progress) for e in events) >= 4
 
 
-# --- which checkpoints are kept
+# --- kept checkpoints
 
 
 def numbered(folder):
@@ -613,15 +613,15 @@ def numbered(folder):
 
 
 def test_the_newest_checkpoints_are_kept(uninterrupted, tmp_path):
-    """The same bytes, whether the others were deleted or not, and by whichever process."""
+    """They have the same bytes, whether the others were deleted or not, and by any process."""
     expected, _ = uninterrupted["light"]
     every = [name for name in expected if name.startswith("checkpoints/checkpoint-")]
-    assert len(every) == 4  # --ckpts-per-epoch is given, and so all are kept
+    assert len(every) == 4  # --ckpts-per-epoch is given, so all are kept
     _, events = train(tmp_path / "whole", keep_checkpoints="2")
     assert numbered(tmp_path / "whole") == [Path(name).name for name in sorted(every)[-2:]]
     left = {name: data for name, data in expected.items() if name not in sorted(every)[:2]}
     assert_same(tmp_path / "whole", left)
-    # Killed after a checkpoint was written, and before the older one was deleted.
+    # Killed after a checkpoint was written, but before the older one was deleted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipucnn.runs.recorder.Recorder._delete_older", lambda recorder: None)
         assert cut(training(tmp_path / "r", keep_checkpoints="2"), len(events) - 2)
@@ -664,7 +664,7 @@ def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_
     train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
     train(tmp_path / "s", clean_dir=True)
     assert not (tmp_path / "s" / "checkpoints").exists()
-    # Names in a foreign checkpoint delete nothing.
+    # Names in a foreign checkpoint never delete files.
     (tmp_path / "evil").mkdir()
     good.meta["run"]["written"] = ["../../victim.txt", "../../../victim.txt"]
     save_checkpoint(tmp_path / "evil" / "last.npz", good.weights, good.slots, good.meta)
@@ -692,7 +692,7 @@ def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
     with pytest.raises(DataError, match="it has weights alone") as caught:
         train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
     assert "--weights" in caught.value.hint
-    # Damaged ones beside it are an error.
+    # Damaged checkpoints beside it are an error.
     (folder / "last.npz").write_bytes((folder / "best.npz").read_bytes()[:1000])
     with pytest.raises(DataError, match=r"no checkpoint of .* is readable") as caught:
         training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
@@ -726,7 +726,7 @@ def test_a_disk_with_little_room_is_warned_of(tmp_path, monkeypatch):
 
 @pytest.fixture
 def kill_campaign():
-    """benchmarks/kill_campaign.py with a configuration that is small."""
+    """Returns benchmarks/kill_campaign.py with a small configuration."""
 
     spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
     module = importlib.util.module_from_spec(spec)
@@ -741,7 +741,7 @@ def kill_campaign():
 
 @pytest.mark.slow
 def test_killed_processes_and_continued_runs(tmp_path, kill_campaign):
-    """A small part of the campaign: real processes, real signals."""
+    """Runs a small part of the campaign: real processes, real signals."""
     result = kill_campaign.campaign("small", 1, 1, 4, tmp_path, moments=("deletion",))
     assert result["kills"] == 1 and result["runs"] >= 1
     assert result["differing"] == 0 and result["wrong end"] == 0

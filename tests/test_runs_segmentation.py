@@ -1,4 +1,4 @@
-"""Overlap tiles: the result is that of one pass over the whole mirrored image, whatever the tiles."""
+"""Overlapping patches give the result of one pass over the whole mirrored image, whatever their size."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ MARGIN, STEP = 184, 16
 
 
 def make_trained(norm="none"):
-    """A U-Net of two filters with its initial kernels, biases and moving statistics that are not the initial ones."""
+    """Makes a U-Net of two filters with its initial kernels, but with other biases and moving statistics."""
     from ipucnn.config.resolve import resolve
     from ipucnn.datasets.base import DatasetInfo
 
@@ -49,7 +49,7 @@ def make_trained(norm="none"):
 
 
 def one_pass(trained, image):
-    """Logits of one forward pass over the image, mirrored by 92 pixels and on to the next legal size."""
+    """Returns the logits of one forward pass over the image, mirrored by 92 pixels and up to the next legal size."""
     from ipucnn.sessions.factory import create_session
 
     height, width = image.shape[:2]
@@ -132,7 +132,7 @@ def test_an_image_of_group_norm_has_no_seams():
 def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):
     network, image = networks[236], draw(250, 250)
     whole = network.logits(image)
-    inner = slice(128, 142)  # in both images 107 pixels and more from all borders
+    inner = slice(128, 142)  # at least 107 pixels from all borders in both images
     for shift, same in ((16, True), (1, False), (8, False)):
         moved = network.logits(image[shift:, shift:])
         there = slice(inner.start - shift, inner.stop - shift)
@@ -199,7 +199,7 @@ def test_other_numbers_of_views_are_refused(trained):
 
 
 def test_batches_of_an_evaluation_count_tiles_and_not_images(tmp_path):
-    """One image of 192x192 is 144 tiles for a network that sees 204 and predicts 20: one by one, no end is seen."""
+    """One image of 192x192 is 144 patches for a network that sees 204 and predicts 20: one by one is far too slow."""
     from ipucnn.config.resolve import resolve
     from ipucnn.datasets.base import ArrayExamples
 

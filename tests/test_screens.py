@@ -1,8 +1,8 @@
-"""What commands print fits the screen, at any width: no line is wider, no word is broken, nothing is cut off.
+"""Printed output fits the screen at any width: no line is wider, no word is broken, nothing is cut off.
 
-Exempt are, by name: lines that are there to be pasted (commands, YAML, paths); errors and hints, which are one line
-each so that they can be found and pasted; the drawings of plans, whose width is that of the screen; and ``models`` in a
-pipe, which has one line for each network for programs to read.
+Exempt are, by name: lines to be pasted (commands, YAML, paths); errors and hints, which are one line each so that they
+can be searched and pasted; the drawings of plans, whose width is that of the screen; and ``models`` in a pipe, which
+prints one line for each network for programs to read.
 """
 
 import io
@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a run, and the report of a benchmark, both of a second."""
+    """Makes a folder with a run and the report of a benchmark, of a second each."""
     folder = tmp_path_factory.mktemp("screens")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -159,9 +159,9 @@ CODES = {"damaged": 3}
 
 
 def printed(name, width, monkeypatch, terminal=False, **environment):
-    """stdout and stderr of a screen."""
+    """Returns stdout and stderr of a command."""
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("CI", "1")  # no bars
+    monkeypatch.setenv("CI", "1")  # no progress bars
     monkeypatch.delenv("NO_COLOR", raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
@@ -183,7 +183,7 @@ def checked(text):
 
 
 def words(lines):
-    """Words with letters, without what surrounds them."""
+    """Returns words with letters, without surrounding punctuation."""
     found = re.split(r"[\s│]+", " ".join(lines))
     return {
         word
@@ -192,7 +192,7 @@ def words(lines):
     }
 
 
-# Of the drawings' legend: what says how much of a timeline is not drawn.
+# Words of the drawings' legend about ticks that are not drawn
 NOT_DRAWN = {"more", "ticks", "tick", "alike", "follow", "follows", "and", "the", "drain"}
 
 
@@ -211,7 +211,7 @@ def test_screens_fit(name, monkeypatch, request, tmp_path):
     if name in NEEDS_A_RUN:
         monkeypatch.chdir(request.getfixturevalue("trained"))
     else:
-        # Of a name of a few letters: screens name the folder, and a path may be longer than a line.
+        # A short folder name: screens print the folder, and a path may be longer than a line.
         monkeypatch.setattr("ipucnn.diagnosis.look.absolute", lambda folder: Path("/data"))
         monkeypatch.chdir(tmp_path)
     wide = printed(name, WIDE, monkeypatch).out
@@ -249,7 +249,7 @@ def test_what_takes_its_time_says_so_on_a_terminal(command, what, monkeypatch, r
         command = [*command, "--output", str(tmp_path / "exported")]
     else:
         monkeypatch.chdir(tmp_path)
-    # An export starts processes: one is enough.
+    # An export starts processes: a single one suffices.
     for watched in (True,) if "export" in command else (True, False):
         monkeypatch.delenv("CI", raising=False)
         monkeypatch.setenv("TERM", "xterm")

@@ -1,4 +1,4 @@
-"""Signals end the program in order at every moment; readers that go away and full disks never end its work."""
+"""Signals end the program cleanly at every moment; closed pipes and full disks never end its work."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 
 
 def python(code, *args, **options):
-    """A Python process; stdout and stderr are captured where ``options`` do not say otherwise."""
+    """Starts a Python process; stdout and stderr are captured unless ``options`` say otherwise."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run([sys.executable, "-c", code, *args], timeout=300, **streams)
 
@@ -46,7 +46,7 @@ def assert_clean(err):
 
 # -- streams --------------------------------------------------------------------------------------------------
 
-# Says a lot in every way there is, then does its work.
+# Prints a lot in every possible way, then does its work.
 TALKS = """
 import os, sys, warnings, logging
 from ipucnn import cli
@@ -288,7 +288,7 @@ def test_a_second_signal_ends_at_once():
 
 # -- signals in a process of its own --------------------------------------------------------------------------
 
-# Sends a signal to itself where something happens for the first time.
+# Sends a signal to itself when something happens for the first time.
 AT_IMPORT = """
 import os, sys
 number, name = int(sys.argv.pop(1)), sys.argv.pop(1)
@@ -349,14 +349,14 @@ def test_a_signal_when_all_is_done_changes_nothing():
 
 
 def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
-    """A process as a user starts it, which gets a signal from outside while it computes weight updates."""
+    """A process, started as users start it, gets a signal from outside while it computes weight updates."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ipucnn", *SMALL[:-1], "100000", "--run-dir", "r"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 240
-    # What an epoch came to is there, and thousands are to come.
+    # One epoch is recorded, and thousands are to come.
     while not (tmp_path / "r" / "metrics.jsonl").exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -368,7 +368,7 @@ def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
     saved = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
     per_epoch = json.loads((tmp_path / "r" / "program.json").read_text())["weight_updates_per_epoch"]
     rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    # Nothing that was computed and told is lost.
+    # Nothing that was computed and reported is lost.
     trained = max(row["samples"] for row in rows if row["event"] == "execution")
     assert saved > 0 and saved * 64 == trained * per_epoch
     epochs = saved // per_epoch + 1
@@ -427,7 +427,7 @@ def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     groups.append(ControlGroup(100 * 2**20))
     with pytest.raises(errors.MissingError, match="control group of this process has 100 MiB"):
         environment.check_memory()
-    # Swap counts, and so it does beside the limit of a group.
+    # Swap counts as memory, also beside the limit of a group.
     monkeypatch.setattr(environment, "swap_bytes", lambda: (2**30, 2**20))
     monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
     with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):

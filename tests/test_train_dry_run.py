@@ -1,4 +1,4 @@
-"""``ipucnn train --dry-run``: the program and the learning rate's curve; nothing is trained or left behind."""
+"""``ipucnn train --dry-run``: prints the program and the learning rate's curve, trains nothing, leaves no files."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def train(capsys, *words):
 
 
 def rows_of(out):
-    """First column -> second, of the table on stdout."""
+    """Returns first column -> second, of the table on stdout."""
     return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in out.splitlines() if line.strip())
 
 
@@ -173,7 +173,7 @@ def test_a_picture_and_nothing_else(capsys, here):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of two epochs of two weight updates each that has ended."""
+    """Trains a run of two epochs of two weight updates each to its end."""
     path = tmp_path_factory.mktemp("finished") / "run"
     flags = {"dataset": "digits", "device": "cpu", "seed": "3", "num_epochs": "2", "limit_train": "64"}
     flags.update(limit_eval="8", run_dir=str(path))
@@ -235,7 +235,7 @@ def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, argu
 
 
 def test_tensorflow_starts_as_in_a_run_where_the_network_has_to_be_built(here):
-    """Silent, and with as many devices as are asked for."""
+    """It is silent, and has the requested number of devices."""
     args = ["train", "mnist_cnn", *DIGITS[1:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
     env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
@@ -249,7 +249,7 @@ def test_tensorflow_starts_as_in_a_run_where_the_network_has_to_be_built(here):
 
 
 def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
-    """The largest rate of 3 million weight updates, which lies inside of a ramp under a falling schedule."""
+    """The largest rate of 3 million weight updates is inside a ramp under a falling schedule."""
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
     flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
     plan = TrainingRun(resolve("train", flags, model="lenet"))
@@ -288,7 +288,7 @@ def exponential(x):
 
 
 def stepped(x):
-    # The weight update of a boundary still has the value before it.
+    # A boundary's own weight update still has the value before it.
     return np.where(x <= 2 * E, 0.3, np.where(x <= 4 * E, 0.1, 0.01))
 
 
@@ -309,7 +309,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("mode", [None, "shift", "mask"])
 @pytest.mark.parametrize("staircase", [False, True])
 def test_the_curve_is_the_closed_form(name, mode, staircase):
-    """What the line of the picture goes through, point by point."""
+    """The picture's line goes through these values, point by point."""
     parameters, formula = SCHEDULES[name]
     config = dataclasses.replace(
         RunConfig(),

@@ -45,12 +45,12 @@ def cifar_program(epochs, logs, **values) -> Program:
     "logs, more, per_execution, executions_per_log, warning",
     [
         (1.0, {}, 781, 1, None),  # one epoch per execution, one log per epoch
-        (2.0, {}, 781, 1, "logging 1 time"),  # half an epoch would end inside a weight update
+        (2.0, {}, 781, 1, "logging 1 time"),  # half an epoch would end within a weight update
         (10.0, {}, 71, 1, "logging 11 time"),  # the closest to 1/10 is 1/11
         (0.5, {}, 2 * 781, 1, None),  # two epochs per execution, repeated three times
         (1 / 3, {}, 3 * 781, 1, None),  # three epochs per execution, repeated twice
         (0.0, {}, 6 * 781, 1, "the entire training run"),
-        # Frequent checkpoints shorten executions, but not one of a given length.
+        # Frequent checkpoints shorten executions, but not those of a given length.
         (0.5, {"ckpts_per_epoch": 1.0}, 781, 2, None),
         (1.0, {"ckpts_per_epoch": 11.0}, 71, 11, None),
         (11.0, {"ckpts_per_epoch": 71.0}, 1, 71, None),
@@ -79,7 +79,7 @@ def test_executions_on_cifar10(logs, more, per_execution, executions_per_log, wa
         (0.5, Fraction(1, 2)),
         ("0", 0),
         (1 / 3, Fraction(1, 3)),
-        # What is within 1e-9 of a fraction with a denominator up to 10,000 means that fraction.
+        # A number within 1e-9 of a fraction with a denominator up to 10,000 means that fraction.
         ("0.3333333342", Fraction(1, 3)),
         ("0.3333333345", Fraction("0.3333333345")),
         ("0.123456", Fraction("0.123456")),
@@ -186,7 +186,7 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
     st.one_of(st.none(), st.just(-1), st.integers(1, 12)), st.booleans(),
 )  # fmt: skip
 def test_an_epoch_counts_each_sample_once(samples, size, count, replicas, updates, pads):
-    """Against a walk over the data set; where it ends, another permutation begins, or padding."""
+    """Compares with a walk over the data set; at its end another permutation begins, or padding."""
     values = dict(micro_batch_size=size, gradient_accumulation_count=count, num_replicas=replicas)
     values.update(weight_updates_per_epoch=updates, pad_dataset=pads)
     batch = size * count * replicas
@@ -276,7 +276,7 @@ def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones
     st.fractions(min_value=0, max_value=12, max_denominator=6),
 )
 def test_executions_end_where_a_naive_loop_has_to_stop(updates, epochs, logs, checkpoints):
-    """The longest equal executions that end at every log and at every checkpoint that is more frequent than logs."""
+    """Finds the longest equal executions that end at every log and at every checkpoint more frequent than logs."""
     values = dict(num_epochs=epochs, logs_per_epoch=logs, ckpts_per_epoch=checkpoints)
     values.update(micro_batch_size=2, gradient_accumulation_count=1)
     if 0 < logs < 1 and (logs * epochs).denominator != 1:
@@ -287,7 +287,7 @@ def test_executions_end_where_a_naive_loop_has_to_stop(updates, epochs, logs, ch
     total = updates * epochs
 
     def stops(frequency):
-        """Weight updates after which something is due, counted one by one."""
+        """Returns the weight updates after which something is due, counted one by one."""
         whole, wanted = (updates, frequency) if frequency >= 1 else (total, frequency * epochs)
         possible = [n for n in range(1, whole + 1) if whole % n == 0]
         number = min(possible, key=lambda n: (abs(n - wanted), n))
@@ -308,7 +308,7 @@ def test_executions_end_where_a_naive_loop_has_to_stop(updates, epochs, logs, ch
 
 def test_checkpoints_and_validations_fall_on_executions():
     program = cifar_program(6, 11.0, ckpts_per_epoch=2.0, first_ckpt_epoch=3, validation_freq=2)
-    assert program.executions_per_checkpoint == 6  # 5.5 executions are not possible
+    assert program.executions_per_checkpoint == 6  # an epoch cannot have 5.5 executions
     assert any("checkpoints per epoch" in w for w in program.warnings)
     assert program.first_checkpoint_execution == 33
     assert program.executions_per_validation == 22
@@ -321,7 +321,7 @@ def test_checkpoints_and_validations_fall_on_executions():
 def test_validations_fall_on_executions(logs, validation_freq):
     values = dict(micro_batch_size=1, gradient_accumulation_count=1, num_epochs=6, logs_per_epoch=logs)
     values.update(validation_freq=validation_freq)
-    # So many executions are nearest to what was asked for, and one at least.
+    # This number of executions is nearest to the requested one, and at least one.
     wanted = logs * validation_freq
     nearest = min(range(1, 100), key=lambda n: abs(n - wanted)) if wanted else 0
     assert program_of(8, **values).executions_per_validation == nearest
@@ -353,7 +353,7 @@ def test_ipus_are_replicas_times_ipus_per_replica(values, stages, ipus):
     used = max(layout.device_mapping) + 1
     warning = f"a replica of {used} IPUs occupies {ipus}: IPUs come in powers of two"
     assert layout.warnings == (() if used == ipus else (warning,))
-    # They can also be named, and no other number.
+    # The number of IPUs can also be given, but no other number.
     named = {**values, "ipus_per_replica": used}
     assert make_layout(configure(num_replicas=2, **named)).num_ipus == 2 * ipus
     for other in set(range(1, 9)) - {used} if values.keys() - {"ipus_per_replica"} else ():
@@ -432,7 +432,7 @@ def test_proportions_of_stages(stages, values):
     ],
 )
 def test_validation_has_the_ipus_of_training(values, instances, replicas):
-    """Each IPU of a process is counted, and with a pipeline each group of them."""
+    """It uses each IPU of a process, and with a pipeline each group of them."""
     config = configure(micro_batch_size=2, gradient_accumulation_count=4, num_replicas=2, **values)
     program = make_program(config, 64, seed=0, num_instances=instances)
     assert program.validation_num_replicas == replicas

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, and what is damaged is said to be."""
+"""Checkpoints are loaded as they were saved, and damage is reported."""
 
 import json
 import struct
@@ -83,7 +83,7 @@ def test_damage_is_recognised(tmp_path_factory, position, cut):
         read = load_checkpoint(path)
     except DataError:
         return
-    # A byte that carries nothing (an archive's attributes) may change; the contents may not.
+    # A byte without content (an archive's attributes) may change; the contents may not.
     np.testing.assert_array_equal(read.weights["w"], np.arange(64, dtype=np.float32))
 
 
@@ -100,7 +100,7 @@ def test_other_files_are_refused_and_not_executed(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(DataError) as error:
         load_checkpoint(path)
-    # NumPy's advice to load unsafely is not passed on.
+    # The error drops NumPy's advice to load unsafely.
     assert "pickle" not in str(error.value) and error.value.hint
     assert not (tmp_path / "executed").exists()
 
@@ -124,7 +124,7 @@ def out_of_memory(*args, **kwargs):
     "place, answer", [("available_bytes", lambda: 2000), ("np.frombuffer", out_of_memory)]
 )
 def test_memory_that_does_not_suffice_is_no_damage(tmp_path, monkeypatch, place, answer):
-    """``--resume`` does not take the checkpoint before it, whose run would train again what is trained already."""
+    """``--resume`` does not use the checkpoint before it, whose run would repeat finished training."""
     whole = {**FACTS, "position": {"losses": [], "hits": [], "events_done": 0}}
     whole["run"] = {"history": "", "best": None, "last_validation": None}
     for number, size in ((1, 1), (2, 4000)):
@@ -138,7 +138,7 @@ def test_memory_that_does_not_suffice_is_no_damage(tmp_path, monkeypatch, place,
 
 
 def with_member(path, name, descr, shape, num_bytes=8, fortran=False):
-    """Adds a member to a checkpoint of nothing."""
+    """Adds a member to an empty checkpoint."""
     save_checkpoint(path, {}, {}, FACTS)
     header = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n".encode()
     start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
@@ -180,7 +180,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
 
 
 def with_facts(path, change, checksum=True):
-    """Writes a checkpoint again with other facts and, unlike damage, with the checksum that belongs to them."""
+    """Rewrites a checkpoint with other facts and, unlike damage, with the matching checksum."""
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored.files if name != "meta"}
         header = change(json.loads(stored["meta"].tobytes()))
@@ -192,7 +192,7 @@ def with_facts(path, change, checksum=True):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"seed": 99}, None),  # the checksum is right, so that the other cases reach what they are for
+        ({"seed": 99}, None),  # the checksum is right, so that the other cases reach their own errors
         ({"seed": -1}, "$.seed"),
         ({"model": ["lenet"]}, "$.model"),
         ({"input_shape": [2**62, 1]}, "$.input_shape"),
@@ -260,7 +260,7 @@ JSON = st.recursive(
 
 @given(name=st.sampled_from(Facts.__struct_encode_fields__), value=JSON)
 def test_every_fact_has_a_type(tmp_path_factory, name, value):
-    """A fact of another type is refused by its name; what is let through is what its users take it for."""
+    """A fact of another type is refused by its name; accepted facts have the type that their users expect."""
     path = tmp_path_factory.mktemp("ckpt") / "a.npz"
     save_checkpoint(path, {}, {}, {**FACTS, name: value})
     try:
@@ -325,7 +325,7 @@ def test_nested_facts_are_refused(tmp_path):
 
 
 class Variable:
-    """What assign_weights needs of a tf.Variable."""
+    """Has the part of a tf.Variable that assign_weights needs."""
 
     def __init__(self, value):
         self.value = np.asarray(value)

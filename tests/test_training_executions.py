@@ -1,4 +1,4 @@
-"""The training loop of both sessions against a naive one: what is logged, validated and saved, and when."""
+"""The training loop of both sessions against a naive one: when it logs, validates and saves."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ def loss_of(update: int) -> float:
 
 
 class Stub(Session):
-    """Trains nothing; runs ``slice_length`` weight updates at a time."""
+    """Runs ``slice_length`` weight updates at a time, but trains nothing."""
 
     def __init__(self, program, slice_length):
         self.program, self.state = program, TrainState()
@@ -43,7 +43,7 @@ class Stub(Session):
 
 
 def events_of(program, slice_length, stop_after):
-    """What happens, in order; a new session takes the former one's state over after ``stop_after`` events."""
+    """Returns the events in order; after ``stop_after`` events a new session takes over the state."""
     session, found, seen = Stub(program, slice_length), [], 0
     iterator = session.train(None)
     while True:
@@ -52,7 +52,7 @@ def events_of(program, slice_length, stop_after):
             return found
         seen += 1
         if not isinstance(event, Progress):
-            # As the recorder does: done first, then counted.
+            # Like the recorder: handled first, then counted.
             if isinstance(event, ExecutionFinished) and event.is_logged:
                 found.append(("log", event.weight_updates, event.metrics["loss"], event.metrics["accuracy"]))
             elif isinstance(event, (ValidationDue, CheckpointDue)):
@@ -104,7 +104,7 @@ def test_events_are_those_of_a_naive_loop(
         if every and (execution % every == 0 or done == total):
             expected.append(("CheckpointDue", done))
     assert events_of(program, slice_length, 0) == expected
-    # Each session gets a few events further than the one before; with one event each, a slice is the furthest.
+    # Each session gets a few events further than the one before; with one event each, at most a slice.
     assert events_of(program, slice_length, stop_after) == expected
 
 

@@ -71,7 +71,7 @@ def test_dice_of_several_classes_is_their_mean_in_the_loss_and_each_ones_in_the_
         both = (labels == k).sum() + ((predicted == k) & (labels >= 0)).sum()
         assert result[f"dice_class_{k}"] == pytest.approx(2 * right / both)
     assert result["dice"] == pytest.approx((result["dice_class_1"] + result["dice_class_2"]) / 2)
-    # The evaluation's own sums, each sample by itself.
+    # Evaluation's own sums, each sample alone
     known = np.maximum(labels, 0)
     wanted = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]
     sums = EvaluationTotals(3, "bce_dice")
@@ -122,11 +122,11 @@ def test_a_network_that_says_nothing_is_not_right():
     labels = tf.constant([0, 7, 9], tf.int32)
     for logits, expected in ((np.zeros((3, 10)), 1), (np.full((3, 10), np.nan), 0)):
         sums = batch_sums(tf.constant(logits, tf.float32), labels, tf.ones(3), tf.zeros(3))
-        assert float(sums["top5"]) == expected  # of equal logits the first five classes are the top five
+        assert float(sums["top5"]) == expected  # among equal logits the first five classes are the top five
 
 
 def numpy_segmentation(logits, labels):
-    """Dice, IoU and pixel accuracy of both classes after their definitions, over the pixels that count."""
+    """Computes Dice, IoU and pixel accuracy of both classes by their definitions, over the pixels that count."""
     known = labels >= 0
     found, truth = logits.argmax(-1)[known], labels[known]
     result = {"accuracy": (found == truth).mean()}
@@ -174,7 +174,7 @@ def test_ignored_pixels_do_not_count_in_the_dice_loss():
 
 @pytest.mark.parametrize("name", ["cross_entropy", "bce_dice"])
 def test_losses_of_float16_logits_are_reduced_in_float32(name):
-    """388x388 pixels of loss 2 add up to 301,088, and float16 ends at 65,504."""
+    """388x388 pixels of loss 2 sum to 301,088, and float16 ends at 65,504."""
     logits = np.zeros((1, 388, 388, 2), np.float16)
     logits[..., 0] = 2
     labels = np.ones((1, 388, 388), np.int32)
@@ -189,7 +189,7 @@ def test_losses_of_float16_logits_are_reduced_in_float32(name):
 
 
 def test_gradients_of_float16_logits_need_the_scale():
-    """A pixel's share of the gradient is below float16's smallest number; 128 times it is not."""
+    """A pixel's share of the gradient is below float16's smallest number; 128 times the share is not."""
     labels = tf.ones((1, 388, 388), tf.int32)
     gradients = []
     for scale in (1.0, 128.0):

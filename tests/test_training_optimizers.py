@@ -30,7 +30,7 @@ from ipucnn.training.program import make_program as program_of
 @pytest.mark.parametrize("exponent", range(0, 9))
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
 def test_lars_is_the_published_rule_at_every_size_of_gradients(exponent, epsilon):
-    """You et al. 2017, arXiv:1708.03888, algorithm 1, in float64."""
+    """The rule is algorithm 1 of You et al. 2017, arXiv:1708.03888, in float64."""
     rng = np.random.default_rng(exponent)
     start = rng.normal(size=(5, 4)).astype(np.float32)
     params = {"momentum": 0.9, "weight_decay": 1e-4 if epsilon else 0.0, "eeta": 0.02, "epsilon": epsilon}
@@ -44,7 +44,7 @@ def test_lars_is_the_published_rule_at_every_size_of_gradients(exponent, epsilon
         local = params["eeta"] * norm / (np.linalg.norm(gradient.astype(np.float64)) + decay * norm + epsilon)
         velocity = 0.9 * velocity + 0.5 * local * (gradient + decay * weight)
         weight = weight - velocity
-    # What three steps moved the weights by, and not the weights, which hide it.
+    # The change of the weights in three steps, not the weights, which would hide it
     np.testing.assert_allclose(-optimizer.slots["w/momentum"].numpy(), velocity, rtol=1e-4, atol=0)
     moved, expected = variable.numpy() - start, weight - start
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
@@ -54,7 +54,7 @@ def test_lars_is_the_published_rule_at_every_size_of_gradients(exponent, epsilon
 
 
 def naive_scale(beyond, num_gradients, start=1.0):
-    """The scale before each weight update, and after the last; ``beyond``: gradients beyond 2**13 in each."""
+    """Returns the scale before each weight update and after the last; ``beyond``: gradients beyond 2**13 in each."""
     scale, found, seen, scales = start, 0, 0, [start]
     for update, count in enumerate(beyond):
         found, seen = found + count, seen + num_gradients
@@ -79,7 +79,7 @@ def test_the_loss_scale_is_that_of_a_numpy_loop(beyond, size):
     for update, count in enumerate(beyond):
         scale = float(scaler.factor.numpy())
         assert scale == expected[update]
-        gradient = np.full(size, 8192.0, np.float32)  # just not beyond
+        gradient = np.full(size, 8192.0, np.float32)  # just within the bound
         gradient[:count] = np.nextafter(np.float32(8192), np.float32(9000))
         found, far = scaler.unscaled([tf.constant(gradient * sign)])
         np.testing.assert_array_equal(found[0].numpy(), gradient * sign / np.float32(scale))
@@ -143,7 +143,7 @@ def test_the_scale_rises_in_16_bits(name, precision):
     ],
 )
 def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name, precision):
-    """Images so bright that gradients times 64 are beyond 2**13, times 16 no more."""
+    """The images are so bright that gradients times 64 are beyond 2**13, but times 16 are not."""
     whole = scaled_program(24, replicas=1, precision=precision)
     images, labels = data(24 * whole.global_batch_size, 4)
     images = images * np.float32(40.0)
@@ -154,7 +154,7 @@ def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name, precisi
         first = train(session_on(name, whole), whole, images, labels, (weights, slots, 0))
         scales = [event.loss_scaling for event in first[2]]
         assert scales[-1] < 4096 and scales[0] == 4096 and scales[1] == 2048
-        # From the middle between two looks on.
+        # Starts in the middle between two adjustments.
         part = scaled_program(12, replicas=1, precision=precision)
         middle = train(session_on(name, part), part, images, labels, (weights, slots, 0))
         assert middle[1]["loss_scale/beyond"] > 0
@@ -192,7 +192,7 @@ def test_automatic_loss_scaling_is_for_plain_sgd(options, named):
 
 
 def test_the_hint_names_all_that_automatic_loss_scaling_does_not_go_with():
-    """Typing what the hint says is enough, whatever the preset has."""
+    """Following the hint is enough, whatever the preset has."""
     given = {"auto_loss_scaling": True, "precision": "16.16", "dataset": "digits"}
     others = {"weight_decay": "0.1", "lr_warmup_params": "{warmup_mode: shift, warmup_epochs: 1}"}
     with pytest.raises(ConfigurationError) as error:
@@ -219,7 +219,7 @@ def test_a_loss_scale_of_ones_own_is_not_used_beside_it():
 def test_a_run_that_was_cut_goes_on_with_its_scale_and_its_statistics_in_the_same_bytes(
     tmp_path, monkeypatch
 ):
-    """From the middle between two looks, with moving statistics that move once per weight update."""
+    """The cut is in the middle between two adjustments; moving statistics move once per weight update."""
     monkeypatch.chdir(tmp_path)
     options = {
         **{"dataset": "digits", "limit_train": "96", "limit_eval": "8", "seed": "5", "num_epochs": "1"},

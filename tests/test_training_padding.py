@@ -74,7 +74,7 @@ def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
 
 
 def trained(method, fused, folder, model="lenet"):
-    """A session's losses and weights after the run, and what a loop over real samples alone makes of it."""
+    """Returns a session's losses and weights after the run, and those of a loop over real samples alone."""
     resolved = resolve(
         "train",
         {**OPTIONS, "gradient_accumulation_reduction_method": method, "run_dir": str(folder / "r")},
@@ -96,7 +96,7 @@ def trained(method, fused, folder, model="lenet"):
 
 
 def without_padding(run, network, method):
-    """Losses per epoch and final weights of plain SGD with momentum, on the real samples of each update."""
+    """Returns losses per epoch and final weights of plain SGD with momentum, on the real samples of each update."""
     program = run.context.program
     weights = list(network.trainable_weights)
     velocity = [tf.zeros(w.shape) for w in weights]
@@ -111,7 +111,7 @@ def without_padding(run, network, method):
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
                     labels, network(images, training=True)
                 )
-                # The sum of reduction method "sum" is over accumulation steps; over replicas it is a mean.
+                # Reduction method "sum" sums over accumulation steps; over replicas it is a mean.
                 share = program.micro_batch_size * program.num_replicas if method == "sum" else len(labels)
                 objective = tf.reduce_sum(losses) / share
             gradients = tape.gradient(objective, weights)
@@ -135,7 +135,7 @@ def test_loss_and_weights_are_those_without_padding(method, fused, tmp_path):
 
 
 def test_padding_changes_the_loss_of_the_last_update_if_it_counts(tmp_path):
-    """The comparison above can fail: without weights the padding's samples are in the mean."""
+    """Shows that the comparison above can fail: without weights, padding samples are part of the mean."""
     run, network, _, _ = trained("mean", 8, tmp_path)
     batches = list(run.dataset(0, 16).take(3).as_numpy_iterator())
     images, labels, real = batches[-1]
@@ -147,8 +147,9 @@ def test_padding_changes_the_loss_of_the_last_update_if_it_counts(tmp_path):
 
 @pytest.mark.parametrize("fused", [1, 3])
 def test_masks_are_padded_as_classes_are(fused):
-    """Segmentation with cross-entropy: the weighted loss, scaled as a weight update scales it, is that of the real
-    images alone, computed here pixel by pixel; so are its gradients by the logits, and padding has none."""
+    """In segmentation with cross-entropy, the weighted loss, scaled as in a weight update, is that of the real images
+    alone, computed here pixel by pixel; so are its gradients by the logits, and padding has none.
+    """
     random = np.random.RandomState(3)
     logits = tf.constant(random.normal(size=(6, 5, 4, 2)), tf.float32)
     labels = random.randint(0, 2, (6, 5, 4)).astype(np.int32)

@@ -33,12 +33,12 @@ ALL = (
 )
 SMALL = ("--dataset", "digits", "--limit-train", 48, "--limit-eval", 40, "--seed", 1, "--num-epochs", 2)
 SGD = ("--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--learning-rate", 0.01)
-CONST = ("--lr-schedule", "const")  # does not depend on the number of epochs
+CONST = ("--lr-schedule", "const")  # independent of the number of epochs
 TRAIN = ("train", "toy_model_bn", *SMALL, *SGD, *CONST, "--micro-batch-size", 4, "--global-batch-size", 16)
 
 
 def beta(parameter, level):
-    """The quantile of Beta(a, a), by adding up its density: a way that has nothing to do with SciPy's."""
+    """Returns the quantile of Beta(a, a) by summing its density, independently of SciPy."""
     places = (np.arange(400_000) + 0.5) / 400_000
     density = (places * (1 - places)) ** (parameter - 1)
     return float(np.interp((level + 0.5) / LEVELS, np.cumsum(density) / density.sum(), places))
@@ -49,7 +49,7 @@ def below(draw, bound):
 
 
 def naive(mixing, images, labels, seed, tickets, mean):
-    """One image after the other, pixel by pixel, in float64."""
+    """Mixes one image after the other, pixel by pixel, in float64."""
     count, height, width, _ = images.shape
     images = images.astype(np.float64).copy()
     for n in range(count):
@@ -119,7 +119,7 @@ def test_images_are_mixed_and_erased_as_in_loops(size, count, alphas, erasing, s
         tf.constant(images), tf.constant(labels), seed, tuple(map(tf.constant, tickets)), mean
     )
     expected, expected_truth = naive(mixing, images, labels, seed, tickets, mean)
-    np.testing.assert_allclose(found.numpy(), expected, atol=0.3)  # the sum knows a share to 1e-3
+    np.testing.assert_allclose(found.numpy(), expected, atol=0.3)  # the sum is accurate to 1e-3
     np.testing.assert_allclose(truth.numpy(), expected_truth, atol=1e-3)
 
 
@@ -131,7 +131,7 @@ def test_as_many_images_are_erased_as_asked_for_and_shares_are_spread():
     parts = (erased == 9.0).mean(axis=(1, 2, 3))
     assert abs((parts > 0).mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / count)
     assert parts[parts > 0].min() > 0.01 and parts.max() < 0.4
-    # Beta(1, 1) is uniform; a rectangle that reaches over the border leaves more of the image.
+    # Beta(1, 1) is uniform; a rectangle across the border leaves more of the image.
     for mixing, deviation in ((Mixing(2, 2, mixup=1.0), 12**-0.5), (Mixing(2, 2, cutmix=1.0), 0.18)):
         shares = mixing.apply(images, labels, 7, tickets, [0.0])[1].numpy()[::2, 0]
         assert (
@@ -177,7 +177,7 @@ def whole(tmp_path_factory):
 
 
 def test_a_run_with_all_of_it_goes_on_in_the_same_bytes(run, tmp_path, whole):
-    """Interrupted after its first epoch by ending there, and continued."""
+    """The run ends after its first epoch, and is continued."""
     assert run(*TRAIN, *ALL, "--num-epochs", 1, "--run-dir", "other")[0] == 0
     assert run("train", "toy_model_bn", "--resume", "--run-dir", "other", "--num-epochs", 2)[0] == 0
     for name in ("checkpoints/last.npz", "metrics.jsonl"):
@@ -202,7 +202,7 @@ def test_what_is_saved_and_evaluated_are_the_averages(run, whole):
 
 
 def test_measured_statistics_are_those_of_the_averages(run, tmp_path, whole):
-    """Averages stay as they are; statistics are measured with them in place, and kept out of training."""
+    """Averages stay unchanged; statistics are measured with them in place, and are not used by training."""
     assert run(*TRAIN, *ALL, "--precise-batch-norm", 32, "--run-dir", "run")[0] == 0
     one, other = weights_of(whole), weights_of(tmp_path / "run")
     for name, value in one.weights.items():
@@ -210,7 +210,7 @@ def test_measured_statistics_are_those_of_the_averages(run, tmp_path, whole):
         assert same == (not name.rsplit("/", 1)[-1].startswith("moving")), name
     for name, value in one.slots.items():
         np.testing.assert_array_equal(other.slots[name], value, err_msg=name)
-    # The first batch norm's, computed here: of the averaged convolution, over the batch that the run measures with.
+    # The first batch norm's statistics, computed here: of the averaged convolution, over the run's measured batch.
     flags = {"dataset": "digits", "limit_train": "48", "limit_eval": "40", "precise_batch_norm": "32"}
     prepared = run_setup.prepare(resolve("train", flags, model="toy_model_bn"), seed=1)
     batches, count, _ = run_setup.statistics_batches(prepared)
@@ -249,7 +249,7 @@ def test_ipus_train_the_same(run, tmp_path, whole):
 
 
 def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_path):
-    """Stages on IPUs, whose statistics are measured anew before anything is saved, against the host."""
+    """Compares stages on IPUs, whose statistics are measured anew before anything is saved, with the host."""
     pipeline = ("--pipeline-splits", "conv2d_1", "--device-mapping", "0 1", "--precise-batch-norm", 32)
     pipeline = (*pipeline, "--gradient-accumulation-count", 4, "--ema-decay", 0.9)
     command = ("train", "toy_model_bn", *SMALL, *SGD, "--micro-batch-size", 4, *pipeline)
@@ -261,7 +261,7 @@ def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_p
     assert any(name.endswith("/running") for name in one.slots) and list(one.slots) == list(other.slots)
     for found, expected in ((other.weights, one.weights), (other.slots, one.slots)):
         for name, value in expected.items():
-            # What the SDK makes of moving statistics in a pipeline is nobody's, nor are averages of it.
+            # The SDK's moving statistics in a pipeline are undefined, and so are averages of them.
             if found is other.weights or "/moving_" not in name:
                 np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-4, err_msg=name)
 
@@ -317,7 +317,7 @@ def test_what_makes_no_sense_is_refused(run, tmp_path, model, flags, text):
 
 
 def test_statistics_that_move_once_are_neither_clipped_nor_in_the_norm(run, tmp_path):
-    """On IPUs they come as gradients: of custom_batch_norm, whose averages follow the weight updates as well."""
+    """On IPUs custom_batch_norm passes them as gradients; its averages follow the weight updates, too."""
     own = ("--norm-layer", "custom_batch_norm", "--clip-gradient-norm", 0.5, "--ema-decay", 0.9)
     flags = (*TRAIN, *own, "--num-replicas", 2)
     assert run(*flags, "--device", "cpu", "--run-dir", "cpu")[0] == 0

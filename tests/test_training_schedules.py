@@ -1,4 +1,4 @@
-"""Learning-rate schedules against formulas written out here, and against Keras' where it has them."""
+"""Learning-rate schedules against formulas written out here, and against Keras' where Keras has them."""
 
 import math
 
@@ -107,7 +107,7 @@ def test_exponential():
 @pytest.mark.parametrize(
     "name, params, warmup, message",
     [
-        # What is missing comes first, and the keys that there are.
+        # A missing key is named first, with the known keys.
         ("cosine", {"epoch_to_total_decay": 3}, None, "lacks initial_learning_rate"),
         ("stepped", {"boundaries": [-1], "values": [1, 2]}, None, "boundaries of .* is -1"),
         ("cosine", {"initial_learning_rate": 1, "epoch_to_total_decay": 3}, None, "unknown key 'epoch_to"),

@@ -1,4 +1,4 @@
-"""V^Rand and V^Info of the ISBI 2012 challenge against loops over contingencies, and what must hold of them."""
+"""V^Rand and V^Info of the ISBI 2012 challenge against loops over contingencies, and their properties."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ from ipucnn.training.metrics import (
 
 
 def naive_components(mask):
-    """Flood fill over 4 neighbours, in plain Python."""
+    """Flood-fills over 4 neighbours, in plain Python."""
     height, width = mask.shape
     found = np.zeros(mask.shape, int)
     count = 0
@@ -40,13 +40,13 @@ def naive_components(mask):
 
 
 def neighbours(pixel):
-    """Left, above, right, below, of (column, row)."""
+    """Returns the pixels left, above, right and below of (column, row)."""
     x, y = pixel
     return [(x - 1, y), (x, y - 1), (x + 1, y), (x, y + 1)]
 
 
 def naive_watershed(heights):
-    """The flooding of Vincent and Soille of an image of any heights, pixels column by column; {pixel: basin or 0}."""
+    """Floods an image of any heights as Vincent and Soille, pixels column by column; {pixel: basin or 0}."""
     found, basins = {}, 0
     for height in sorted(set(heights.values())):
         level = sorted(pixel for pixel in heights if heights[pixel] == height)
@@ -61,7 +61,7 @@ def naive_watershed(heights):
                     flooded.append(n)
             around = {found[n] for n in neighbours(pixel) if isinstance(found.get(n), int)} - {0}
             found[pixel] = around.pop() if len(around) == 1 else 0
-        for pixel in level:  # what no water has reached is a new basin
+        for pixel in level:  # pixels that no water has reached become a new basin
             if found[pixel] == "dry":
                 basins += 1
                 reached = [pixel]
@@ -73,14 +73,14 @@ def naive_watershed(heights):
 
 
 def naive_thinned(mask):
-    """Components of the watershed of a mask in which cells lie below membranes."""
+    """Returns components of the watershed of a mask in which cells lie below membranes."""
     heights = {(x, y): 0 if cell else 255 for (y, x), cell in np.ndenumerate(mask)}
     found = naive_watershed(heights)
     return np.array([[found[x, y] for x in range(mask.shape[1])] for y in range(mask.shape[0])])
 
 
 def naive_scores(predicted, truth, components=naive_components):
-    """(Rand split, merge, score), (information split, merge, score): the paper's sums over p_ij, s_i, t_j."""
+    """Returns (Rand split, merge, score), (information split, merge, score): the paper's sums over p_ij, s_i, t_j."""
     t, s = naive_components(truth), components(predicted)
     joint, alone = Counter(), 0
     for row in range(truth.shape[0]):
@@ -153,7 +153,7 @@ def test_thinning_keeps_cells_apart_and_moves_no_cell(pair):
     if mask.any():
         assert len(set(zip(before[mask], after[mask]))) == before.max() == after.max()
     for number in range(1, after.max() + 1):
-        assert naive_components(after == number).max() == 1  # grown, and not torn
+        assert naive_components(after == number).max() == 1  # grown, but in one piece
     for part in scores(mask, mask, thin=True) if mask.any() else ():
         assert part == pytest.approx((1, 1, 1))
 
@@ -161,10 +161,10 @@ def test_thinning_keeps_cells_apart_and_moves_no_cell(pair):
 def test_a_wide_membrane_becomes_a_line():
     lines = {
         "#...# #...#": "11022 11022",  # a line in the middle
-        "#....# #....#": "111022 111022",  # of the two in the middle, the one that is reached second
+        "#....# #....#": "111022 111022",  # of the two middle pixels, the one reached second
         "#.. ... ...": "111 111 111",
         "... ...": "111 111",  # no cell: one component
-        "#.#.# ..... #.#.#": "10203 00000 40506",  # a dam of one pixel stays as it is
+        "#.#.# ..... #.#.#": "10203 00000 40506",  # a dam of one pixel is unchanged
     }
     for text, expected in lines.items():
         found = thinned_components(masks(text))

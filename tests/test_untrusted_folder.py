@@ -1,4 +1,4 @@
-"""Nothing that lies in the folder a command is typed in is executed, whatever it is called."""
+"""Files in the folder where a command is typed are never executed, whatever their names."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ PROGRAMS = (
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder full of traps; each leaves its name in the file that is returned with it."""
+    """Fills a folder with traps; each appends its name to the file that is returned with it."""
     folder, sprung = tmp_path / "folder", tmp_path / "sprung"
     trap = f"#!{sys.executable} -E\nopen({str(sprung)!r}, 'a').write(__file__ + '\\n')\n"
     for place in (folder, folder / "bin", folder / "cuda_sdk_lib" / "bin"):
@@ -53,9 +53,9 @@ def hostile(tmp_path):
 
 
 def ipucnn(folder, *args):
-    """The console script, typed in ``folder`` by someone whose PATH has the current folder in it.
+    """Runs the console script in ``folder`` for a user whose PATH includes the current folder.
 
-    One process runs the commands that "+" parts: each import of TensorFlow takes some seconds.
+    One process runs the commands that "+" separates: each import of TensorFlow takes some seconds.
     """
     script = folder.parent / "bin" / "ipucnn"
     script.parent.mkdir(exist_ok=True)
@@ -118,7 +118,7 @@ def test_a_suite_executes_nothing(hostile):
 
 def test_a_module_run_with_python_m_leaves_the_folder_off_the_path(hostile):
     folder, sprung = hostile
-    # What Python itself imports before the program begins cannot be helped: `python -m` is for one's own folders.
+    # Python's own imports before the program begins are unprotected: `python -m` is for one's own folders.
     for name in MODULES:
         if name not in ("rich", "typer", "yaml", "numpy", "json"):
             (folder / f"{name}.py").unlink()
@@ -145,7 +145,7 @@ def test_programs_come_from_absolute_folders_of_path_alone(hostile, monkeypatch)
 
 
 def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
-    """TFDS need not be here: this is the method of it that imports (tensorflow_datasets/core/features/feature.py)."""
+    """TFDS need not be installed: this is its method that imports (tensorflow_datasets/core/features/feature.py)."""
     import importlib
 
     from ipucnn.datasets.sources.tfds import refuse_foreign_features
@@ -162,15 +162,13 @@ def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
     with pytest.raises(DataError, match="names antigravity"):
         Connector.cls_from_name("antigravity.Feature")
     assert not sprung.exists() and "antigravity" not in sys.modules
-    (
-        folder / "tensorflow_datasets.py"
-    ).unlink()  # what lies there would come first where TFDS is not installed
-    with pytest.raises(ImportError):  # allowed, and absent here or without such a module
+    (folder / "tensorflow_datasets.py").unlink()  # the trap would come first if TFDS is not installed
+    with pytest.raises(ImportError):  # allowed, but absent here or without such a module
         Connector.cls_from_name("tensorflow_datasets.core.features.absent.Feature")
 
 
 def test_a_long_version_in_a_run_folder_is_shortened():
-    """What a run folder says of the machine that wrote it may be anything."""
+    """A run folder's record of the machine that wrote it may have any text."""
     from ipucnn.runs.provenance import changes
 
     (line,) = changes({"numpy": "9" * 100_000}, {"numpy": "1.0"})

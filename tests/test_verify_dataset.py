@@ -1,4 +1,4 @@
-"""``verify-dataset``: undamaged sets of every kind give no findings, and each kind of damage is found by its code."""
+"""``verify-dataset``: undamaged sets of every kind give no findings, and each kind of damage gives its code."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ NUM = {TRAIN: 40, EVAL: 20}
 
 
 def check(name, path, **options):
-    """Codes by severity, and the whole report."""
+    """Returns codes by severity, and the whole report."""
     found = verify.verify(verify.choose(str(name), str(path)), **options)
     errors = {finding.code for finding in found.findings if finding.severity == ERROR}
     return errors, {finding.code for finding in found.findings} - errors, found
@@ -79,7 +79,7 @@ def write_volumes(folder, count=30, size=512):
 
 
 def measured(folder, name):
-    """The published values of a set, as if the one that was made here had been published."""
+    """Measures a set's published values, as if this set had been published."""
     _, _, found = check(name, folder, allow_partial=True)
     return found.subsets[0].mean, found.subsets[0].std
 
@@ -263,7 +263,7 @@ def test_damage_of_pickles(made, content, code):
     (folder / "data_batch_2").write_bytes(pickle.dumps(content, 2))
     errors, warnings, found = check(name, folder)
     assert code in errors
-    # What was made here is not what was published, which is the only other thing to say.
+    # This set is not the published one, which is the only other finding.
     assert "not-published" in warnings and found.checksums["MD5 of files"] == (0, 6)
 
 
@@ -350,7 +350,7 @@ def test_an_image_of_many_pixels_is_not_decoded(made):
 
 
 def test_large_files_are_read_one_at_a_time(made, monkeypatch):
-    """Each may take half of the memory that is free when it is opened."""
+    """Each may use half of the memory that is free when it is opened."""
     _, folder = made("folders")
     reading, most = [], []
 
@@ -474,7 +474,7 @@ MASKS = {
 
 @pytest.fixture
 def mask_parts(made):
-    """A folder with pairs in train/ and val/."""
+    """Makes a folder with pairs in train/ and val/."""
     _, folder = made("masks")
     for part, numbers in (("train", range(7)), ("val", range(7, 10))):
         for below in ("images", "masks"):
@@ -575,7 +575,7 @@ def test_slices_without_labels_are_not_called_unreadable(tmp_path):
 
 
 def test_a_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
-    """What a finding is comes from the reader, and not from words of its message, which has the path."""
+    """The reader classifies a finding; the words of its message, which has the path, do not matter."""
     name, folder = made("idx")
     strange = tmp_path / "NCT-CRC-truncated"
     folder.rename(strange)
@@ -601,7 +601,7 @@ def test_damage_is_found(made, kind, what):
 
 
 def test_every_code_is_found_by_a_test():
-    """But those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
+    """Except for those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
     found = {code for table in DAMAGES.values() for code, _ in table.values()}
     assert found | {"small-image", "no-eval-subset", "not-checked"} == set(CODES)
     assert all(CODES[code].severity in (ERROR, WARNING) and CODES[code].hint for code in CODES)
@@ -643,7 +643,7 @@ def test_limits_look_at_fewer_samples(made, kind):
 
 
 def test_a_class_that_a_limit_left_out_is_not_missing(made):
-    """Of a few samples all can be of one class, or nearly all, by chance."""
+    """A few samples can by chance all be of one class, or nearly all."""
     name, folder = made("idx")
     edit_idx(folder / LABELS, lambda a: (np.arange(len(a)) % 21 == 0).astype(np.uint8))
     assert "imbalance" in check(name, folder)[1]
@@ -663,7 +663,7 @@ def test_masks_that_a_limit_left_out_may_be_of_another_class(made, page):
 
 
 def survey_of(arrays, class_names):
-    """A survey that has seen images and labels of each subset."""
+    """Makes a survey that has read images and labels of each subset."""
     survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
     survey.class_names = class_names
     pairs = {subset: ("", images, np.array(labels, int)) for subset, (images, labels) in arrays.items()}
@@ -682,7 +682,7 @@ def test_what_was_published_so_is_a_warning(tmp_path):
     assert survey.finish(False).num_errors == 0
 
 
-# ---------------------------------------------------------------- which set
+# ---------------------------------------------------------------- recognising a set
 
 
 @pytest.mark.parametrize(
@@ -758,7 +758,7 @@ def test_two_sets_in_one_folder(tmp_path):
 )
 @settings(max_examples=150)
 def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
-    """Images are one of four, so that most are there more than once."""
+    """Images are one of four, so that most have duplicates."""
     number = len(labels)
     images = np.stack([noise(k, 2, 2, 1) for k in pixels[:number]])
     cut = min(cut, number)
@@ -800,7 +800,7 @@ def test_what_is_measured_is_what_numpy_says(shape, seed, flat):
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory):
-    """Undamaged small sets, whose bytes are changed at random."""
+    """Makes small undamaged sets, whose bytes are changed at random."""
     base = tmp_path_factory.mktemp("targets")
     made = {}
     for name, write in (
@@ -864,7 +864,7 @@ def test_no_line_is_wider_than_the_terminal(run, made, columns):
         try:
             damage(folder)
         except OSError:
-            continue  # one damage took away what the next needs
+            continue  # earlier damage removed a file that this one needs
     code, out, _ = run("verify-dataset", folder, columns=columns)
     assert code == 3 and max(map(len, out.splitlines())) <= columns
 
@@ -951,7 +951,7 @@ def test_every_sample_with_a_finding_is_framed_and_no_other(made, kind, what, na
 
 @pytest.mark.parametrize("kind, side", [("folders", 136), ("masks", 3 * 192)])
 def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
-    """A copy makes two red frames, around the three pictures of a pair with a mask; a damaged file is told."""
+    """A copy makes two red frames, around the three pictures of a pair with a mask; a damaged file is reported."""
     _, folder = made(kind)
     if kind == "folders":
         FOLDERS["a copy in another format"][1](folder)
@@ -963,7 +963,7 @@ def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
     assert code == 3 and "1 sample chosen for the sheet could not be drawn" in err
     with Image.open(tmp_path / "sheet.png") as sheet:
         red = (np.asarray(sheet.convert("RGB")) == (200, 30, 30)).all(axis=2)
-    # The upper edge of a frame: a run of red as wide as a picture, with none above it.
+    # The upper edge of a frame: a run of red as wide as a picture, with no red above it
     edges = 0
     for above, row in zip(np.vstack([np.zeros_like(red[:1]), red]), red):
         starts = np.diff(np.concatenate([[0], row & ~above, [0]]).astype(int))

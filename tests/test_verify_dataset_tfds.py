@@ -1,4 +1,4 @@
-"""``verify-dataset`` of sets in the format of TensorFlow Datasets, and the TFRecord checksums it computes itself."""
+"""``verify-dataset`` of sets in the format of TensorFlow Datasets, and its own TFRecord checksums."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def record_file(contents):
 
 
 def records(path):
-    """The contents of a file's records; for one that is damaged, or the end of those that are found, the code."""
+    """Returns the contents of a file's records; a damaged record, or a damaged end of the file, gives a code."""
     found = []
     try:
         for number, at, _, _ in scan_records(path):
@@ -78,7 +78,7 @@ def test_any_changed_byte_is_found(path, contents, place, change):
     path.write_bytes(bytes(data))
     found = records(path)
     assert {"checksum", "truncated"} & set(found)
-    # What is before the damage, and what is after a record whose length is right, is read all the same.
+    # Records before the damage are read, and so are those after a record whose length is right.
     assert sum(isinstance(one, bytes) for one in found) == len(contents) - 1 or found[-1] == "end"
 
 
@@ -153,7 +153,7 @@ def test_damaged_files_of_a_prepared_set(prepared, damage, codes, train, checksu
 
 
 def describe_as_two_shards(folder):
-    """Gives the training records to two files, of 11 and 10 records; gives their paths."""
+    """Splits the training records into two files, of 11 and 10 records; returns their paths."""
     path = shard(folder, "train")
     contents = records(path)
     paths = [path.with_name(path.name.replace("00000-of-00001", f"0000{k}-of-00002")) for k in (0, 1)]
@@ -179,7 +179,7 @@ def test_more_records_than_the_description_says(prepared):
     names = [path.name for path in (first, second)]
     assert by_code["more-samples"].count == 3
     assert by_code["more-samples"].examples == (f"{names[0]}: 13 of 11", f"{names[1]}: 11 of 10")
-    # The records beyond the description have numbers of their own, and are named by their files.
+    # Records beyond the description have numbers of their own, and their files name them.
     assert by_code["duplicate"].examples == (f"{names[0]}, record 11 = {names[0]}, record 12 and 2 more",)
     errors, warnings, found = check(prepared, limit_train="20")
     assert found.subsets[0].checked == 20
