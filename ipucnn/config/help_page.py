@@ -33,9 +33,7 @@ class PipeConsole(Console):
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **details})
-        if (
-            self.width < LEAST_WIDTH
-        ):  # with COLUMNS=1 nothing could be read; any other width follows the terminal
+        if self.width < LEAST_WIDTH:  # COLUMNS=1 would make text illegible; other widths follow the terminal
             self.width = LEAST_WIDTH
 
     def on_broken_pipe(self) -> None:

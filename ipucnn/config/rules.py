@@ -34,7 +34,7 @@ class Contradiction(NamedTuple):
 
 
 def _is_noise_twice(name: str) -> Callable[[RunConfig, Origins], bool]:
-    """Returns a check whether ``--synthetic-data`` and another source of generated images are given.
+    """Returns a check that ``--synthetic-data`` and another source of generated images are both given.
 
     Values of a saved run do not count as given.
     """

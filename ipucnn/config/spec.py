@@ -283,13 +283,13 @@ SECONDS = Number(float, Range(0, bounds.MAX_SECONDS))
 STAGES = Number(int, Range(1, bounds.MAX_IPUS))
 """Pipeline stages; each has at least one layer, so that networks have fewer."""
 ROW = Number(int, Range(1, bounds.MAX_COUNT))
-"""Row of the table of a search."""
+"""Row of the table of a search; the first is 1."""
 CLASSES = Number(int, Range(1, bounds.MAX_CLASSES))
 """Classes to plan a network for."""
 TOP = Number(int, Range(1, bounds.MAX_CLASSES))
 """Most probable classes to show."""
 TILE_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
-"""Height and width of a tile."""
+"""Height and width of an input patch."""
 THRESHOLD = Number(float, Range(0, 0.99))
 """Probability of class 1 above which a pixel is of class 1."""
 VIEWS = Number(int, Range(1, 8))

@@ -347,7 +347,7 @@ class WorstSheet(PanelSheet):
         self._worst = sorted([*self._worst, image], key=lambda image: image.mean_dice)[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
-        """See ``Sheet``."""
+        """Draws the sheet, see :meth:`Sheet.save`."""
         for image in self._worst:
             assert image.truth is not None
             masks = (mask_picture(mask, image.classes.colours) for mask in (image.truth, image.predicted))
@@ -430,7 +430,7 @@ def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
     if len(names) <= MOST_NAMES:
         ticks = list(range(len(names)))
         shown = [name if len(name) <= 14 else name[:13] + "…" for name in names]
-        shown = [name.replace("$", r"\$") for name in shown]  # no formulas
+        shown = [name.replace("$", r"\$") for name in shown]  # else matplotlib reads formulas
         size = 9 if len(names) <= MOST_NUMBERS else 6
         upright = max(len(name) for name in shown) > 3
         axis.set_xticks(ticks)

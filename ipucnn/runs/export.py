@@ -154,7 +154,7 @@ def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
     return record
 
 
-# --- what is refused
+# --- checks
 
 
 def _check_request(request: ExportRequest) -> None:
@@ -435,7 +435,7 @@ def _write_json(path: Path, value: PlainValue) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-# --- what stands beside it
+# --- facts beside the network
 
 
 def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file: Path) -> PlainDict:

@@ -295,7 +295,7 @@ class RuntimeProcess:
         """Sends images, if any, and returns the process's answer."""
         try:
             if images is not None:
-                with contextlib.suppress(BrokenPipeError):  # the answer says why
+                with contextlib.suppress(BrokenPipeError):  # the answer has the reason
                     runtimes.send(self._process.stdin, images)
             answer = runtimes.receive(self._process.stdout)
         except BaseException:

@@ -32,7 +32,7 @@ SILENT = Progress()
 
 @contextlib.contextmanager
 def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Turns out-of-memory errors into messages that say what does not fit, and which option to change.
+    """Replaces out-of-memory errors by messages that name the data that do not fit, and the option to change.
 
     Raises:
         InfeasibleError: memory ran out within the block.

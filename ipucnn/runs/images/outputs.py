@@ -336,10 +336,10 @@ def check_folder(folder: Path) -> None:
         DataError: a file of that name, a missing parent folder, or no permission.
     """
     check_makeable(folder)
-    above = absolute(folder).parent
-    if not is_folder(above):
+    parent = absolute(folder).parent
+    if not is_folder(parent):
         raise DataError(
-            f"--output {folder}: folder {above} does not exist", "make the folder, or choose another"
+            f"--output {folder}: folder {parent} does not exist", "make the folder, or choose another"
         )
 
 

@@ -417,7 +417,7 @@ def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: in
         predicted = stitch(tiles, size, setup.record.size_step)
         return Picture(number, _displayed(one.images[0]), one.labels[0], predicted)
     sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
-    assert setup.output_shape is not None  # a segmentation network has one
+    assert setup.output_shape is not None  # set in segmentation networks
     image = crop_centre(sized, *setup.output_shape)[0]
     height, width = setup.input_shape[:2]
     whole = None if image.shape[:2] == (height, width) else (height, width)
