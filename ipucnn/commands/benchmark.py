@@ -233,9 +233,9 @@ def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Option
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     note(resolved.choice.message)
-    public = resolved.public_note()
-    if public:
-        note(public)
+    public_note = resolved.public_note()
+    if public_note:
+        note(public_note)
     if baseline is not None:
         from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
 
@@ -244,9 +244,9 @@ def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Option
             note(
                 f"{where} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be inconclusive"
             )
-    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
-    if effect:
-        note(effect)
+    host_note = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
+    if host_note:
+        note(host_note)
     for warning in device_warnings(resolved.config.device):
         note(f"warning: {warning}")
 
@@ -270,21 +270,21 @@ def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
             f"interrupted after {len(report.executions)} measured executions",
             "these count; the report has them" if report.executions else None,
         )
-    slower = report.regression
-    if slower is None:
+    regression = report.regression
+    if regression is None:
         return
     from ipucnn.benchmarking.baseline import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.reports.console import note
 
-    if slower.verdict == INCONCLUSIVE:
-        why = slower.why_inconclusive
+    if regression.verdict == INCONCLUSIVE:
+        why = regression.why_inconclusive
         advice = "take a longer --max-time, a baseline with a longer --min-time, or a quieter machine"
         if why is not None:
             advice = f"{why}; use --executions {LEAST_EXECUTIONS} for both, and a longer --max-time"
-        note(f"whether this is slower than {slower.baseline} is inconclusive: {advice}")
-    if slower.regressed:
+        note(f"whether this is slower than {regression.baseline} is inconclusive: {advice}")
+    if regression.regressed:
         raise ThresholdError(
-            f"{1 - slower.ratio.value:.1%} slower than {slower.baseline}, {slower.allowed:.1%} are allowed",
+            f"{1 - regression.ratio.value:.1%} slower than {regression.baseline}, {regression.allowed:.1%} are allowed",
             f"the interval of the ratio is in {path}",
         )
 
@@ -370,8 +370,8 @@ def _run_rows(
         note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
     with SuiteProgress(num_kept, len(plan.rows)) as progress:
         try:
-            for so_far, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
-                result = so_far
+            for new_result, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
+                result = new_result
                 progress.row(row_id, row)
         except KeyboardInterrupt:
             return folder, result, True

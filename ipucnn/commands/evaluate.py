@@ -70,8 +70,8 @@ def evaluate(
     from ipucnn.runs.trained import Named
     from ipucnn.sessions.host.workers import group_of_environment
 
-    page_of = expand(run)
-    if report and not is_file(page_of / CONFIG):
+    run_folder = expand(run)
+    if report and not is_file(run_folder / CONFIG):
         raise ConfigurationError(
             f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
         )
@@ -96,7 +96,7 @@ def evaluate(
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
     if report and group_of_environment().is_writer:
-        write_page(page_of, result)
+        write_page(run_folder, result)
     if json_output:
         print(evaluation_json(result))
     else:

@@ -159,29 +159,29 @@ def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool)
     sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
     drawn = None if sheet_to is None else sheet
     with telling_of_indexing(), SheetProgress("classifying", LOADING, drawn) as progress:
-        done = infer_classes(request, progress)
+        predictions = infer_classes(request, progress)
 
     def save(into: Path) -> None:
         assert output_to is not None
         with open(into, "w", encoding="utf-8", newline="") as handle:
-            write_results(done, format_of(output_to, OUTPUTS).lstrip("."), handle)
+            write_results(predictions, format_of(output_to, OUTPUTS).lstrip("."), handle)
 
-    count = len(done.results)
+    count = len(predictions.results)
     if output_to is not None and count:
         write_output(output_to, save)
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
     if form is not None:
-        write_results(done, form, sys.stdout)
+        write_results(predictions, form, sys.stdout)
     elif output_to is None:
-        print_predictions(done)
+        print_predictions(predictions)
     if output_to is not None and count:
         note(f"predictions of {counted(count, 'image')} in {output_to}")
     if sheet_to is not None and len(sheet):
         note(f"contact sheet of {counted(len(sheet), 'image')} in {sheet_to}")
     elif only_mistakes:
         note(f"no mistakes among {counted(count, 'image')}: no contact sheet")
-    _check_failed(done.num_failed, count)
+    _check_failed(predictions.num_failed, count)
 
 
 def _segment(request: "InferRequest", json_output: bool) -> None:
@@ -194,19 +194,19 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
 
     sheet = MaskSheet()
     with SheetProgress("segmenting", LOADING, sheet) as progress:
-        done = infer_masks(request, progress)
+        masks = infer_masks(request, progress)
     assert request.output is not None
     path = request.contact_sheet or request.output / CONTACT_SHEET
     if group_of_environment().is_writer:  # only the first of several processes writes
         write = write_atomically if request.contact_sheet is None else write_output
         write(path, sheet.save)
     if json_output:
-        print(masks_json(done))
+        print(masks_json(masks))
     else:
-        print_masks(done)
-    note(speed_line(done))
+        print_masks(masks)
+    note(speed_line(masks))
     note(f"contact sheet in {path}")
-    _check_failed(done.num_failed, len(done.results))
+    _check_failed(masks.num_failed, len(masks.results))
 
 
 def _check_failed(failed: int, done: int) -> None:

@@ -165,7 +165,7 @@ class _Processes:
         tf_config = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
         package_folder = str(Path(ipucnn.__file__).parents[1])
         # The first worker writes to the terminal itself, and sends only a copy of its error through a pipe.
-        copy = os.pipe() if rank == 0 else ()
+        error_pipe = os.pipe() if rank == 0 else ()
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -173,7 +173,7 @@ class _Processes:
                 _PROGRAM,
                 str(os.getpid()),
                 package_folder,
-                *map(str, copy[1:] or [""]),
+                *map(str, error_pipe[1:] or [""]),
                 *self._command,
             ],
             env={
@@ -186,14 +186,14 @@ class _Processes:
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=None if rank == 0 else subprocess.PIPE,
-            pass_fds=copy[1:],
+            pass_fds=error_pipe[1:],
             # In a session of its own, so that only this process gets the terminal's signals; it forwards each once.
             start_new_session=True,
         )
         self._processes.append(process)
-        if copy:
-            os.close(copy[1])
-        streams = (os.fdopen(copy[0], "rb"),) if copy else (process.stdout, process.stderr)
+        if error_pipe:
+            os.close(error_pipe[1])
+        streams = (os.fdopen(error_pipe[0], "rb"),) if error_pipe else (process.stdout, process.stderr)
         for stream in streams:
             if stream is not None:
                 reader = threading.Thread(target=self._label, args=(rank, stream), daemon=True)
@@ -211,42 +211,42 @@ class _Processes:
                 sys.stderr.flush()
 
     def _wait(self) -> int:
-        first: Optional[int] = None
+        first_failed: Optional[int] = None
         exit_codes = self._ends
         failed_at: Optional[float] = None
-        passed_on = False
+        is_forwarded = False
         while len(exit_codes) < len(self._processes):
             try:
                 for rank, process in enumerate(self._processes):
                     code = process.poll()
                     if code is not None and rank not in exit_codes:
                         exit_codes[rank] = code
-                        if code and first is None:
-                            first, failed_at = rank, time.monotonic()
-                if interrupts.noted() is not None and not passed_on:
-                    passed_on = True
+                        if code and first_failed is None:
+                            first_failed, failed_at = rank, time.monotonic()
+                if interrupts.noted() is not None and not is_forwarded:
+                    is_forwarded = True
                     self._send(signal.Signals((interrupts.noted() or 0) - 128))
                 is_late = failed_at is not None and time.monotonic() > failed_at + _TOLD_S
-                if is_late and not (self._is_told or passed_on):
+                if is_late and not (self._is_told or is_forwarded):
                     # The failed worker never connected, so the others would wait for it.
                     self._is_told = True
                     self._send(signal.SIGTERM)
-                patience = SILENCE_S + _PATIENCE_S if passed_on else _PATIENCE_S
+                patience = SILENCE_S + _PATIENCE_S if is_forwarded else _PATIENCE_S
                 if failed_at is not None and time.monotonic() > failed_at + patience:
                     self._send(signal.SIGKILL)
                 time.sleep(0.05)
             except interrupts.Interruption:
-                passed_on = False  # a second signal is forwarded, too
-        if first is None:
+                is_forwarded = False  # a second signal is forwarded, too
+        if first_failed is None:
             return 0
-        code = exit_codes[first]
+        code = exit_codes[first_failed]
         if code < 0 and interrupts.noted() is not None:
             # The forwarded signal reached the worker before it could handle signals, so the system ended it.
             return int(interrupts.noted() or 0)
         if code >= 0:
             return code
         raise WorkersError(
-            f"worker {first} was ended by {signal.Signals(-code).name}",
+            f"worker {first_failed} was ended by {signal.Signals(-code).name}",
             "type the same command with --resume, with any number of workers that fits"
             if self._command[0] == "train"
             else BEGIN_AGAIN,

@@ -135,10 +135,10 @@ def plan_splits(
     """
     profile_path = None if system_profile is None else expand(system_profile)
     names = {"--save": save, "--html": html, "--save-graph": save_graph}
-    of_plans = {**names, "--compare": compare, "--inference": inference, "--row": row}
+    planning = {**names, "--compare": compare, "--inference": inference, "--row": row}
     if calibrate:
         typed = {BY_NAME[name].flag: resolved.origins[name] == FLAG for name in ("ipus", "pipeline_splits")}
-        _refuse({**of_plans, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
+        _refuse({**planning, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
     from ipucnn.planning.request import make_request
@@ -152,7 +152,7 @@ def plan_splits(
 
         profile = read_profile(profile_path)
     if optimisations:
-        _refuse(of_plans, "--optimisations")
+        _refuse(planning, "--optimisations")
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")

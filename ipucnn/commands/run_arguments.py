@@ -51,7 +51,7 @@ def own_option(
 
 @contextlib.contextmanager
 def one_speaks(group: "Instances") -> Iterator[None]:
-    """Discards the output of all processes but the first; errors are still reported."""
+    """Discards the output of all processes but the first; their errors are still reported."""
     if group.is_writer:
         yield
         return

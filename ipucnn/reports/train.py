@@ -68,10 +68,10 @@ def program_line(program: Program) -> str:
 
 
 class RunDisplay(ProgressBar):
-    """Shows a run on stderr: its settings, then its events.  The runs of a cross-validation are shown in turn.
+    """Shows a run on stderr: first its settings, then its events.  Runs of a cross-validation are shown in turn.
 
-    It is a context manager.  On a terminal it shows a progress bar, in a pipe one line per validation or execution. It
-    shows nothing of a silent run.
+    It is a context manager.  On a terminal it shows a progress bar; in a pipe, one line per validation or execution.
+    It shows nothing of a silent run.
 
     Args:
         run: the run to show; None if :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
@@ -203,10 +203,10 @@ def print_result(run: TrainingRun, as_json: bool) -> None:
     if run.is_silent:
         return
     if as_json:
-        more = (
+        extra = (
             {} if report.get("compiled_only") else {"run_dir": str(folder.path), "knn_accuracy": neighbours}
         )
-        print(json.dumps({**report, **more}, indent=2))
+        print(json.dumps({**report, **extra}, indent=2))
     elif report.get("compiled_only"):
         print_compiled(report)
     else:
@@ -458,7 +458,11 @@ def print_compiled(report: PlainDict) -> None:
 
 
 def _compile_time(compiled: PlainDict) -> str:
-    """Describes the compile time: the size of the traced graph on the host; the first execution on IPUs."""
+    """Describes the compile time.
+
+    On the host it names the size of the traced graph.  On IPUs it is the time of the first execution, and the text says
+    if a cache made compiling unnecessary.
+    """
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
     else:

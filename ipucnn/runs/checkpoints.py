@@ -401,7 +401,10 @@ def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
 
 
 def _new_head(weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint) -> Tuple[str, ...]:
-    """Returns the weights of the last layer that has any, if their shapes differ from the checkpoint's; else none."""
+    """Returns the names of the head's weights if their shapes differ from the checkpoint's; else none.
+
+    The head is the last layer that has weights.
+    """
     names = list(weights)
     layer = names[-1].split("/")[0]
     head = [name for name in names if name.split("/")[0] == layer]

@@ -283,7 +283,7 @@ def _data_label(config: RunConfig) -> Optional[str]:
 
 
 def _updates_done(run: RunRecord) -> int:
-    """Returns the weight updates up to the last row, or up to a later checkpoint, which a signal may have caused."""
+    """Returns the weight updates up to the last row, or up to the last checkpoint if a signal saved a later one."""
     saved = {} if run.report is not None else _meta(run)
     return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 
@@ -336,8 +336,8 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
     differing = _differing(options)
-    in_places = [key for key in differing if key in named and named[key].name in _PLACES]
-    places = {key: differing.pop(key) for key in in_places}
+    place_keys = [key for key in differing if key in named and named[key].name in _PLACES]
+    places = {key: differing.pop(key) for key in place_keys}
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})
     versions = {key: [run.environment.get(key) for run in (first, second)] for key in _ENVIRONMENT}
@@ -408,8 +408,8 @@ def first_difference(first: List[PlainDict], second: List[PlainDict]) -> Tuple[O
         ``event``; ``after`` and ``weight_updates``, between which the runs began to differ; and ``figures``, name ->
         both values.
     """
-    of_second = {(row["event"], row["weight_updates"]): row for row in second}
-    pairs = [(row, of_second.get((row["event"], row["weight_updates"]))) for row in first]
+    second_rows = {(row["event"], row["weight_updates"]): row for row in second}
+    pairs = [(row, second_rows.get((row["event"], row["weight_updates"]))) for row in first]
     common = [(row, other) for row, other in pairs if other is not None]
     after = 0
     for row, other in common:

@@ -447,7 +447,7 @@ class RunFolder:
 
 
 class SilentFolder(RunFolder):
-    """The run folder of a worker that is not the first: nothing is written or deleted, the first worker does that."""
+    """A run folder that writes and deletes nothing, for the workers after the first; the first one writes the run."""
 
     def lock(self) -> None:
         """Locks nothing."""

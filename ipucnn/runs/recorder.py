@@ -379,8 +379,8 @@ class Recorder:
 
     def _warn_of_loss(self, loss: float) -> Iterator[Notes]:
         """Warns, once in a run, that a validation loss is far above the loss of equal probabilities."""
-        of_guessing = float(np.log(max(self._context.info.num_classes, 2)))
-        if self._has_warned or loss <= EXPLODED * of_guessing:
+        chance_loss = float(np.log(max(self._context.info.num_classes, 2)))
+        if self._has_warned or loss <= EXPLODED * chance_loss:
             return
         self._has_warned = True
         causes = "training may have diverged (lower the learning rate)"
@@ -388,7 +388,7 @@ class Recorder:
             causes += ", or batch norm's moving statistics lag behind (lower --bn-momentum, train for longer)"
         yield Notes(
             [
-                f"warning: validation loss {loss:,.6g}, where equal probabilities have {of_guessing:.2f}: {causes}"
+                f"warning: validation loss {loss:,.6g}, where equal probabilities have {chance_loss:.2f}: {causes}"
             ]
         )
 
@@ -617,8 +617,9 @@ class Recorder:
     def _target(self) -> Optional[PlainDict]:
         """Returns whether ``--target-accuracy`` was reached, and the time that took; None without the option.
 
-        Time to train begins when compiling ends, after the first weight update (on IPUs: execution) of the process. It
-        ends with the validation that reaches the target.  It is not known for a continued run.
+        Time to train begins when compiling ends, after the first weight update (on IPUs: execution) of the process.  It
+        ends with the validation that reaches the target, and includes everything between.  It is not known for a
+        continued run.
         """
         target = self._config.target_accuracy
         if target is None:
@@ -686,7 +687,8 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
     """Returns the number of images in a validation.
 
     Args:
-        weight: the sum of the validation's weights: pixels if the data set is tiled, else samples.
+        weight: the sum of the validation's weights: pixels if images are split into patches (``info.tiled``), else
+            samples.
         info: the facts of the data set.
     """
     height, width = info.image_shape[:2]
@@ -702,7 +704,7 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
 def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
     """Returns the predicted region ``inner`` of the input ``of`` (height, width).
 
-    It is smaller than the input if an unpadded network sees each image once, and predicts its centre. The result is
+    It is smaller than the input if an unpadded network sees each image once, and predicts its centre.  The result is
     None if all pixels are validated, or if the network does not predict pixels.
     """
     if setup.output_shape is None or setup.source.info.tiled:

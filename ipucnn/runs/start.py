@@ -85,7 +85,7 @@ def default_run_dir(model: str, dataset: str) -> Path:
 
 
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
-    """Returns the folder of the latest run with a default name; None if there is none."""
+    """Returns the folder of the latest run with a default name, skipping runs killed before they began; else None."""
     taken = list(itertools.takewhile(_is_taken, _numbered(model, dataset)))
     return next((path for path in reversed(taken) if is_folder(path) and not is_unfinished(path)), None)
 
@@ -466,8 +466,10 @@ def _going_on(start: Start, newest: Tuple[Path, Checkpoint], skipped: Sequence[s
     per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
     epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
     warnings = [f"warning: {reason}; the one before it is used" for reason in skipped]
-    where = f"continuing after weight update {done}{epoch}, checkpoint {path}"
-    return replace(start, checkpoint=checkpoint, checkpoint_path=path, notes=(*start.notes, *warnings, where))
+    origin = f"continuing after weight update {done}{epoch}, checkpoint {path}"
+    return replace(
+        start, checkpoint=checkpoint, checkpoint_path=path, notes=(*start.notes, *warnings, origin)
+    )
 
 
 def check_same_run(

@@ -228,7 +228,7 @@ class MlperfLog(Tracker):
         """Logs the initialisation and the hyperparameters of the run.
 
         Args:
-            started: the begin of the initialisation, in seconds since 1970.
+            started: the start of the initialisation, in seconds since 1970.
             optimizer: the settings of the optimizer.
             values: further keys of MLPerf; for LARS, keys that begin with ``opt_`` get the prefix ``lars_``.
         """
