@@ -93,7 +93,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Notes:
-    """Lines to tell the user."""
+    """Notes and warnings for the user, one line each."""
 
     lines: List[str]
 

@@ -1,6 +1,6 @@
 """Rules for options that have no effect in a run, or exclude each other: one table, checked before data is read.
 
-An option without effect is refused if it is typed, so that nobody waits for its effect.  Presets, plans and saved
+An option without effect is refused if it is typed, so that users do not wait for its effect.  Presets, plans and saved
 configurations also carry options for other runs, so their options are accepted.
 """
 
