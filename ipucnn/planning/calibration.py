@@ -1,10 +1,9 @@
-"""The cost model fitted to a system of one's own: three factors on its times, from measured throughputs and, where they
-are known, times of pipeline stages.
+"""Fits the cost model to the user's system: three factors on its times.
 
-The factors are a maximum a posteriori estimate: least squares of log(predicted / measured), with a log-normal prior
-around 1, which is what the package has.  A factor that the measurements say nothing of (``collective`` where none of
-them has replicas) stays 1.  The model's own errors differ from network to network, so measure what is like what is
-planned.
+They are fitted to measured throughputs and, if known, to times of pipeline stages.  The factors are a
+maximum a posteriori estimate: least squares of log(predicted / measured), with a log-normal prior around 1, the
+package's own value.  A factor that the measurements do not determine (``collective`` if none of them has replicas)
+stays 1.  The model's own errors differ from network to network, so measure networks similar to those you plan.
 """
 
 import json
@@ -37,35 +36,35 @@ from ipucnn.text import counted
 
 if sys.version_info >= (3, 9):
     from typing import Annotated, Literal
-else:  # what TensorFlow 2.6 needs, too
+else:  # TensorFlow 2.6 needs it, too
     from typing_extensions import Annotated, Literal
 
 FactorName = Literal["compute", "fixed", "collective"]
 FACTORS: Tuple[FactorName, ...] = ("compute", "fixed", "collective")
 _NAMES = {"compute": "computing", "fixed": "feeds and loop", "collective": "the all-reduce"}
-# By what factor each may be off before anything is measured (one standard deviation): the model's error on published
+# The factor by which each may be off before any measurement (one standard deviation): the model's error on published
 # rows is 1.09, feeds were derived from small networks alone, and the all-reduce from differences between logs.
 _PRIOR = np.log([1.25, 2.0, 2.0])
-# What a measurement, and the model at its best, are expected to miss by.
+# The expected error of a measurement together with that of the model at its best.
 _SIGMA = 0.05
-# A factor whose standard deviation after measuring is more than this share of that before is one that nothing tells.
+# A factor counts as undetermined if its standard deviation after measuring is more than this share of that before.
 _UNTOLD = 0.9
 _BOUNDS = (0.05, 20.0)
-# A factor beyond this, or below its inverse, says more of what was measured than of the system.
+# A factor beyond this, or below its inverse, reveals a faulty measurement rather than a property of the system.
 _SUSPICIOUS = 3.0
-# Of a normal distribution, the deviations to either side that hold 80 of 100 values.
+# The number of standard deviations to either side that contain 80 of 100 values of a normal distribution.
 _DEVIATIONS_OF_80 = 1.2816
 _HINT = "make it again: ipucnn plan-splits --calibrate RUN... --system NAME --system-profile "
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A throughput that was measured on IPUs, and the program that reached it.
+    """A throughput measured on IPUs, and the program that reached it.
 
     Attributes:
-        source: the file it is from.
-        splits: that open the program's stages.
-        stage_s: forward, recomputation and backward of one micro-batch in each stage; () where it was not measured.
+        source: the file it was read from.
+        splits: the layers that open the program's stages.
+        stage_s: seconds of forward, recomputation and backward of one micro-batch in each stage; () if not measured.
     """
 
     source: str
@@ -78,11 +77,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A measurement beside what is predicted for it.
+    """A measurement beside the prediction for it.
 
     Attributes:
-        model: name of the network.
-        shipped_images_per_s, calibrated_images_per_s: predicted without and with the profile.
+        model: the name of the network.
+        shipped_images_per_s, calibrated_images_per_s: the predictions without and with the profile.
     """
 
     source: str
@@ -97,7 +96,7 @@ Factor = Annotated[float, Meta(ge=_BOUNDS[0], le=_BOUNDS[1])]
 
 @dataclass(frozen=True)
 class Factors:
-    """Those of ``FACTORS``, as a profile has them."""
+    """The values of ``FACTORS``, as stored in a profile."""
 
     compute: Factor
     fixed: Factor
@@ -106,13 +105,13 @@ class Factors:
 
 @dataclass(frozen=True)
 class SystemProfile:
-    """What measurements on a system say of it: the file of ``--system-profile``.
+    """The result of measurements on a system: the file of ``--system-profile``.
 
     Attributes:
-        system: name of the system that was measured.
-        told: the factors that the measurements tell; the others are 1.
-        error_before, error_after: geometric mean of how far predictions of the measurements are off, as a factor.
-        band_factor: by which predictions with these factors missed what was measured, in 80 of 100 cases.
+        system: the name of the measured system.
+        told: the factors that the measurements determine; the others are 1.
+        error_before, error_after: the geometric mean of the predictions' errors, as a factor.
+        band_factor: the factor that bounds the predictions' error in 80 of 100 cases.
     """
 
     system: Annotated[str, Meta(pattern=f"^({'|'.join(SYSTEMS)})$")]
@@ -128,16 +127,16 @@ class SystemProfile:
 
     @property
     def calibration(self) -> Calibration:
-        """The factors, and the band of predictions with them."""
+        """Returns the factors, and the band of predictions with them."""
         return Calibration(**asdict(self.factors), band_factor=self.band_factor)
 
     def to_json(self) -> str:
-        """The text of a profile; ``read_profile`` reads it."""
+        """Returns the text of a profile; ``read_profile`` reads it."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 class _Program:
-    """A measured program, whose partitions over tiles are searched once."""
+    """A measured program; its partitions over tiles are searched only once."""
 
     def __init__(self, measured: Measurement, system: System) -> None:
         self.measured, self.system = measured, system
@@ -145,7 +144,7 @@ class _Program:
         self._times = program_times(measured.graph, starts, measured.settings, system.ipu)
 
     def log_ratios(self, calibration: Calibration) -> List[float]:
-        """log(predicted / measured) of the throughput, then of each stage's speed."""
+        """Returns log(predicted / measured) of the throughput, then of each stage's speed."""
         measured, system = self.measured, self.system.calibrated(calibration)
         times: LayerTimes = replace(self._times, clock_hz=system.ipu.computing_hz)
         times = times.with_constants(DEFAULT_CONSTANTS)
@@ -157,10 +156,10 @@ class _Program:
 
 
 def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProfile:
-    """The profile that measurements on a system give.
+    """Returns the profile fitted to measurements on a system.
 
     Args:
-        system: as shipped.
+        system: the system as shipped.
 
     Raises:
         ConfigurationError: no measurement, or one on more IPUs than the system has.
@@ -217,11 +216,11 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
 
 
 def _fit(programs: Sequence[_Program], free: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """Least squares over the logarithms of some factors, the others 1.
+    """Fits the logarithms of some factors by least squares, with the others fixed at 1.
 
     Returns:
-        (3,) logarithms of the factors, and their standard deviations given the measurements; those of the prior for
-        factors that are not free.
+        (3,) logarithms of the factors, and their standard deviations given the measurements; fixed factors keep those
+        of the prior.
     """
     from scipy.optimize import least_squares
 
@@ -245,7 +244,7 @@ def _factors(logs: np.ndarray) -> Calibration:
 
 
 def _band_factor(programs: Sequence[_Program], free: Sequence[int]) -> float:
-    """What 80 of 100 predictions are within: of each measurement by factors that were fitted to all others."""
+    """Returns the factor that contains 80 of 100 predictions, each with factors fitted to all other measurements."""
     misses = []
     for program in programs:
         others = [other for other in programs if other is not program]
@@ -255,7 +254,7 @@ def _band_factor(programs: Sequence[_Program], free: Sequence[int]) -> float:
 
 
 def read_profile(path: Path) -> SystemProfile:
-    """The profile in the file of ``--system-profile``.
+    """Returns the profile in the file of ``--system-profile``.
 
     Raises:
         DataError: absent, damaged, or of another kind or version.
@@ -268,7 +267,7 @@ def read_profile(path: Path) -> SystemProfile:
 
 
 def calibrated_system(profile: SystemProfile, system: System) -> System:
-    """A system with the factors of a profile.
+    """Returns a system with the factors of a profile.
 
     Raises:
         ConfigurationError: the profile is of IPUs of another generation.
@@ -284,7 +283,7 @@ def calibrated_system(profile: SystemProfile, system: System) -> System:
 
 
 def describe(profile: SystemProfile) -> List[str]:
-    """What a profile says, a sentence each."""
+    """Returns a profile's contents, one sentence each."""
     told = [f"{_NAMES[name]} x {getattr(profile.calibration, name):.3g}" for name in profile.told]
     untold = [_NAMES[name] for name in FACTORS if name not in profile.told]
     sentences = [f"times as measured on {SYSTEMS[profile.system].title}: {', '.join(told) or 'as shipped'}"]
@@ -294,7 +293,7 @@ def describe(profile: SystemProfile) -> List[str]:
 
 
 def suspicious(profile: SystemProfile) -> List[str]:
-    """The factors that measurements of whole runs on the named system hardly give, a sentence each."""
+    """Returns a sentence for each factor that measurements of whole runs on the named system are unlikely to give."""
     factors = [(name, getattr(profile.calibration, name)) for name in profile.told]
     return [
         f"{_NAMES[name]} x {factor:.3g} is beyond a factor of {_SUSPICIOUS:g}: check that --system is what was "
@@ -305,10 +304,10 @@ def suspicious(profile: SystemProfile) -> List[str]:
 
 
 def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callable[[], object]) -> Measurement:
-    """The measured figures that were written into a plan.
+    """Returns the measured figures that the user wrote into a plan.
 
     Raises:
-        DataError: there are none, or they can't be.
+        DataError: there are none, or they are impossible.
         ConfigurationError: the plan's network is not registered.
     """
     images_per_s, stage_s = plan.measured_images_per_s, plan.measured_stage_s

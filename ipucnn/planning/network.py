@@ -1,4 +1,4 @@
-"""What a configuration says of its network, for the planner and for runs: the input, and how it is built."""
+"""Determines a configuration's network, for the planner and for runs: its input, and the options to build it."""
 
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -13,15 +13,15 @@ InputShape = Tuple[int, int, int]
 
 
 def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
-    """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
+    """Returns the input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
-    Data sets of many sizes take the network's own size, as its default data set does.  Of a network of one's own the
-    data decide what it leaves open, the channels too.
+    Data sets of many sizes use the network's own size, as its default data set does.  For a user's own network, the
+    data determine the dimensions that it leaves open, the channels too.
     """
     height, width = image_shape[0], image_shape[1]
     if record.own is not None:
         shape = zip(record.own.input_shape, image_shape, record.input_shape)
-        height, width, channels = (own or given or usual for own, given, usual in shape)
+        height, width, channels = (fixed or given or usual for fixed, given, usual in shape)
         return int(height), int(width), int(channels)
     if height is None or width is None:
         return record.input_shape
@@ -31,10 +31,10 @@ def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -
 def network_options(
     record: ModelRecord, config: RunConfig, input_shape: InputShape, num_classes: int, seed: int = 0
 ) -> BuildOptions:
-    """The ``BuildOptions`` of a configuration, for whatever input and classes.
+    """Returns the ``BuildOptions`` of a configuration, for any input and classes.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: an option that the network does not support.
     """
     norm: Dict[str, Any] = dict(config.norm_layer)
     options = BuildOptions(

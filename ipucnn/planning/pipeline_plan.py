@@ -1,6 +1,6 @@
-"""The answer of ``ipucnn plan-splits``: a plan with everything predicted for it, as a value, JSON and YAML.
+"""The result of ``ipucnn plan-splits``: a plan with everything predicted for it, as a value, JSON and YAML.
 
-Nothing here was measured: what the cost and memory model say of IPUs is named ``predicted_...``.  Sizes are in bytes,
+Nothing here was measured: predictions of the cost and memory model are named ``predicted_...``.  Sizes are in bytes,
 times in seconds of one micro-batch unless the name says otherwise.
 """
 
@@ -32,7 +32,7 @@ KEPT = (*_ALWAYS, "convolution_options", "matmul_options", *_OF_LAYERS[1:], "fre
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:
-    """The options of a configuration that its plan repeats, see ``KEPT``: names, and values as YAML has them."""
+    """Returns the options of a configuration that its plan repeats, see ``KEPT``: names, and values as in YAML."""
     return {
         name: BY_NAME[name].yaml_value(getattr(config, name))
         for name in KEPT
@@ -41,9 +41,9 @@ def kept_options(config: RunConfig) -> Dict[str, Any]:
 
 
 def layer_options(options: Mapping[str, PlainValue]) -> Dict[str, Any]:
-    """What of a plan's (or a run's, see ``kept_options``) options decides the network's layers, by YAML key."""
+    """Returns those of a plan's or a run's options (see ``kept_options``) that determine the layers, by YAML key."""
     named = {BY_NAME[name].key: options[name] for name in _OF_LAYERS if name in options}
-    # Neither momentum nor epsilon makes another layer of a norm.
+    # Momentum and epsilon do not change the layer of a norm.
     norm = dict(named.get("norm-layer", BY_NAME["norm_layer"].default))
     parameters = [f"{k} {v}" for k, v in norm.items() if k in ("num_groups", "channels_per_group")]
     named["norm-layer"] = " ".join([norm_of(norm), *parameters])
@@ -52,14 +52,14 @@ def layer_options(options: Mapping[str, PlainValue]) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class SystemFacts:
-    """The machine that was planned for.
+    """The machine of the plan.
 
     Attributes:
-        name: as ``--system`` takes it.
-        ipu: title of the IPU generation.
-        num_ipus: of the whole system.
-        ipu_memory_bytes: of one IPU.
-        calibration: of the profile that the plan was made with.
+        name: the name as ``--system`` accepts it.
+        ipu: the title of the IPU generation.
+        num_ipus: the number of IPUs of the whole system.
+        ipu_memory_bytes: the memory of one IPU.
+        calibration: the factors of the profile used for the plan.
     """
 
     name: str
@@ -75,16 +75,18 @@ class StagePlan:
     """One pipeline stage.
 
     Attributes:
-        stage: from 0.
-        ipu: it runs on, from 0 within the replica.
-        first_layer, last_layer: names, both in the stage.
+        stage: its number, from 0.
+        ipu: the IPU of the stage, from 0 within the replica.
+        first_layer, last_layer: the names of the first and last layer in the stage.
         macs: multiply-accumulates of the forward pass of one sample.
-        num_parameters: numbers in all weights.
-        predicted_backward_s: without the recomputation, which is ``predicted_recompute_s`` (0 where there is none).
-        predicted_receive_s: transfer of everything that crosses the cut before it, one direction.
-        received_bytes: what that is.
-        skips: layers whose output crosses with it, but is not what the first layer of the stage reads.
-        predicted_memory_bytes: by category, see ``memory.CATEGORIES``; of a segment that shares an IPU, its part.
+        num_parameters: the number of elements in all weights.
+        predicted_backward_s: the backward pass without recomputation, which is ``predicted_recompute_s`` (0 if there is
+            none).
+        predicted_receive_s: the transfer of everything that crosses the cut before it, in one direction.
+        received_bytes: the bytes of that transfer.
+        skips: the layers whose output crosses the cut, but is not an input of the stage's first layer.
+        predicted_memory_bytes: bytes by category, see ``memory.CATEGORIES``; for a segment that shares an IPU, its
+            part.
     """
 
     stage: int
@@ -108,8 +110,8 @@ class IpuPlan:
     """The memory of one IPU of a replica.
 
     Attributes:
-        stages: that run on it.
-        predicted_memory_bytes: by category, in the order of ``memory.CATEGORIES``.
+        stages: the stages on the IPU.
+        predicted_memory_bytes: bytes by category, in the order of ``memory.CATEGORIES``.
         predicted_fill: their sum over ``capacity_bytes``.
         verdict: "fits", "uncertain" or "does not fit".
     """
@@ -127,8 +129,8 @@ class ProfileLayer:
     """A layer of the model in its canonical order.
 
     Attributes:
-        stage: that it is in.
-        predicted_cumulative_s: forward and backward (without recomputation) of it and all layers before it.
+        stage: the stage of the layer.
+        predicted_cumulative_s: forward and backward (without recomputation) of this layer and all layers before it.
     """
 
     name: str
@@ -141,14 +143,16 @@ class ProfileLayer:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Other splits under the plan's settings, or the best under another schedule, judged by the same model.
+    """Other splits under the plan's settings, or the best under another schedule, predicted by the same model.
 
     Attributes:
-        name: "params", "equal-layers", "equal-blocks", "preset NAME", a file's name, or a schedule and who set it.
-        predicted_fill: of the fullest IPU.
-        predicted_best_tick_s: tick of the best split that takes no more memory than the plan may (its own tick, if the
-            planner chose it), or than these splits do, whichever is more.  Of another schedule: the plan's tick.
-        ratio: ``predicted_tick_s`` over it: how many times longer; at least 1, because the best one is proved to be.
+        name: "params", "equal-layers", "equal-blocks", "preset NAME", a file's name, or a schedule and its origin.
+        predicted_fill: the fill of the fullest IPU.
+        predicted_best_tick_s: the tick of the best split within the larger of two memory limits: the plan's (then it is
+            the plan's own tick, if the planner chose it), or the need of these splits.  For another schedule: the
+            plan's tick.
+        ratio: ``predicted_tick_s`` over ``predicted_best_tick_s``; at least 1, because the best split is proved to be
+            the best.
     """
 
     name: str
@@ -163,16 +167,18 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ParetoRow:
-    """A configuration to which no other is better in throughput, memory and IPUs (in inference: and latency) at once.
+    """A configuration on the Pareto front of throughput, memory and IPUs (in inference also latency).
 
     Attributes:
-        num_stages: on ``ipus_per_replica`` IPUs: fewer IPUs than stages are recomputation segments.
-        num_ipus: of all replicas.
-        predicted_fill: of the fullest IPU.
-        best: the one that the plan takes.
-        predicted_latency_s: of a micro-batch through all forward passes.
-        half_partials: which change numerics; optimizer_state_offloading: which the SDK has for pipelines and for
-            accumulated gradients; eight_bit_transfer.  Each where it makes a difference.
+        num_stages: the stages on ``ipus_per_replica`` IPUs: if there are fewer IPUs than stages, these are
+            recomputation segments.
+        num_ipus: the IPUs of all replicas.
+        predicted_fill: the fill of the fullest IPU.
+        best: whether the plan uses this configuration.
+        predicted_latency_s: one micro-batch through all forward passes.
+        half_partials: 16-bit partial sums, which change numerics; optimizer_state_offloading: available in the SDK for
+            pipelines and for accumulated gradients; eight_bit_transfer: images sent as bytes.  Each is set only if it
+            makes a difference.
     """
 
     num_stages: int
@@ -196,7 +202,7 @@ class ParetoRow:
 
     @property
     def marks(self) -> str:
-        """ "h" for half partials, "o" for optimizer state outside the chip, "t" for 8-bit transfer."""
+        """Returns "h" for half partials, "o" for optimizer state outside the chip, "t" for 8-bit transfer."""
         return (
             "h" * self.half_partials + "o" * self.optimizer_state_offloading + "t" * self.eight_bit_transfer
         )
@@ -204,13 +210,13 @@ class ParetoRow:
 
 @dataclass(frozen=True)
 class Change:
-    """The program of a plan with something changed, under the same splits.
+    """A plan's program with one change, under the same splits.
 
     Attributes:
-        name: in a few words; may be empty.
-        flags: to add to the command.
-        ratio: predicted images/s over those of the plan.
-        predicted_fill: of the fullest IPU.
+        name: a few words for the change; may be empty.
+        flags: the options to add to the command.
+        ratio: the predicted images/s over those of the plan.
+        predicted_fill: the fill of the fullest IPU.
     """
 
     name: str
@@ -222,17 +228,17 @@ class Change:
 
 @dataclass(frozen=True)
 class NoFit:
-    """Why no split surely fits.
+    """The reason why no split surely fits.
 
     Attributes:
-        memory_limit: share of an IPU's memory that was allowed.
-        layer: a layer that alone exceeds it, in whatever stage it is.  None if there is no such layer.
+        memory_limit: the allowed share of an IPU's memory.
+        layer: a layer that alone exceeds it in any stage.  None if there is no such layer.
         ranges: (first layer, last layer) of runs of layers, none of which fits into one stage as a whole.
-        fewest_stages: the smallest number of stages, each on an IPU of its own, into which the network can be split
-            so that it fits.  None if there is no such number up to ``max_ipus``.
-        fewest_ipus: how many IPUs a replica of that many stages occupies.
+        fewest_stages: the smallest number of stages, each on an IPU of its own, into which the network can be split so
+            that it fits.  None if there is no such number up to ``max_ipus``.
+        fewest_ipus: the number of IPUs that a replica of ``fewest_stages`` occupies.
         largest_micro_batch_size: the largest micro-batch with which some split into ``num_stages`` stages fits.  None
-            if not even micro-batches of one sample do.
+            if not even micro-batches of one sample fit.
         fits_from_stages, fits_from_micro_batch_size: the same for plans whose verdict is "fits".
     """
 
@@ -253,36 +259,36 @@ class PipelinePlan:
     """A network's pipeline and what is predicted for it.
 
     Attributes:
-        model, input_shape, num_classes: what the network was built for.
-        build: further options that decide its layers: norm, dropout, base filters.
-        settings: what the plan was made for; ``settings.mapping`` is the IPU of each stage.
-        splits: names of the layers that open stages 1, 2, ...
-        planned: whether the planner chose the splits (else they were given, and judged).
-        occupied_ipus: of all replicas; a replica occupies a power of two.
-        memory_limit: share of an IPU's memory that the planner allowed; see ``planner.LIMITS``.
+        model, input_shape, num_classes: the network; with its input (``input_shape``) and classes (``num_classes``).
+        build: further options that determine its layers: norm, dropout, base filters.
+        settings: the settings of the plan; ``settings.mapping`` is the IPU of each stage.
+        splits: the names of the layers that open stages 1, 2, ...
+        planned: whether the planner chose the splits (otherwise they were given, and judged).
+        occupied_ipus: the IPUs of all replicas; a replica occupies a power of two.
+        memory_limit: the share of an IPU's memory that the planner allowed; see ``planner.LIMITS``.
         predicted_tick_s: the pipeline's time for one more micro-batch, transfers included: the planner's objective.
         predicted_lower_bound_s: no split within the memory limit, in the canonical layer order, is faster.
-        gap: by how much a faster split could beat this one at most: tick / lower bound - 1.
+        gap: the largest possible gain of a faster split: tick / lower bound - 1.
         optimal: whether the gap is proved to be 0.
-        predicted_transfer_s: part of the tick that is transfers between IPUs; predicted_fixed_s: feeds and loop.
-        predicted_fill_drain_s: per weight update, by which filling and draining take longer than full ticks.
-        predicted_update_s: optimizer and all-reduce, of which ``predicted_all_reduce_s``.
-        predicted_weight_update_s: everything of one weight update.
+        predicted_transfer_s: the part of the tick spent on transfers between IPUs; predicted_fixed_s: feeds and loop.
+        predicted_fill_drain_s: the time per weight update that filling and draining add to full ticks.
+        predicted_update_s: optimizer and all-reduce; ``predicted_all_reduce_s`` is the all-reduce alone.
+        predicted_weight_update_s: the total time of one weight update.
         predicted_latency_s: one micro-batch through all forward passes.
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
-        no_fit: why a plan is only "uncertain", None for one that fits.
-        assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
-        predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
-        predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
-            comparison and the Pareto front included.
-        published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
-            fit, and how many there are.
-        not_searched: settings that were neither typed nor tried otherwise, by the names of ``PlanSettings``.
-        next_changes: of one setting each, that make the program faster, the fastest first.
-        remedy: the smallest change that makes it smaller, should it not fit.
-        options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
-        measured_images_per_s, measured_stage_s: what a user measured of its run and wrote here, for ``--calibrate``;
-            of a stage, seconds of one micro-batch, forward, recomputation and backward.
+        no_fit: the reason why a plan is only "uncertain"; None for one that fits.
+        assumed: what the planner assumed because neither a flag nor a preset gave it, a sentence each.
+        predicted_images_per_s_band: the range that is expected to contain 80 of 100 measurements.
+        predicted_band_factor: the factor between the prediction and either end; it applies to every throughput here,
+            including the comparison and the Pareto front.
+        published_fits: the public configurations whose fullest IPU has a similar predicted fill: the number known to
+            fit, and the total.
+        not_searched: settings that were neither typed nor varied, by the names of ``PlanSettings``.
+        next_changes: the changes of one setting each that make the program faster, the fastest first.
+        remedy: the smallest change that makes it smaller, in case it does not fit.
+        options: the values of ``KEPT`` with which the plan was made, by name, as in YAML.
+        measured_images_per_s, measured_stage_s: a user's measurements of the run, written here for ``--calibrate``; for
+            a stage, seconds of one micro-batch, forward, recomputation and backward.
     """
 
     model: str
@@ -331,12 +337,12 @@ class PipelinePlan:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of the IPUs."""
+        """Returns the worst verdict of the IPUs."""
         return max(self.ipus, key=lambda ipu: ipu.predicted_fill).verdict
 
     @property
     def predicted_fill(self) -> float:
-        """Of the fullest IPU."""
+        """Returns the fill of the fullest IPU."""
         return max(ipu.predicted_fill for ipu in self.ipus)
 
     @property
@@ -345,16 +351,16 @@ class PipelinePlan:
 
     @property
     def command(self) -> str:
-        """What runs it: ``ipucnn ...``."""
+        """Returns the command that runs the plan: ``ipucnn ...``."""
         return "train" if self.settings.training else "benchmark --inference"
 
     def run_options(self) -> Dict[str, Any]:
-        """The options of ``command`` that run it, every setting's: YAML keys and values."""
+        """Returns the run options of ``command``, for every setting: YAML keys and values."""
         values = run_values(self.settings, self.splits, self.options)
         return {BY_NAME[name].key: value for name, value in values.items()}
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON; ``from_dict`` reads them."""
+        """Returns plain values, ready for JSON; ``from_dict`` reads them."""
         import msgspec
 
         plain: Dict[str, Any] = msgspec.to_builtins(self, enc_hook=lambda number: number.item())
@@ -362,10 +368,10 @@ class PipelinePlan:
 
     @staticmethod
     def from_dict(data: object, where: str = "plan") -> "PipelinePlan":
-        """The inverse of ``to_dict``.
+        """Reads a plan from ``to_dict``'s values.
 
         Raises:
-            DataError: naming what is wrong.
+            DataError: the values are wrong; the message says how.
         """
         whole: Dict[str, Any] = dict(data) if isinstance(data, dict) else {}
         remedy = f"make it again: {_command_for(whole)}"
@@ -375,7 +381,7 @@ class PipelinePlan:
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
                 remedy,
             )
-        # Fields of plans that the version before made.
+        # Fields of plans made by the previous version.
         whole.pop("searched_orders", None)
         if whole.pop("order", None):
             raise DataError(
@@ -386,7 +392,7 @@ class PipelinePlan:
         try:
             plan = documents.to_record(whole, PipelinePlan, where, hint)
         except ConfigurationError as error:
-            # Settings that no program has: what is wrong is wrong with the file, not with what was typed.
+            # No program has these settings.  The error is in the file, not in the typed options.
             raise DataError(f"{where}: {error.message}", hint) from None
         missing = [field.name for field in fields(PlanSettings) if field.name not in whole["settings"]]
         if missing:
@@ -405,7 +411,7 @@ class PipelinePlan:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_yaml(self) -> str:
-        """The text of ``plan.yml``."""
+        """Returns the text of ``plan.yml``."""
         import yaml
 
         header = f"# Pipeline plan for {self.model}, predicted, not measured.\n" + (
@@ -421,7 +427,7 @@ class PipelinePlan:
         """Reads ``plan.yml``.
 
         Raises:
-            DataError: with ``source`` and what is wrong.
+            DataError: the text is wrong; the message names ``source`` and the error.
         """
         with documents.naming(source, DataError):
             data = documents.load(text)
@@ -429,13 +435,13 @@ class PipelinePlan:
 
 
 def read_plan(path: Path, what: str) -> PipelinePlan:
-    """The plan in a file that ``plan-splits --save`` wrote.
+    """Reads the plan in a file that ``plan-splits --save`` wrote.
 
     Args:
-        what: the option that names it, for messages.
+        what: the option that names the file, for messages.
 
     Raises:
-        DataError: not there, not readable, or not a plan.
+        DataError: the file is absent, unreadable, or not a plan.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
     text = read_text(path, documents.MAX_BYTES, hint=hint)
@@ -443,7 +449,7 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
 
 
 def _command_for(data: object) -> str:
-    """The command that makes a plan like a damaged one, as far as that still says what it was for."""
+    """Returns the command that makes a plan like a damaged one, as far as the damaged plan can be read."""
     known = data if isinstance(data, dict) else {}
     model, stages = known.get("model"), known.get("stages")
     is_name = isinstance(model, str) and re.fullmatch(r"[\w./-]{1,100}", model)

@@ -1,6 +1,6 @@
-"""``plan-splits`` from request to plan: the layer graph, the best or the judged splits, and everything about them.
+"""Runs ``plan-splits`` from request to plan: the layer graph, the best or the judged splits, and all predictions.
 
-The ``PipelinePlan`` that comes out is assembled here, too: stages, memory, profile, comparison with other splits.
+It also assembles the resulting ``PipelinePlan``: stages, memory, profile, comparison with other splits.
 """
 
 import json
@@ -52,11 +52,11 @@ _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 
 
 class NothingFits(InfeasibleError):
-    """No splits fit; with what is in the way as a value.
+    """The error that no splits fit, with the reason as a value.
 
     Args:
-        error: what the user is told.
-        model: name of the network.
+        error: the message for the user.
+        model: the name of the network.
         no_fit: the certificate.
     """
 
@@ -65,18 +65,20 @@ class NothingFits(InfeasibleError):
         self.model, self.no_fit = model, no_fit
 
     def to_json(self) -> str:
-        """For ``--json``: ``no_fit`` as in a plan, without the plan."""
+        """Returns the text for ``--json``: ``no_fit`` as in a plan, without the plan."""
         answer = {"model": self.model, "feasible": False, "no_fit": asdict(self.no_fit)}
         return json.dumps(answer, indent=2) + "\n"
 
 
 def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> PlanRequest:
-    """The request with the network's layer graph, with the layers frozen that are not trained: shipped, from the
-    cache, or by building the network, once for a request.
+    """Returns the request with the network's layer graph, with untrained layers frozen.
+
+    The graph is shipped, cached, or made by building the network, once for a request.
 
     Args:
-        note: called with a line for the user.
-        import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
+        note: the function called with a line for the user.
+        import_tensorflow: the function that imports TensorFlow as in a run, called before the network is built, if
+            it has to be.
     """
     if request.planned is not None:
         return request
@@ -103,11 +105,11 @@ def make_plan(
     """Plans, or judges the splits that the request names.
 
     Args:
-        comparisons: names of rules, or files with splits, to compare with; without any it is the rule "params".
+        comparisons: names of rules, or files with splits, to compare with; if empty, the rule "params".
         note, import_tensorflow: as for ``with_graph``.
 
     Raises:
-        ConfigurationError: splits or stages that the network doesn't have; a comparison that can't be made.
+        ConfigurationError: splits or stages that the network does not have; a comparison that cannot be made.
         DataError: a file to compare with is not readable.
         InfeasibleError: nothing fits.
     """
@@ -136,7 +138,7 @@ def make_plan(
         planned=request.splits is None,
         build=request.build,
         options=request.kept,
-        # Of the program without a search there is one schedule that someone set, and others that were tried beside it.
+        # Without a search, the program has one schedule with a known origin, and others that were tried beside it.
         comparison=(*_under_own_schedule(planner, candidate, request), *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
@@ -149,15 +151,15 @@ def make_plan(
         not_searched=tuple(fixed) if request.space is None else (),
         next_changes=changes,
         remedy=remedy,
-        # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
+        # Splits beyond an IPU's memory are at best as fast as others beyond it, so they are no optimum.
         optimal=plan.optimal and not exceeds,
     )
 
 
 def _planner(request: PlanRequest) -> Planner:
-    """The planner for the request's network and system, once the request is known to suit both."""
+    """Returns the planner for the request's network and system, after checking the request against both."""
     graph = request.planned
-    assert graph is not None  # ``with_graph`` gave it
+    assert graph is not None  # set by ``with_graph``
     if request.splits is not None:
         check_cuts(request.splits, graph)
     check_stages(request.settings.num_stages, graph)
@@ -168,13 +170,13 @@ def _planner(request: PlanRequest) -> Planner:
 def make_optimisations(
     request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
 ) -> Tuple[PlanRequest, Candidate, Outcome, List[Optimisation]]:
-    """What each optimisation does to the program of a request, with given splits, else a preset's, else the best.
+    """Returns each optimisation's effect on a request's program, with given splits, else a preset's, else the best.
 
     Returns:
         The request with its network, the program, its prediction, and the optimisations.
 
     Raises:
-        ConfigurationError: the number of stages is not given, or they are no training pipeline.
+        ConfigurationError: the number of stages is not given, or it is not a training pipeline.
         InfeasibleError: nothing fits.
     """
     if request.space is not None:
@@ -184,7 +186,7 @@ def make_optimisations(
     splits = request.splits
     if splits is None and request.preset_splits:
         splits = next(iter(request.preset_splits.values()))
-    # It is about the program as it is, under no other schedule.
+    # The optimisations compare with the program as it is, under no other schedule.
     request = replace(request, splits=splits, other_schedules=())
     request = with_graph(request, note, import_tensorflow)
     planner = _planner(request)
@@ -200,10 +202,10 @@ def make_optimisations(
 
 
 def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
-    """Refuses a plan of splits that were given and do not fit.
+    """Refuses a plan of given splits that do not fit.
 
     Raises:
-        InfeasibleError: naming the fullest IPU, and what would fit.
+        InfeasibleError: the splits do not fit; the message names the fullest IPU, and what would fit.
     """
     if plan.verdict != "does not fit":
         return
@@ -217,16 +219,16 @@ def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
 
 
 def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
-    again = request.with_stages(plan.num_stages)
+    same_stages = request.with_stages(plan.num_stages)
     if plan.no_fit is None:
-        return f"use {again} in place of the splits: it finds the best that fit"
+        return f"use {same_stages} in place of the splits: it finds the best that fit"
     why = f"no splits into {plan.num_stages} stages fit; "
-    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {again}")
+    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {same_stages}")
     return why + (f"in place of the splits {ways}" if ways else smaller(plan.model, plan.settings))
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
-    """The given splits with the settings that suit them best, else the best splits.
+    """Returns the given splits with the best settings for them, else the best splits.
 
     Raises:
         InfeasibleError: no splits fit.
@@ -250,7 +252,7 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
 def _best_of(
     planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]]
 ) -> Optional[Candidate]:
-    """The best of several settings for the given splits, else with the best splits; None if none fit."""
+    """Returns the best of several settings for the given splits, else with the best splits; None if none fit."""
     if request.splits is not None:
         return _best_judged(planner, request.splits, choices, request.own_proportions)
     return planner.best_of(choices, own_proportions=request.own_proportions)
@@ -259,7 +261,7 @@ def _best_of(
 def _why_no_fit(
     planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]], limit: float
 ) -> NoFit:
-    """``why_no_fit``, with more stages as far as the system has IPUs for the replicas, which take powers of two."""
+    """Calls ``why_no_fit`` with as many stages as the system has IPUs for; replicas occupy powers of two."""
     settings = choices[0][0]
     each = max(1, request.system.num_ipus // settings.num_replicas)
     most = max(1 << (each.bit_length() - 1), settings.num_stages)
@@ -269,7 +271,7 @@ def _why_no_fit(
 def _under_own_schedule(
     planner: Planner, candidate: Candidate, request: PlanRequest
 ) -> Tuple[ComparisonRow, ...]:
-    """The program under the schedule of its preset, or of the default, where another one turned out to be faster."""
+    """Returns the program under its preset's or the default schedule, if another schedule is faster."""
     schedule = request.settings.schedule
     if request.space is not None or not request.other_schedules or candidate.settings.schedule == schedule:
         return ()
@@ -299,13 +301,13 @@ def _best_judged(
     choices: Sequence[Sequence[PlanSettings]],
     own_proportions: bool,
 ) -> Candidate:
-    """Splits with those of several settings that suit them best: those that fit first, then the fastest."""
+    """Returns the splits with the best of several settings: settings that fit come first, then the fastest."""
     judged = [planner.judge(splits, settings, LIMITS[0]) for group in choices for settings in group]
 
     def rank(candidate: Candidate) -> Tuple[int, float, float]:
         fill = candidate.predicted_fill
         tier = sum(fill > limit for limit in LIMITS)
-        # What doesn't fit anyway is shown with the least memory.
+        # Among splits that do not fit, the one with the least memory is shown.
         speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
         return -tier, speed, -fill
 
@@ -315,11 +317,11 @@ def _best_judged(
 
 
 def _read_comparisons(names: Sequence[str]) -> Dict[str, Union[PipelinePlan, "PresetFile", None]]:
-    """The plans or presets in files to compare with, by name; None for the name of a rule.
+    """Reads the plans or presets to compare with from files, by name; None for the name of a rule.
 
     Raises:
-        ConfigurationError: neither a rule nor a file.
-        UserError: a file holds neither a plan nor presets.
+        ConfigurationError: a name that is neither a rule nor a file.
+        UserError: a file that holds neither a plan nor presets.
     """
     from ipucnn.config.presets import PresetFile
 
@@ -351,7 +353,7 @@ def _comparisons(
     files: Mapping[str, Union[PipelinePlan, "PresetFile", None]],
     note: Note,
 ) -> Dict[str, Sequence[str]]:
-    """Splits to compare with, by name."""
+    """Returns the splits to compare with, by name."""
     count = candidate.settings.num_stages
     others: Dict[str, Sequence[str]] = dict(request.preset_splits)
     for name, file in (files or {"params": None}).items():
@@ -367,7 +369,7 @@ def _comparisons(
 
 
 def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
-    """The splits of those presets in a ``configs.yml`` that suit the network."""
+    """Returns the splits of the presets in a ``configs.yml`` that suit the network."""
     suiting: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
     for name in [""] if file.is_flat else file.names:
@@ -401,11 +403,11 @@ def assemble(
     build: Mapping[str, object],
     **details: PlainValue,
 ) -> PipelinePlan:
-    """Everything about a candidate.
+    """Returns the whole plan of a candidate.
 
     Args:
         planned: whether the planner chose its splits.
-        build: what decides the network's layers.
+        build: the options that determine the network's layers.
         details: further fields of the plan.
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
@@ -415,7 +417,7 @@ def assemble(
     tick = prediction.tick_s
     if planned and solution.optimal:
         bound = tick  # the two are sums of the same numbers in another order
-    # Splits that were given may be a best one, too.
+    # Given splits may be optimal, too.
     optimal = solution.optimal and tick <= bound * (1 + 1e-9)
     steady = settings.gradient_accumulation_count * tick
     return PipelinePlan(
@@ -471,7 +473,7 @@ def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
     for number, stage in enumerate(candidate.prediction.stages):
         members = layers[stage.first : stage.last]
         crossing = graph.crossing(stage.first) if number else ()
-        # What the layer behind the cut reads is the stage's input; all else that crosses is on its way to others.
+        # The input of the layer behind the cut is the stage's input; all else that crosses goes on to later layers.
         skips = tuple(name for name in crossing if name not in members[0].inputs)
         memory = model.entry(number, number + 1, settings.num_stages, number)
         stages.append(
@@ -532,10 +534,10 @@ def _profile(planner: Planner, candidate: Candidate) -> Tuple[ProfileLayer, ...]
 def compare(
     planner: Planner, candidate: Candidate, others: Dict[str, Sequence[str]]
 ) -> Tuple[ComparisonRow, ...]:
-    """Other splits under a candidate's settings, each against the best splits that take no more memory.
+    """Compares other splits under a candidate's settings, each with the best splits that take no more memory.
 
-    The planner's limit holds for the best ones, unless the others take more: then those may, too.  So they are
-    never slower, whatever the model says of memory.
+    The best splits have the planner's limit, unless the others take more: then the best ones may take as much.  So they
+    are never slower, whatever the model predicts for memory.
 
     Args:
         others: name -> legal splits, of any number of stages.
@@ -549,7 +551,7 @@ def compare(
         judged = planner.judge(splits, settings, limit, quickly=True)
         fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
         best = judged.solution.objective_s + fixed
-        # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
+        # If stages share an IPU, the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
         tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
         rows.append(_comparison_row(name, judged, tick, best))

@@ -1,4 +1,4 @@
-"""From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
+"""Turns a resolved configuration into a planning request, which lists values that neither a flag nor a preset gave."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan.
+    """The input of the planner.
 
     Attributes:
-        resolved: what was typed, and what a preset says.
-        config: the configuration that is planned; in inference it has nothing of training.
-        options: that the network is built with.
-        kept: options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
-        settings: of one program; of a search, those that hold for all configurations.
-        recomputation: on or off; None for whichever is faster.
-        proportions: availableMemoryProportion of the stages; None for whichever is fastest.
-        own_proportions: where it is left open, whether stages may differ in it.
-        splits: to judge; None to choose them.
-        space: of the search over configurations; None where the number of stages is given.
-        row: of the answer of that search, from 1 on, which becomes the plan.
-        assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
-        assumed_input: that one of them which says the input; None where it was asked for.
-        warnings: what was asked for and cannot be, a sentence each.
-        other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
-        graph: the network, whatever is trained of it; at first only that of a layer graph in a file, see
+        resolved: the typed options and those of a preset.
+        config: the configuration to plan; for inference it has no training options.
+        options: the options to build the network.
+        kept: the options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
+        settings: the settings of one program; for a search, those that hold for all configurations.
+        recomputation: on or off; None for the faster of both.
+        proportions: the availableMemoryProportion of the stages; None for the fastest.
+        own_proportions: whether stages may differ in availableMemoryProportion, if ``proportions`` is None.
+        splits: the splits to judge; None for the planner to choose them.
+        space: the space of the search over configurations; None if the number of stages is given.
+        row: the row of the search result, from 1 on, that becomes the plan.
+        assumed: what was assumed because neither a flag nor a preset gave it, a sentence each.
+        assumed_input: the sentence of ``assumed`` about the input; None if the user gave the input.
+        warnings: requested things that are impossible, a sentence each.
+        other_schedules: ``settings`` under schedules that nobody typed, to be tried, too.
+        graph: the network before layers are frozen; initially set only for a layer graph in a file, see
             ``plan.with_graph``.
         planned: the network as it is planned, likewise.
     """
@@ -92,12 +92,12 @@ class PlanRequest:
 
     @property
     def record(self) -> ModelRecord:
-        """The network's."""
+        """Returns the network's record."""
         return self.resolved.record
 
     @property
     def build(self) -> Dict[str, Any]:
-        """What decides the network's layers, its number of base filters included: to be saved in the plan."""
+        """Returns the options that determine the network's layers, base filters included, to be saved in the plan."""
         filters = self.options.base_filters or self.record.builder_args.get("base_filters")
         options = replace(self.options, base_filters=filters)
         names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
@@ -105,18 +105,18 @@ class PlanRequest:
 
     @property
     def preset_splits(self) -> Dict[str, Tuple[str, ...]]:
-        """Name and splits of a preset, to compare with."""
+        """Returns name and splits of a preset, to compare with."""
         splits = self.config.pipeline_splits
         if self.splits is not None or splits in ((), (AUTO,)):
             return {}
         return {self.resolved.origins["pipeline_splits"]: splits}
 
     def is_flag(self, name: str) -> bool:
-        """Whether an option was typed as a flag."""
+        """Tells whether an option was typed as a flag."""
         return self.resolved.origins[name] == FLAG
 
     def with_stages(self, num_stages: int) -> str:
-        """What to type for another number of stages, with all that would contradict it as it was typed."""
+        """Returns the options to type for another number of stages, and new values for conflicting typed options."""
         settings, typed, ipus = self.settings, self.resolved.typed, next_power_of_two(num_stages)
         one_each = settings.order.is_sequential and not settings.segments_on_one_ipu
         mapped = one_each or self.is_flag("ipus_per_replica")
@@ -139,11 +139,11 @@ class PlanRequest:
         return " ".join(words) + (" without --device-mapping" if self.is_flag("device_mapping") else "")
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
-        """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
+        """Returns the settings to choose from: ``settings`` with the request's open values, see ``candidates``."""
         return candidates(settings, self.recomputation, self.proportions)
 
     def all_choices(self) -> List[List[PlanSettings]]:
-        """The settings to choose from, under all schedules that are to be tried."""
+        """Returns the settings to choose from, under all schedules to try."""
         schedules = [self.settings, *self.other_schedules]
         schedules.sort(key=lambda settings: SCHEDULES.index(settings.schedule))
         return [group for settings in schedules for group in self.choices(settings)]
@@ -161,17 +161,17 @@ def make_request(
     inference: bool = False,
     own_proportions: bool = True,
 ) -> PlanRequest:
-    """What ``plan-splits`` is asked.
+    """Returns the request of ``plan-splits``.
 
     Args:
-        row: of the answer of a search, from 1 on, to plan; None for the first, which is the fastest.
-        profile: what was measured of the system; its own system where none is named.
-        recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
-        inference: forward passes alone.
-        own_proportions: stages may differ in availableMemoryProportion where none is given.
+        row: the row of a search result, from 1 on, to plan; None for the first, which is the fastest.
+        profile: the measurements of the system; its own system if none is named.
+        recomputation: "auto", "on" or "off"; None for the preset's value, else auto.
+        inference: whether to plan forward passes only.
+        own_proportions: whether stages may differ in availableMemoryProportion if none is given.
 
     Raises:
-        ConfigurationError: options that contradict each other, or the schedule.
+        ConfigurationError: options that contradict each other or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
     if not resolved.given("model_name"):
@@ -230,7 +230,7 @@ def make_request(
 def _asked_system(
     name: Optional[str], profile: Optional["SystemProfile"], assumed: List[str]
 ) -> Optional[System]:
-    """The system that was named, or measured, with its profile; None where nothing says."""
+    """Returns the named or measured system, with its profile; None if there is neither."""
     system = get_system(name) if name is not None else None
     if profile is None:
         return system
@@ -243,7 +243,7 @@ def _asked_system(
     return calibrated_system(profile, system)
 
 
-# What decides nothing but the weight updates and their batches, and what inference has instead.
+# Options that affect only the weight updates and their batches, and their values in inference.
 _OF_UPDATES = {
     "gradient_accumulation_count": None,
     "global_batch_size": None,
@@ -254,10 +254,10 @@ _OF_OPTIMIZERS = ("optimizer", "optimizer_params", "optimizer_state_offloading")
 
 
 def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
-    """The configuration of forward passes alone, without what only training has.
+    """Returns the configuration of forward passes only, without training options.
 
     Raises:
-        ConfigurationError: that was typed.
+        ConfigurationError: a training option was typed.
     """
     for name in (*_OF_UPDATES, *_OF_OPTIMIZERS):
         if resolved.origins[name] == FLAG:
@@ -287,10 +287,10 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
 def _with_network(
     resolved: Resolved, config: RunConfig, options: BuildOptions, classes: Optional[int]
 ) -> RunConfig:
-    """The configuration with all that makes a run build the planned network: data set, image size, base filters.
+    """Returns the configuration for a run of the planned network, with data set, image size and base filters.
 
-    A network in a file has its layers already, and one of a user's own takes its input from the data: for them only
-    what was typed is kept.
+    A network in a file has its layers already, and a user's own network takes its input from the data.  For them only
+    typed options are kept.
     """
     record = resolved.record
     if record.file is not None or record.own is not None:
@@ -307,11 +307,11 @@ def _with_network(
 
 
 def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
-    """The network that MODEL names, where that is the file of a layer graph.
+    """Returns the network that MODEL names, if that is the file of a layer graph.
 
     Raises:
-        ConfigurationError: options that would make another network of it.
-        DataError: it is damaged.
+        ConfigurationError: options that would change the network.
+        DataError: the file is damaged.
     """
     record = resolved.record
     if record.file is None or record.own is not None:
@@ -327,9 +327,9 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
 
 
 def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
-    """Shape of the network's input, number of classes, and a sentence about the input where nobody asked for one.
+    """Returns the shape of the network's input, the number of classes, and a sentence about an assumed input.
 
-    No data is looked at.
+    It reads no data.
     """
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
@@ -338,7 +338,7 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
     shape, num_classes, assumed = record.input_shape, record.num_classes, None
     is_known = is_home or (known is not None and known.num_classes is not None)
     if known is not None and known.num_classes is not None and not is_home:
-        # Images of many sizes are brought to the network's own, as training does.
+        # Images of many sizes are resized to the network's own, as in training.
         shape, num_classes = (
             input_shape_for(record, known.image_shape or (None, None, 3)),
             known.num_classes,
@@ -362,10 +362,10 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
 
 
 def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
-    """The number of stages asked for; None where it is to be searched.
+    """Returns the requested number of stages; None if it is to be searched.
 
     Raises:
-        ConfigurationError: ``--stages`` beside another option that was typed and says another number.
+        ConfigurationError: ``--stages`` beside another typed option with a different number.
     """
     config = resolved.config
     of_splits = None if splits is None else len(splits) + 1
@@ -398,10 +398,10 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
 def _with_legal_proportions(
     resolved: Resolved, config: RunConfig, count: Optional[int], assumed: List[str]
 ) -> RunConfig:
-    """The configuration, without a preset's availableMemoryProportion if that is for other stages than those asked for.
+    """Returns the configuration without a preset's availableMemoryProportion if that is for another number of stages.
 
     Raises:
-        ConfigurationError: values that were typed, for another number of stages or for none.
+        ConfigurationError: typed values for another number of stages, or without a number of stages.
     """
     values, is_typed = (
         config.available_memory_proportion,
@@ -414,8 +414,8 @@ def _with_legal_proportions(
             f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
             "give one value, or --stages",
         )
-    # A preset's values are for the stages that its own splits make.  Their number alone does not tell: four values may
-    # be one for each of four stages, or two (convolutions and matrix products) for each of two.
+    # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
+    # for each of four stages, or two (convolutions and matrix products) for each of two.
     splits = config.pipeline_splits
     is_of_splits = (
         not is_typed and resolved.origins["pipeline_splits"] != FLAG and splits not in ((), (AUTO,))
@@ -429,7 +429,7 @@ def _with_legal_proportions(
 
 
 def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> PlanRequest:
-    """The request with settings for a number of stages: batch, mapping and system."""
+    """Returns the request with settings for a number of stages: batch, mapping and system."""
     config, typed = request.config, request.resolved.typed
     assumed, warnings = list(request.assumed), []  # type: List[str], List[str]
     mapping, schedule = _mapping(config, count), config.pipeline_schedule
@@ -458,7 +458,7 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
         gradient_accumulation_count=accumulation,
         recomputation=config.recomputation and count > 1,
     )
-    # Pipelines that go forward alone take any number of micro-batches, as a Sequential one does.
+    # Pipelines of forward passes only accept any number of micro-batches, like a Sequential one.
     layout = make_layout(config if config.training else replace(config, pipeline_schedule=SEQUENTIAL))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     assumed += changed
@@ -486,14 +486,14 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
 
 
 def _check_batch(total: int, layout: Program, base: int) -> None:
-    """Refuses a global batch below the smallest that the program can have; another one becomes the nearest.
+    """Refuses a global batch below the program's smallest; another batch is rounded to the nearest.
 
     Args:
-        layout: what became of it.
-        base: what the accumulation count is a multiple of.
+        layout: the program with the rounded batch.
+        base: the number whose multiples are legal accumulation counts.
 
     Raises:
-        ConfigurationError: naming the nearest legal ones.
+        ConfigurationError: the batch is too small; the message names the nearest legal ones.
     """
     least = layout.micro_batch_size * layout.num_replicas * base
     if total < least:
@@ -506,10 +506,10 @@ def _check_batch(total: int, layout: Program, base: int) -> None:
 
 
 def _other_schedules(settings: PlanSettings, is_fixed: bool) -> Tuple[PlanSettings, ...]:
-    """The program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
+    """Returns the program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
 
     Args:
-        is_fixed: the batch was typed; schedules that it is not legal for are left out.
+        is_fixed: whether the batch was typed; schedules for which it is not legal are left out.
     """
     if not settings.training or settings.num_stages == 1:
         return ()
@@ -524,7 +524,7 @@ def _other_schedules(settings: PlanSettings, is_fixed: bool) -> Tuple[PlanSettin
 
 
 def _mapping(config: RunConfig, count: int) -> Tuple[int, ...]:
-    """IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is asked for."""
+    """Returns the IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is requested."""
     if config.device_mapping is not None and len(config.device_mapping) == count:
         return tuple(config.device_mapping)
     if config.pipeline_schedule == SEQUENTIAL and config.ipus_per_replica == count:
@@ -533,7 +533,7 @@ def _mapping(config: RunConfig, count: int) -> Tuple[int, ...]:
 
 
 def _assumed_system(num_ipus: int, assumed: List[str]) -> System:
-    """The smallest Mk2 POD from 16 IPUs on that has the IPUs, else the largest."""
+    """Returns the smallest Mk2 POD of at least 16 IPUs that has enough IPUs, else the largest."""
     system = smallest_system(num_ipus)
     assumed.append(f"system {system.title}")
     return system
@@ -543,7 +543,7 @@ def check_system(request: PlanRequest) -> None:
     """Refuses more IPUs than the system has.
 
     Raises:
-        ConfigurationError: naming a system that has them.
+        ConfigurationError: the system is too small; the message names one that has enough.
     """
     settings, system = request.settings, request.system
     needed = settings.occupied_ipus if request.space is None else request.space.num_ipus
@@ -557,7 +557,7 @@ def check_system(request: PlanRequest) -> None:
 
 
 def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
-    """The request with a search over configurations."""
+    """Returns the request with a search over configurations."""
     config, typed, assumed = request.config, request.resolved.typed, list(request.assumed)
     replicas = config.num_replicas if "num_replicas" in typed else None
     ipus = config.ipus
@@ -568,8 +568,8 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
     system = system or _assumed_system(ipus, assumed)
     total = config.global_batch_size
     is_open = "micro_batch_size" not in typed
-    # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.  Without a backward
-    # pass there is one way through a pipeline.
+    # A preset's schedule was chosen for its own stages and batch, so only a typed one is kept.  Without a backward pass
+    # only the configured schedule is tried.
     has_one = "pipeline_schedule" in typed or not config.training
     space = SearchSpace(
         base=request.settings,
@@ -578,7 +578,7 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
             sorted({config.micro_batch_size, *(micro_batches(total) if is_open else ())})
         ),
         more_micro_batch_sizes=all_micro_batches(total) if is_open else (),
-        # What is typed holds, whatever is faster.
+        # Typed options are kept, even if others are faster.
         free=tuple(name for name in FREE if name not in typed),
         schedules=(config.pipeline_schedule,) if has_one else SCHEDULES,
         recomputation=request.recomputation,

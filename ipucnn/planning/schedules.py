@@ -1,7 +1,7 @@
-"""The schedules of a pipeline: what runs when, and what follows from that for ticks, FIFOs and recomputation.
+"""Defines the schedules of a pipeline: what runs when, and the resulting ticks, FIFOs and recomputation.
 
-All IPUs advance in lock-step, a tick at a time (Poplar's pipeline_visitor).  In a tick every IPU runs what the schedule
-gives it for one micro-batch of each of its stages, then the stages exchange.
+All IPUs advance in lock-step, a tick at a time (Poplar's pipeline_visitor).  In a tick every IPU runs the schedule's
+passes for one micro-batch of each of its stages, then the stages exchange.
 
   Grouped      a tick holds a forward and a backward pass: micro-batch m is at stage s going forward in tick m + s and
                going backward in tick m + 2 (S - 1) - s.
@@ -10,8 +10,8 @@ gives it for one micro-batch of each of its stages, then the stages exchange.
   Sequential   one micro-batch at a time passes through all stages and back.
 
 Without training nothing goes backward, and Interleaved is Grouped.  Under recomputation every stage but the last
-repeats its forward pass in its backward pass: the last one's activations are still there, so Poplar never recomputes
-it.
+repeats its forward pass in its backward pass.  Poplar never recomputes the last one, because its activations are still
+in memory.
 """
 
 from dataclasses import dataclass
@@ -25,48 +25,48 @@ GROUPED, INTERLEAVED, SEQUENTIAL = SCHEDULES = ("Grouped", "Interleaved", "Seque
 
 
 def is_recomputed(stage: int, num_stages: int) -> bool:
-    """Whether recomputation repeats the forward pass of a stage."""
+    """Tells whether recomputation repeats the forward pass of a stage."""
     return stage < num_stages - 1
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule, of training or of forward passes alone."""
+    """A schedule of training or of forward passes only."""
 
     name: str
     training: bool = True
 
     @property
     def is_sequential(self) -> bool:
-        """Whether one stage is at work at a time."""
+        """Tells whether one stage is at work at a time."""
         return self.name == SEQUENTIAL
 
     @property
     def alternates(self) -> bool:
-        """Whether a full tick is two half-ticks, in which even and odd stages change places."""
+        """Tells whether a full tick is two half-ticks, in which even and odd stages change places."""
         return self.name == INTERLEAVED and self.training
 
     @property
     def unit(self) -> str:
-        """What a timeline counts, in the plural."""
+        """Returns the unit that a timeline counts, in the plural."""
         return "micro-batches" if self.is_sequential else "half-ticks" if self.alternates else "ticks"
 
     @property
     def directions(self) -> int:
-        """How often a cut is crossed for a micro-batch: forward, and backward in training."""
+        """Returns how often a cut is crossed for a micro-batch: forward, and backward in training."""
         return 2 if self.training else 1
 
     @property
     def fifo_factor(self) -> int:
-        """FIFO depth between a stage's forward and backward pass per later stage (Poplar's pipeline_fifo_inserter)."""
+        """Returns the FIFO depth between a stage's passes per later stage (Poplar's pipeline_fifo_inserter)."""
         return {GROUPED: 2, INTERLEAVED: 1, SEQUENTIAL: 0}[self.name] if self.training else 0
 
     def multiple(self, num_stages: int) -> int:
-        """What the number of micro-batches is a multiple of; pipelines that only go forward take any number."""
+        """Returns the number whose multiples are legal micro-batch counts; forward-only pipelines accept any."""
         return overlap_length(self.name, num_stages) if self.training else 1
 
     def default_mapping(self, num_stages: int) -> Tuple[int, ...]:
-        """The IPU of each stage where nothing is said of it: one each, but Sequential stages share one as segments."""
+        """Returns the default IPU of each stage: one each, except that Sequential stages share one as segments."""
         return (0,) * num_stages if self.is_sequential else tuple(range(num_stages))
 
     def partial_tick_s(
@@ -78,14 +78,14 @@ class Schedule:
         back: Sequence[int],
         mapping: Sequence[int],
     ) -> float:
-        """Seconds of a tick of a pipeline in which the stages ``ahead`` go forward and ``back`` backward.
+        """Returns the seconds of a pipeline tick in which the stages ``ahead`` go forward and ``back`` backward.
 
         Under Grouped all go forward, then all go backward; under Interleaved each does its own at the same time.
 
         Args:
             forward, backward: (stages,) seconds of each stage, recomputation in the backward pass.
-            receive: (stages,) transfer into each stage, one direction.
-            mapping: IPU of each stage.
+            receive: (stages,) seconds of the transfer into each stage, in one direction.
+            mapping: the IPU of each stage.
         """
         going, coming = np.zeros((2, max(mapping) + 1))
         ipus = np.asarray(mapping)
@@ -105,7 +105,7 @@ class Schedule:
         receive: np.ndarray,
         mapping: Optional[Sequence[int]] = None,
     ) -> float:
-        """Seconds that a full pipeline takes for one more micro-batch; for the arguments see ``partial_tick_s``.
+        """Returns the seconds a full pipeline takes for one more micro-batch; for the arguments see ``partial_tick_s``.
 
         F and B are the stages' forward and backward seconds, recomputation included, C those of the cuts between them.
 
@@ -129,7 +129,7 @@ class Schedule:
     def least_tick_s(
         self, forward_s: np.ndarray, backward_s: np.ndarray, num_stages: int, again: bool
     ) -> float:
-        """A bound on the tick of any splits: work shared out evenly, no transfers.
+        """Returns a lower bound of any splits' tick: evenly shared work, no transfers.
 
         Args:
             forward_s, backward_s: (items,) seconds.
@@ -140,7 +140,7 @@ class Schedule:
             return forward + backward
         tick = max((forward + backward) / num_stages, float((forward_s + backward_s).max()))
         repeated = forward if again else 0.0
-        # The last stage is not recomputed, but its forward pass takes a tick at most: hence the ones added.
+        # The last stage is not recomputed, but its forward pass takes at most a tick, hence the added ones.
         if self.alternates and num_stages > 1:
             # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
             return max(tick, (repeated + backward) / ((num_stages + 1) // 2 + again))
@@ -156,9 +156,9 @@ class Ticks:
     passes of one micro-batch under Sequential.
 
     Attributes:
-        num_ticks: of the weight update, filling and draining included.
-        period: ticks after which full ones repeat.
-        full_start, full_end: in the ticks between them every stage has something to do; equal if there is no such tick.
+        num_ticks: the ticks of the weight update, filling and draining included.
+        period: the number of ticks after which full ones repeat.
+        full_start, full_end: the range of ticks in which every stage is at work; equal if there is no such tick.
     """
 
     def __init__(self, schedule: Schedule, num_stages: int, num_micro_batches: int) -> None:
@@ -166,7 +166,7 @@ class Ticks:
         self.schedule = schedule
         self.period = 2 if schedule.alternates else 1
         last, count = num_stages - 1, num_micro_batches
-        # The ramp is the first full tick, if there are micro-batches enough to fill the pipeline.
+        # The ramp is the first full tick, if there are enough micro-batches to fill the pipeline.
         if schedule.is_sequential:
             self.num_ticks, self._ramp = count, 0
         elif schedule.alternates:
@@ -179,16 +179,16 @@ class Ticks:
 
     @property
     def edges(self) -> List[int]:
-        """The ticks that are not full: those of filling, then those of draining."""
+        """Returns the ticks that are not full: those of filling, then those of draining."""
         return [*range(self.full_start), *range(self.full_end, self.num_ticks)]
 
     def at(self, tick: int) -> Tuple[Dict[int, int], Dict[int, int]]:
-        """The micro-batches that go forward and backward in a tick, by stage; not for Sequential."""
+        """Returns the micro-batches that go forward and backward in a tick, by stage; not for Sequential."""
         ahead = {s: tick - s for s in self.stages}
         back = {s: tick - self._ramp + s for s in self.stages} if self.schedule.training else {}
         if self.schedule.alternates:
-            # Micro-batch m goes forward in tick 2 m + s, and backward in 2 m + 2 S - 1 - s: at an odd distance the
-            # other pass has the tick.
+            # Micro-batch m goes forward in tick 2 m + s, and backward in 2 m + 2 S - 1 - s.  The distance is odd, so
+            # the ticks of the two passes never coincide.
             ahead, back = ({s: x // 2 for s, x in going.items() if x % 2 == 0} for going in (ahead, back))
         forward, backward = (
             {s: m for s, m in going.items() if 0 <= m < self.count} for going in (ahead, back)

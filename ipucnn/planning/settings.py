@@ -1,7 +1,7 @@
-"""What a plan is made for: everything besides the network and the machine that cost and memory depend on.
+"""The settings of a plan: everything besides the network and the machine that cost and memory depend on.
 
-:func:`plan_settings` is the one way from a run's configuration to it: plan-splits, training, benchmarks and the hints
-of a run that ran out of memory ask the planner the same question about the same program.
+:func:`plan_settings` is the only way from a run's configuration to these settings.  So plan-splits, training,
+benchmarks and the hints of a run that ran out of memory describe the same program to the planner in the same way.
 """
 
 # ruff: noqa: RUF009 - _setting() returns a dataclasses.field
@@ -18,26 +18,26 @@ from ipucnn.training.program import Program, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
 
-# Numbers of a program, and the least that each may be.
+# The numbers of a program, and the smallest legal value of each.
 _LEAST = {
     **dict.fromkeys(("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages"), 1),
     **{"dbn_replica_group_size": 1, "optimizer_slots": 0},
 }
 
-# Poplar's availableMemoryProportion where none is given.
+# Poplar's availableMemoryProportion if none is given.
 _DEFAULT_PROPORTION = 0.6
 POPLAR_OPTION = "availableMemoryProportion"
 
 
 @dataclass(frozen=True)
 class StageProportions:
-    """availableMemoryProportion of one pipeline stage.
+    """The availableMemoryProportion of one pipeline stage.
 
     It is the share of a tile's memory that the temporary data of one operation may take, in (0, 1].
 
     Attributes:
-        convolution, matmul: of the forward pass.
-        backward_convolution, backward_matmul: of the backward pass.
+        convolution, matmul: the shares of the forward pass.
+        backward_convolution, backward_matmul: the shares of the backward pass.
     """
 
     convolution: float
@@ -51,12 +51,12 @@ class StageProportions:
                 raise ConfigurationError(f"available_memory_proportion is {share}", "it is in (0, 1]")
 
     def limited(self, share: float) -> "StageProportions":
-        """The same, but at most ``share``."""
+        """Returns the same proportions, but at most ``share``."""
         return StageProportions(*(min(mine, share) for mine in astuple(self)))
 
     @property
     def largest(self) -> float:
-        """Of all operations."""
+        """Returns the largest proportion of all operations."""
         return float(max(astuple(self)))
 
 
@@ -64,17 +64,17 @@ Proportions = Tuple[StageProportions, ...]
 
 
 def uniform(share: float) -> Proportions:
-    """One availableMemoryProportion for all operations of all stages."""
+    """Returns one availableMemoryProportion for all operations of all stages."""
     return (StageProportions(share, share, share, share),)
 
 
 def smallest(proportions: Sequence[StageProportions]) -> Proportions:
-    """For all stages what the stage with the least has, operation by operation."""
+    """Returns, for all stages, the smallest proportion of any stage, operation by operation."""
     return (StageProportions(*(min(column) for column in zip(*map(astuple, proportions)))),)
 
 
 def largest(proportions: Sequence[StageProportions]) -> Proportions:
-    """For all stages what the stage with the most has, operation by operation."""
+    """Returns, for all stages, the largest proportion of any stage, operation by operation."""
     return (StageProportions(*(max(column) for column in zip(*map(astuple, proportions)))),)
 
 
@@ -82,12 +82,12 @@ _DEFAULT = uniform(_DEFAULT_PROPORTION)
 
 
 def _setting(default: object, name: str, *options: str, of_training: bool = False) -> Any:
-    """A field of :class:`PlanSettings`.
+    """Returns a field of :class:`PlanSettings`.
 
     Args:
-        name: what messages call it.
-        options: of a run, by the names of ``RunConfig``, that decide it.  :func:`run_values` writes them.
-        of_training: it says nothing of inference.
+        name: the name in messages.
+        options: the options of a run, by the names of ``RunConfig``, that determine it. :func:`run_values` writes them.
+        of_training: whether it has no meaning in inference.
     """
     return field(default=default, metadata={"name": name, "options": options, "of_training": of_training})
 
@@ -96,28 +96,28 @@ def _setting(default: object, name: str, *options: str, of_training: bool = Fals
 class PlanSettings:
     """Settings of one pipelined (or single-stage) program.
 
-    Each field says which options of a run decide it: what a plan saves, prints and compares a run with is derived from
-    that, so that no setting that a prediction depends on can be lost on the way.
+    Each field names the run options that determine it.  Saving, printing and comparing plans all use these names, so no
+    setting that a prediction depends on can be lost.
 
     Attributes:
-        micro_batch_size: samples one replica takes in one forward pass.
-        gradient_accumulation_count: micro-batches per replica and weight update; in inference, per execution.
-        num_replicas: data-parallel copies.
-        num_stages: pipeline stages of a replica.
-        schedule: one of ``SCHEDULES``; ``order`` is what follows from it.
+        micro_batch_size: the samples that one replica takes in one forward pass.
+        gradient_accumulation_count: the micro-batches per replica and weight update; in inference, per execution.
+        num_replicas: the number of data-parallel copies.
+        num_stages: the pipeline stages of a replica.
+        schedule: one of ``SCHEDULES``; ``order`` is derived from it.
         precision: compute and weights: "16.16", "16.32" (fp32 master weights) or "32.32".
-        recomputation: every stage but the last redoes its forward pass in the backward pass.
-        available_memory_proportion: an entry for each stage, or one that holds for all stages.  Entries that are all
-            the same become one.
-        training: forward and backward with updates, or forward alone.
+        recomputation: whether every stage but the last repeats its forward pass in the backward pass.
+        available_memory_proportion: an entry for each stage, or one that holds for all stages.  If all entries are the
+            same, they become one.
+        training: whether to run forward and backward passes with updates, or forward passes only.
         optimizer_slots: state tensors per weight, see ``OptimizerSettings.slots``.
-        optimizer_state_offloading: that state is to live in streaming memory outside the chip; see
+        optimizer_state_offloading: whether that state should be in streaming memory outside the chip; see
             :attr:`offloads_optimizer_state`.
-        dbn_replica_group_size: how many replicas share batch norm statistics; 1 where each has its own.
-        half_partials: fp16 partial sums where the inputs are fp16.
-        eight_bit_transfer: images travel to the device as bytes.
-        device_mapping: IPU of each stage.  Without, stage i is on IPU i; but all Sequential stages are on one IPU, as
-            recomputation segments.
+        dbn_replica_group_size: the number of replicas that share batch norm statistics; 1 if each has its own.
+        half_partials: whether partial sums are fp16 if the inputs are fp16.
+        eight_bit_transfer: whether images are sent to the device as bytes.
+        device_mapping: the IPU of each stage.  If None, stage i is on IPU i, except that all Sequential stages are on
+            one IPU, as recomputation segments.
     """
 
     micro_batch_size: int = _setting(1, "micro-batch", "micro_batch_size")
@@ -173,12 +173,11 @@ class PlanSettings:
             )
 
     def proportions_of(self, stage: int, num_stages: Optional[int] = None) -> StageProportions:
-        """availableMemoryProportion of a stage.
+        """Returns the availableMemoryProportion of a stage.
 
         Args:
-            num_stages: of the pipeline that the stage is in; without, it is the one of these settings.  Proportions
-                that were given stage by stage say nothing about pipelines of other numbers of stages: the smallest of
-                them then holds for all stages.
+            num_stages: the stages of the pipeline; None for the number of these settings.  Proportions given for single
+                stages do not apply to pipelines with other numbers of stages: their smallest then holds for all stages.
         """
         shares = self.available_memory_proportion
         if len(shares) == 1:
@@ -187,14 +186,14 @@ class PlanSettings:
 
     @property
     def has_own_proportions(self) -> bool:
-        """Whether stages differ in their availableMemoryProportion."""
+        """Tells whether stages differ in their availableMemoryProportion."""
         return len(self.available_memory_proportion) > 1
 
     def restaged(self, num_stages: int, **changes: Any) -> "PlanSettings":
-        """The same for another number of stages; see :meth:`proportions_of`.
+        """Returns the same settings for another number of stages; see :meth:`proportions_of`.
 
         Args:
-            changes: of other fields; without a device mapping among them each stage is where it is by default.
+            changes: values of other fields; without a device mapping among them each stage is on its default IPU.
         """
         if num_stages != self.num_stages and self.has_own_proportions:
             changes.setdefault("available_memory_proportion", smallest(self.available_memory_proportion))
@@ -208,11 +207,11 @@ class PlanSettings:
         recomputation: Optional[bool] = None,
         apart: Optional[bool] = None,
     ) -> "PlanSettings":
-        """The same program in another number of stages, with a legal number of accumulated micro-batches.
+        """Returns the same program in another number of stages, with a legal number of accumulated micro-batches.
 
         Args:
-            schedule, recomputation: without, as they are; a program of one stage recomputes nothing.
-            apart: Sequential stages have an IPU each; without, if they have now.
+            schedule, recomputation: the new values; None for no change.  A program of one stage recomputes nothing.
+            apart: whether Sequential stages have an IPU each; None for no change.
         """
         order = Schedule(schedule or self.schedule, self.training)
         if apart is None:
@@ -228,18 +227,18 @@ class PlanSettings:
 
     @property
     def mapping(self) -> Tuple[int, ...]:
-        """IPU of each stage."""
+        """Returns the IPU of each stage."""
         if self.device_mapping is not None:
             return self.device_mapping
         return self.order.default_mapping(self.num_stages)
 
     @property
     def order(self) -> Schedule:
-        """What runs when."""
+        """Returns the schedule, which determines what runs when."""
         return Schedule(self.schedule, self.training)
 
     def recomputes(self, stage: int, num_stages: Optional[int] = None) -> bool:
-        """Whether a stage repeats its forward pass in its backward pass; by default of as many stages as these."""
+        """Tells whether a stage repeats its forward pass in its backward pass; by default among these stages."""
         count = self.num_stages if num_stages is None else num_stages
         return self.recomputation and self.training and is_recomputed(stage, count)
 
@@ -249,17 +248,17 @@ class PlanSettings:
 
     @property
     def num_ipus(self) -> int:
-        """IPUs of all replicas."""
+        """Returns the IPUs of all replicas."""
         return self.num_replicas * self.num_ipus_per_replica
 
     @property
     def occupied_ipus(self) -> int:
-        """IPUs that the program takes of a system: those of a replica come in powers of two."""
+        """Returns the IPUs that the program occupies in a system: a replica occupies a power of two."""
         return self.num_replicas * next_power_of_two(self.num_ipus_per_replica)
 
     @property
     def segments_on_one_ipu(self) -> bool:
-        """Whether stages are recomputation segments of a program on one IPU."""
+        """Tells whether stages are recomputation segments of a program on one IPU."""
         return self.order.is_sequential and self.num_ipus_per_replica == 1
 
     @property
@@ -268,7 +267,7 @@ class PlanSettings:
 
     @property
     def offloads_optimizer_state(self) -> bool:
-        """Whether the optimizer state is outside the chip: an option of pipelines and of gradient accumulation.
+        """Tells whether the optimizer state is outside the chip: an option of pipelines and of gradient accumulation.
 
         The SDK has no such option for a program with neither (``offload_weight_update_variables`` of
         ``set_pipelining_options`` and ``set_gradient_accumulation_options``).
@@ -278,23 +277,23 @@ class PlanSettings:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation."""
+        """Returns the bytes of an activation."""
         return 4 if self.precision == "32.32" else 2
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a weight as the optimizer keeps it; 16.32 casts a master copy for each use."""
+        """Returns the bytes of a weight as the optimizer keeps it; 16.32 casts a master copy for each use."""
         return 2 if self.precision == "16.16" else 4
 
     @property
     def arithmetic(self) -> str:
-        """Key of the matrix unit in ``IPU.amp``."""
+        """Returns the key of the matrix unit in ``IPU.amp``."""
         if self.precision == "32.32":
             return "float_float"
         return "half_half" if self.half_partials else "half_float"
 
 
-# Settings that are an option of a run of the same name, which needs no layout to be understood.
+# Settings with a run option of the same name that needs no layout.
 _AS_CONFIGURED = (
     *("precision", "recomputation", "optimizer_state_offloading", "dbn_replica_group_size"),
     *("half_partials", "eight_bit_transfer"),
@@ -302,7 +301,7 @@ _AS_CONFIGURED = (
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
-    """The values of ``--available-memory-proportion`` that give them.
+    """Returns the values of ``--available-memory-proportion`` for these proportions.
 
     Returns:
         Percent: one value, that of convolutions; one per stage; or those of each stage's convolutions and matrix
@@ -315,20 +314,20 @@ def percentages(proportions: Proportions) -> Tuple[float, ...]:
 
 
 def _percent(share: float) -> float:
-    """A share in percent, without what a division by 100 left in the last digits."""
+    """Returns a share in percent, without rounding errors of a division by 100 in the last digits."""
     return float(f"{100 * share:.12g}")
 
 
 def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -> PlainDict:
-    """The options of a run that make its program the one of these settings, whatever a preset says.
+    """Returns the run options that produce a program with these settings, whatever a preset says.
 
     Args:
-        splits: layers that open the stages from the second on.
-        kept: options, by name, that settings hold no more than a consequence of, such as the optimizer's name.
+        splits: the layers that open the stages from the second on.
+        kept: options, by name, of which the settings store only a consequence, such as the optimizer's name.
 
     Returns:
-        Name -> value, for every option that decides a setting; those that neither the settings nor ``kept`` tell, and
-        those that are as they are by default, are left out if a lower layer of the configuration cannot bring others.
+        Name -> value, for every option that determines a setting.  Two kinds are left out: options that neither the
+        settings nor ``kept`` determine, and defaults that no lower layer of the configuration can override.
     """
     values: PlainDict = {}
     for setting in fields(PlanSettings):
@@ -338,7 +337,7 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
         elif name == "gradient_accumulation_count" and not settings.training:
             values["steps_per_execution"] = settings.gradient_accumulation_count
         elif name == "num_stages":
-            # One stage takes the place of a preset's splits.
+            # One stage replaces a preset's splits.
             is_pipeline = settings.num_stages > 1
             values.update({"pipeline_splits": list(splits)} if is_pipeline else {"ipus_per_replica": 1})
         elif name == "device_mapping":
@@ -356,8 +355,8 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
 def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
     values: PlainDict = {"available_memory_proportion": list(percentages(proportions))}
     if len(proportions) > 1:
-        return values  # what is said of single stages goes before all else
-    # One value is for both; the options of all convolutions and of all matrix products go before it.
+        return values  # values of single stages take precedence over all others
+    # One value is for both; the options of all convolutions and of all matrix products take precedence over it.
     shared = proportions[0].convolution
     for name, share in (("convolution_options", shared), ("matmul_options", proportions[0].matmul)):
         if share != shared or POPLAR_OPTION in kept.get(name, {}):
@@ -366,7 +365,7 @@ def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
 
 
 def differences(planned: PlanSettings, run: PlanSettings) -> List[str]:
-    """Where a run's settings are not those of its plan: a few words for each, every setting looked at."""
+    """Returns the differences between a run's settings and its plan's, over all settings: a few words for each."""
     lines = []
     for setting in fields(PlanSettings):
         name = "mapping" if setting.name == "device_mapping" else setting.name
@@ -382,10 +381,10 @@ def differences(planned: PlanSettings, run: PlanSettings) -> List[str]:
 
 
 def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
-    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it, if it does.
+    """Returns the stages' availableMemoryProportion from a configuration, as in the Poplar session; None if not given.
 
-    Values for single stages are options of those stages, and go before those of ``--convolution-options`` and
-    ``--matmul-options``; these go before a single value for everything.
+    Values for single stages are options of those stages, and take precedence over ``--convolution-options`` and
+    ``--matmul-options``; these take precedence over a single value for everything.
 
     Raises:
         ConfigurationError: values for another number of stages.
@@ -405,11 +404,11 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
 
 
 def plan_settings(config: RunConfig, program: Program, training: bool = True) -> PlanSettings:
-    """The program of a configuration, as the planner sees it.
+    """Returns the program of a configuration, as the planner sees it.
 
     Args:
-        program: of the run, or from ``make_layout``.
-        training: or inference.
+        program: the program of the run, or from ``make_layout``.
+        training: training (True) or inference.
 
     Raises:
         ConfigurationError: parameters that the optimizer does not have, or proportions for another number of stages.
@@ -445,7 +444,7 @@ def _settings_of(
 def one_stage_settings(
     config: RunConfig, micro_batch_size: int, num_replicas: int = 1, training: bool = True
 ) -> PlanSettings:
-    """The program of a configuration in one stage, one micro-batch at a time, whatever pipeline it names.
+    """Returns the program of a configuration in one stage, one micro-batch at a time, whatever pipeline it names.
 
     Raises:
         ConfigurationError: as for ``plan_settings``.

@@ -1,7 +1,7 @@
-"""Layers as users name them: splits and ``--freeze`` checked, splits of simple rules that plans are compared with, and
-those of a run.
+"""Checks the layers named in splits and in ``--freeze``, and computes the splits of simple rules and of a run.
 
-A run's splits are given, or those of a plan, or the planner chooses them for its model.
+Plans are compared with the splits of the rules.  A run's splits are given, or those of a plan, or the planner chooses
+them for its model.
 """
 
 import bisect
@@ -24,9 +24,9 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str =
     """Checks pipeline splits against a model's layers in the order in which they run.
 
     Args:
-        splits: names of the layers that open a stage.
-        layer_names: canonical names; the first is the input, which cannot open a later stage.
-        model: its name, for the hint.
+        splits: the names of the layers that open a stage.
+        layer_names: the canonical names; the first is the input, which cannot open a later stage.
+        model: the model's name, for the hint.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
@@ -54,10 +54,10 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str =
 
 
 def check_cuts(splits: Sequence[str], graph: LayerGraph) -> None:
-    """``check_splits``, and that a stage may open at each of the layers.
+    """Calls ``check_splits``, and checks that a stage may open at each of the layers.
 
     Raises:
-        ConfigurationError: otherwise, with the nearest layers that may.
+        ConfigurationError: a stage may not open there; the message names the nearest layers where it may.
     """
     check_splits(splits, [layer.name for layer in graph.layers], graph.model)
     legal = list(graph.cuts)
@@ -82,7 +82,7 @@ def check_stages(num_stages: int, graph: LayerGraph) -> None:
     """Refuses more stages than the model can be cut into.
 
     Raises:
-        ConfigurationError: naming how many are possible.
+        ConfigurationError: too many stages; the message says how many are possible.
     """
     most = len(graph.cuts) + 1
     if num_stages > most:
@@ -93,12 +93,12 @@ def check_stages(num_stages: int, graph: LayerGraph) -> None:
 
 
 def _names(graph: LayerGraph, positions: Sequence[int]) -> Tuple[str, ...]:
-    """Names of the layers at wanted positions, each moved to the next legal cut behind the one before it."""
+    """Returns the names of the layers at given positions, each moved to the next legal cut behind the one before it."""
     legal = list(graph.cuts)
     names: List[str] = []
     place = 0
     for number, position in enumerate(positions):
-        # Those still to come need a place each.
+        # The remaining positions need a place each.
         last = len(legal) - (len(positions) - number)
         place = min(max(place, bisect.bisect_left(legal, position)), last)
         names.append(graph.layers[legal[place]].name)
@@ -107,10 +107,10 @@ def _names(graph: LayerGraph, positions: Sequence[int]) -> Tuple[str, ...]:
 
 
 def equal_parameters(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
-    """The same number of weights in each stage, as near as a walk over the weights in order comes.
+    """Returns splits with about the same number of weights in each stage, by a walk over the weights in order.
 
-    A stage opens at the layer whose weights take the running count past k/N of all: what Graphcore's public CNN
-    application does where no splits are given.
+    A stage opens at the layer whose weights take the running count past k/N of all.  Graphcore's public CNN application
+    uses this rule if no splits are given.
     """
     check_stages(num_stages, graph)
     total, count = graph.num_parameters, 0
@@ -126,29 +126,29 @@ def equal_parameters(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
 
 
 def equal_layers(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
-    """The same number of layers in each stage."""
+    """Returns splits with the same number of layers in each stage."""
     check_stages(num_stages, graph)
     count = len(graph.layers)
     return _names(graph, [round(k * count / num_stages) for k in range(1, num_stages)])
 
 
 def _blocks(graph: LayerGraph) -> List[int]:
-    """Cuts between blocks, the runs of layers within which the network branches.
+    """Returns the cuts between blocks, the runs of layers within which the network branches.
 
-    One tensor crosses them.  Layers outside of any block belong to the block behind them, those at the end to
-    the last one; in a network without branches every layer with weights opens a block.
+    One tensor crosses each cut.  Layers outside any block belong to the block behind them, and those at the end to the
+    last one.  In a network without branches every layer with weights opens a block.
     """
     narrow = [cut for cut in graph.cuts if len(graph.crossing(cut)) == 1]
     ends = [*narrow[1:], len(graph.layers)]
     branches = [end - cut > 1 for cut, end in zip(narrow, ends)]
     if any(branches):
-        # A cut stays where a block ends: everything up to the next branching belongs together.
+        # A cut stays at the end of each block: everything up to the next branching belongs together.
         return [cut for cut, before in zip(narrow[1:], branches) if before]
     return [cut for cut in narrow if graph.layers[cut].num_parameters]
 
 
 def equal_blocks(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
-    """The same number of blocks in each stage.
+    """Returns splits with the same number of blocks in each stage.
 
     Raises:
         ConfigurationError: the network has fewer blocks than stages.
@@ -178,12 +178,12 @@ RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
 def settle_splits(
     program: Program, model: "KerasModel", resolved: Resolved, saved: Optional[PlainDict]
 ) -> Program:
-    """A program with its splits filled in and checked against the built model.
+    """Returns a program with its splits filled in and checked against the built model.
 
     Args:
-        program: its splits are empty where the planner is to choose them.
+        program: the program; its splits are empty if the planner is to choose them.
         model: from ``build_model``.
-        saved: the program of the checkpoint that is continued, whose splits it keeps; None for a run that begins.
+        saved: the program of the checkpoint to resume, whose splits are kept; None for a new run.
 
     Raises:
         ConfigurationError: an unknown layer, splits out of order, more stages than the model can be cut into.
@@ -204,7 +204,7 @@ def settle_splits(
 
 
 def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
-    """The network's layer graph where it needs no TensorFlow.  Its layers are the same at every input size."""
+    """Returns the network's layer graph if it needs no TensorFlow.  Its layers are the same at every input size."""
     from ipucnn.planning.graphs.extract import known_graph
 
     record = resolved.record
@@ -215,8 +215,8 @@ def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
 def check_named_splits(resolved: Resolved) -> None:
     """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
 
-    With other layers than the shipped graph's (another norm) nothing is known yet, and :func:`settle_splits` checks
-    them on the built network.
+    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`settle_splits` checks
+    the splits on the built network.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
@@ -228,13 +228,13 @@ def check_named_splits(resolved: Resolved) -> None:
 
 
 def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
-    """Checks ``--freeze`` as far as that needs no TensorFlow.
+    """Checks ``--freeze`` as far as possible without TensorFlow.
 
     Returns:
-        The layers that it names, where the network's layer graph is known; else none.
+        The layers that it names, if the network's layer graph is known; else none.
 
     Raises:
-        ConfigurationError: nothing was trained before; no layer is called so; or nothing would be left to train.
+        ConfigurationError: no weights are loaded; no layer has this name; or no layer would be left to train.
     """
     config = resolved.config
     if config.freeze is None:
@@ -249,12 +249,12 @@ def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
 
 
 def frozen_layers(graph: LayerGraph, named: str) -> Tuple[str, ...]:
-    """The layers of a graph that ``--freeze`` names, see :func:`ipucnn.models.build.layers_to_freeze`.
+    """Returns the layers of a graph that ``--freeze`` names, see :func:`ipucnn.models.build.layers_to_freeze`.
 
     Raises:
-        ConfigurationError: as there.
+        ConfigurationError: as for ``layers_to_freeze``.
     """
-    # The second half of a separable convolution is a layer of the graph alone, with a slash in its name.
+    # The second half of a separable convolution is a layer only of the graph, with a slash in its name.
     names = [x.name for x in graph.layers if x.num_parameters and "/" not in x.name]
     return layers_to_freeze(named, names, graph.model)
 
@@ -262,10 +262,10 @@ def frozen_layers(graph: LayerGraph, named: str) -> Tuple[str, ...]:
 def choose_splits(
     model: "KerasModel", name: str, program: Program, config: RunConfig
 ) -> Tuple[Tuple[str, ...], str]:
-    """The planner's splits of a built model, and who chose them.
+    """Returns the planner's splits of a built model, and their origin.
 
-    A run on the host doesn't need the memory of IPUs: where nothing fits there, the fastest splits are taken
-    whatever they need.
+    A run on the host does not need the memory of IPUs.  So if nothing fits there, the fastest splits are taken whatever
+    they need.
 
     Raises:
         ConfigurationError: more stages than the model can be cut into.
@@ -275,7 +275,7 @@ def choose_splits(
     from ipucnn.planning.search.planner import Planner
     from ipucnn.planning.settings import plan_settings
 
-    # Nothing says which machine a run will have, so the splits are for the smallest system with enough IPUs.
+    # The machine of the run is unknown, so the splits are for the smallest system with enough IPUs.
     graph, system = graph_of(model, name), smallest_system(program.num_ipus)
     check_stages(program.num_stages, graph)
     settings = plan_settings(config, program)
@@ -284,7 +284,7 @@ def choose_splits(
     origin = f"planned for {system.title}"
     if candidate is None:
         candidate = planner.best(settings, memory_limit=float("1e9"))
-        assert candidate is not None  # nothing takes as much
+        assert candidate is not None  # no splits need that much
         origin += ", whose memory they exceed"
     return candidate.splits, "; ".join([origin, *estimates(graph)])
 
@@ -292,7 +292,7 @@ def choose_splits(
 def plan_differences(
     resolved: Resolved, program: Program, input_shape: Tuple[int, ...], num_classes: int
 ) -> List[str]:
-    """What to tell the user where a run is not the one that its plan was made for; its splits are used all the same."""
+    """Returns messages about how a run differs from its plan; the run uses the plan's splits regardless."""
     plan = resolved.plan
     if not isinstance(plan, PipelinePlan):
         return []
@@ -304,7 +304,7 @@ def plan_differences(
         ("classes", plan.num_classes, num_classes),
     ]
     planned, of_run = layer_options(plan.options), layer_options(kept_options(config))
-    if plan.options:  # plans of older versions say nothing of them
+    if plan.options:  # plans of older versions do not store them
         pairs += [(key, planned.get(key), of_run.get(key)) for key in sorted({*planned, *of_run})]
         pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {of_plan} (here {of_run})" for name, of_plan, of_run in pairs if of_plan != of_run]

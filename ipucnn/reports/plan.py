@@ -1,4 +1,4 @@
-"""What ``ipucnn plan-splits`` shows in a terminal or pipe: a plan, or with ``--optimisations`` what each brings."""
+"""Prints the result of ``ipucnn plan-splits``: a plan, or with ``--optimisations`` the effect of each optimisation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VERDICTS = {"fits": "green", "uncertain": "yellow", "does not fit": "red"}
 
 
 def print_plan(plan: PipelinePlan) -> None:
-    """The report on stdout."""
+    """Prints the report on stdout."""
     from rich.text import Text
 
     out = console(sys.stdout)
@@ -63,7 +63,7 @@ def print_plan(plan: PipelinePlan) -> None:
 
 
 def _coloured(text: str) -> Text:
-    """A cell or sentence with the verdict that it begins with in its colour."""
+    """Colours the verdict at the start of a cell or sentence."""
     from rich.text import Text
 
     coloured, verdict = Text(text), plan_text.verdict_of(text)
@@ -73,10 +73,10 @@ def _coloured(text: str) -> Text:
 
 
 def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
-    """A table with its notes.
+    """Prints a table with its notes.
 
     Args:
-        keys: columns that each part of a table that is too wide begins with.
+        keys: the number of first columns that each part of a too wide table repeats.
     """
     from rich.text import Text
 
@@ -122,7 +122,7 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
 
 
 def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
-    """Sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
+    """Draws sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
     from rich.text import Text
 
     letters, total = [], 0.0
@@ -163,7 +163,7 @@ def _timeline(plan: PipelinePlan, out: Console) -> None:
 
 
 def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
-    """What a stage does, a character for each ``width``-th of the time; with the micro-batch's number where it fits."""
+    """Draws a stage's work, a character for each ``width``-th of the time, with the micro-batch's number if it fits."""
     from rich.text import Text
 
     cells: List[Tuple[str, str]] = [(".", "dim")] * width
@@ -175,14 +175,14 @@ def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
         mark, colour = _PASSES[span.kind]
         number = str(span.micro_batch)
         for i in range(first, last):
-            # A pass that is split in two has its number once.
+            # A pass that is split in two shows its number only once.
             shown = number[i - first] if last - first >= len(number) > i - first else mark
             cells[i] = (shown if span.kind != "recompute" else mark, colour)
     return Text.assemble(*cells)
 
 
 def _paste(plan: PipelinePlan, out: Console) -> None:
-    """The options to paste, on one line however narrow the terminal, and as YAML."""
+    """Prints the options to paste, on one line however narrow the terminal is, and as YAML."""
     from rich.text import Text
 
     command = plan_text.command_line(plan)
@@ -215,7 +215,7 @@ def _yaml(value: object) -> str:
 def optimisations_json(
     request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
 ) -> str:
-    """Everything as indented JSON."""
+    """Returns the optimisations as indented JSON."""
     answer = {
         "model": request.record.name,
         "system": request.system.name,
@@ -230,7 +230,7 @@ def optimisations_json(
 
 
 def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
-    """An outcome as the table shows it: what does not fit has no speed."""
+    """Returns an outcome as in the table: a program that does not fit has no speed."""
     if outcome is None:
         return None
     speed = None if outcome.verdict == "does not fit" else outcome.predicted_images_per_s
@@ -240,7 +240,7 @@ def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
 def print_optimisations(
     request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
 ) -> None:
-    """The table on stdout."""
+    """Prints the table on stdout."""
     from rich.text import Text
 
     settings, out = candidate.settings, console(sys.stdout)
@@ -271,7 +271,7 @@ def print_optimisations(
 
 
 def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
-    """Memory and throughput, with their difference from the program's; what does not fit has no speed."""
+    """Returns memory and throughput, and their differences from the program's; no speed for one that does not fit."""
     if outcome is None:
         return "not modelled", "not modelled"
     memory = units.percent(outcome.predicted_fill) + "?" * (outcome.verdict == "uncertain")
@@ -286,7 +286,7 @@ def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
 
 
 def print_calibration(profile: SystemProfile) -> None:
-    """What measurements say of a system, with the errors before and after, on stdout."""
+    """Prints the results of measurements of a system, with the errors before and after, on stdout."""
     from rich.text import Text
 
     from ipucnn.planning.calibration import describe

@@ -1,7 +1,7 @@
-"""The figures of a plan's page, as inline SVG: memory, timeline, layers and the Pareto front of configurations.
+"""Draws the figures of a plan's page, as inline SVG: memory, timeline, layers and the Pareto front of configurations.
 
-Colours are classes that the page's style sheet defines.  Marks carry the exact number they stand for in a ``data-``
-attribute, and a ``title`` that browsers show as a tooltip.
+Colours are classes that the page's style sheet defines.  Marks carry their exact number in a ``data-`` attribute, and a
+``title`` that browsers show as a tooltip.
 """
 
 import math
@@ -19,9 +19,9 @@ from ipucnn.text import counted
 WIDTH = 1080.0
 # Stages take the style sheet's colours in turn.
 STAGE_COLOURS = 8
-# Width of a character over the size of its font, rather too large.
+# Ratio of a character's width to its font size, rounded up.
 _CHARACTER = 0.62
-# What neither XML nor HTML may contain, not even escaped.
+# Characters that neither XML nor HTML may contain, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -29,17 +29,17 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def clean(text: str) -> str:
-    """Text without the characters that no page may contain; markup stays as it is."""
+    """Returns text without the characters that no page may contain; markup is unchanged."""
     return text if isinstance(text, Markup) else _FORBIDDEN.sub("\ufffd", text)
 
 
 def element(tag: str, *children: str, **attributes: object) -> Markup:
-    """An element; well-formed as XML too, so an element without children closes itself.
+    """Returns an element; it is well-formed as XML too, so an element without children closes itself.
 
     Args:
         children: ``Markup``, or text, which is escaped.
-        attributes: ``class_`` and ``stroke_width`` stand for ``class`` and ``stroke-width``; None is left out, floats
-            are rounded to what a screen can show.
+        attributes: attribute values; ``class_`` and ``stroke_width`` stand for ``class`` and ``stroke-width``; None is
+            left out, and floats are rounded to screen precision.
     """
     parts = [f"<{tag}"]
     for name, value in attributes.items():
@@ -52,18 +52,18 @@ def element(tag: str, *children: str, **attributes: object) -> Markup:
 
 
 def join(children: Sequence[str]) -> Markup:
-    """Children of an element, one after the other."""
+    """Joins the children of an element, one after the other."""
     return Markup("").join(clean(child) for child in children)
 
 
 def number(value: float) -> str:
-    """Two decimals, without trailing zeros."""
+    """Formats a number with two decimals, without trailing zeros."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 
 
 def nice_ticks(end: float, most: int) -> List[float]:
-    """At most ``most`` + 1 multiples of 1, 2 or 5 times a power of ten, from 0 to ``end``."""
+    """Returns at most ``most`` + 1 multiples of 1, 2 or 5 times a power of ten, from 0 to ``end``."""
     if not end > 0 or not math.isfinite(end):
         return [0.0]
     step = 10.0 ** math.floor(math.log10(end / most))
@@ -74,14 +74,14 @@ def nice_ticks(end: float, most: int) -> List[float]:
 
 
 def text_width(label: str, size: float = 12) -> float:
-    """About how wide a label is."""
+    """Estimates the width of a label."""
     return _CHARACTER * size * len(label)
 
 
 def svg(
     name: str, title: str, description: str, height: float, children: Sequence[Markup], width: float = WIDTH
 ) -> Markup:
-    """A figure; ``name`` is its own on the page."""
+    """Returns a figure; ``name`` is unique on the page."""
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
@@ -96,12 +96,12 @@ def svg(
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
+    """Returns a straight line."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
 def text(x: float, y: float, label: str, class_: str = "label") -> Markup:
-    """A label."""
+    """Returns a label."""
     return element("text", label, x=x, y=y, class_=class_)
 
 
@@ -111,7 +111,7 @@ def rect(
     class_: Optional[str] = None,
     **data: object,
 ) -> Markup:
-    """A rectangle.
+    """Returns a rectangle.
 
     Args:
         box: its left and upper edge, width and height.
@@ -127,7 +127,7 @@ def rect(
 
 
 def group(class_: str, children: Sequence[Markup]) -> Markup:
-    """Marks of one class."""
+    """Returns marks of one class."""
     return element("g", join(children), class_=class_)
 
 
@@ -136,14 +136,14 @@ def group(class_: str, children: Sequence[Markup]) -> Markup:
 _MIB = 2**20
 _MEMORY_LEFT, _MEMORY_RIGHT, _MEMORY_TOP = 150.0, 20.0, 34.0
 _MEMORY_ROW, _MEMORY_BAR = 40.0, 24.0
-# The sums stand in a column of their own, behind all bars.
+# The sums are in a column of their own, behind all bars.
 _MEMORY_COLUMN = 150.0
 
 _MARKS = {"fits": "\u2713", "uncertain": "?", "does not fit": "\u2717"}
 
 
 def memory_figure(plan: PipelinePlan) -> Markup:
-    """A stacked bar for each IPU of a replica, its capacity, and the bounds of the verdicts."""
+    """Draws a stacked bar for each IPU of a replica, its capacity, and the bounds of the verdicts."""
     capacity = plan.ipus[0].capacity_bytes
     totals = [sum(ipu.predicted_memory_bytes.values()) for ipu in plan.ipus]
     end = max(capacity * FITS_NOT_ABOVE * 1.08, max(totals) * 1.02)
@@ -216,7 +216,7 @@ _TIME_GAP = 64.0
 
 
 class _Axis:
-    """From seconds to x, with a gap for the ticks that are left out."""
+    """Maps seconds to x, with a gap for the ticks that are left out."""
 
     def __init__(self, told: Timeline) -> None:
         self.told = told
@@ -231,7 +231,7 @@ class _Axis:
 
 
 def timeline_figure(plan: PipelinePlan) -> Markup:
-    """A row for each stage; all but a few of the full ticks are left out."""
+    """Draws a row for each stage; all but a few of the full ticks are left out."""
     told = timeline(plan)
     axis = _Axis(told)
     num = plan.num_stages
@@ -299,7 +299,7 @@ def _bracket(phase: Phase, axis: _Axis) -> Markup:
 
 
 def _ticks(told: Timeline, axis: _Axis, bottom: float) -> List[Markup]:
-    """Marks at round times on both sides of the gap, none that would run into the one before."""
+    """Draws marks at round times on both sides of the gap, without overlap."""
     shown = told.end_s - axis.omitted_s
     steps = nice_ticks(1e3 * shown, 9)
     step = steps[1] / 1e3 if len(steps) > 1 else shown
@@ -329,7 +329,7 @@ _LAYERS_STRIP = 26.0
 
 
 class _Plot(NamedTuple):
-    """Where things are: the zero line, the bottom of the bars, pixels per layer and per second, all layers' seconds."""
+    """The geometry: the zero line, the bottom of the bars, pixels per layer and per second, all layers' seconds."""
 
     zero: float
     bottom: float
@@ -343,7 +343,7 @@ class _Plot(NamedTuple):
 
 
 def profile_figure(plan: PipelinePlan) -> Markup:
-    """Forward time upwards and backward time downwards, layer by layer; below, the stages' shares of the whole."""
+    """Draws forward time upwards and backward time downwards by layer; below, the stages' shares of the whole."""
     layers = plan.profile
     training = any(layer.predicted_backward_s > 0 for layer in layers)
     most = max(max(layer.predicted_forward_s, layer.predicted_backward_s) for layer in layers) or 1.0
@@ -379,7 +379,7 @@ def profile_figure(plan: PipelinePlan) -> Markup:
 
 
 def _stage(plan: PipelinePlan, plot: _Plot, begin: int, end: int) -> List[Markup]:
-    """A stage's bars, its part of the strip, and the cut before it."""
+    """Draws a stage's bars, its part of the strip, and the cut before it."""
     layers = plan.profile
     stage = layers[begin].stage
     colour = f"stage-{stage % STAGE_COLOURS}"
@@ -411,7 +411,7 @@ def _stage(plan: PipelinePlan, plot: _Plot, begin: int, end: int) -> List[Markup
 
 
 def _bars(layer: ProfileLayer, x: float, plot: _Plot) -> Markup:
-    """A layer's two bars; nothing where it takes no time."""
+    """Draws a layer's two bars; nothing if it takes no time."""
     forward, backward = layer.predicted_forward_s, layer.predicted_backward_s
     if not forward and not backward:
         return Markup("")
@@ -432,7 +432,7 @@ _PARETO_LEFT, _PARETO_RIGHT, _PARETO_TOP, _PARETO_BOTTOM = 76.0, 20.0, 34.0, 280
 
 
 def pareto_figures(plan: PipelinePlan) -> Tuple[Markup, Markup]:
-    """Throughput against IPUs, and against the memory of the fullest IPU."""
+    """Draws throughput against IPUs, and against the memory of the fullest IPU."""
     counts = sorted({row.num_ipus for row in plan.pareto})
     far = max(1.0, *(row.predicted_fill for row in plan.pareto)) * 1.04
     return (
@@ -466,7 +466,7 @@ def _scatter(
     ticks: Sequence[Tuple[float, str]],
     bounds: Sequence[float],
 ) -> Markup:
-    """A point for each row; ``place``, ``ticks`` and ``bounds`` are shares of the axis."""
+    """Draws a point for each row; ``place``, ``ticks`` and ``bounds`` are shares of the axis."""
     most = max(row.predicted_images_per_s for row in rows) * 1.12
 
     def x(share: float) -> float:

@@ -1,6 +1,6 @@
-"""A pipeline plan as one HTML page that needs nothing else: figures are inline SVG.
+"""Renders a pipeline plan as one self-contained HTML page, with figures as inline SVG.
 
-``plan.html.j2`` beside this file is the page; this module says what it is about, in words and figures.  The page is
+``plan.html.j2`` beside this file is the page; this module provides its contents, in words and figures.  The page is
 well-formed XML as well, and the same plan always gives the same bytes.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 TEMPLATE = "plan.html.j2"
 Legend = List[Tuple[str, str]]
-"""The style sheet's class of each mark, and what the mark means."""
+"""The style sheet's class of each mark, and the mark's meaning."""
 
 
 class Figure(NamedTuple):
-    """A heading, what the figure below it shows, and what its marks mean."""
+    """A heading, the content of the figure below it, and the meaning of its marks."""
 
     heading: str
     caption: str
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 
 def render(plan: PipelinePlan) -> str:
-    """The page of a plan."""
+    """Returns the page of a plan."""
     environment = page_environment()
     environment.filters.update(verdict_of=plan_text.verdict_of)
     template = environment.get_template(TEMPLATE)
@@ -58,7 +58,7 @@ def render(plan: PipelinePlan) -> str:
 
 
 def page_environment() -> Environment:
-    """What renders the templates of this folder: text is escaped, and what no page may contain is replaced."""
+    """Returns the template environment of this folder; it escapes text and replaces characters not allowed in pages."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ipucnn.reports.plan_figures import clean
@@ -80,7 +80,7 @@ def page_environment() -> Environment:
 
 
 def _facts(plan: PipelinePlan) -> List[Tuple[str, List[str]]]:
-    """Names and their lines."""
+    """Returns names and their lines."""
     facts: List[Tuple[str, List[str]]] = []
     for name, text in plan_text.facts(plan):
         if name:
@@ -90,7 +90,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, List[str]]]:
 
 
 def _front(plan: PipelinePlan) -> Tuple[Tuple[Markup, Markup], Sheet]:
-    """The best uses of the IPUs, as figures and as a table."""
+    """Returns the best uses of the IPUs, as figures and as a table."""
     from ipucnn.reports.plan_figures import pareto_figures
 
     return pareto_figures(plan), plan_text.pareto_sheet(plan)

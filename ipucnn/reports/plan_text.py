@@ -1,4 +1,4 @@
-"""What a plan says, in sentences and tables of text: the terminal and the page show the same."""
+"""Describes a plan in sentences and text tables, shared by the terminal and the page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Sheet(NamedTuple):
     """A table of text.
 
     Attributes:
-        title: what it shows.
-        columns: their heads.
-        texts: heads of the columns that hold words; the others hold numbers.
-        rows: a cell for each column.
-        notes: sentences below it.
-        chosen: number of the row that is the plan, None if there is none.
+        title: the content of the table.
+        columns: the column heads.
+        texts: the heads of the columns that hold words; the others hold numbers.
+        rows: the rows, with a cell for each column.
+        notes: the sentences below it.
+        chosen: the index of the row that is the plan, None if there is none.
     """
 
     title: str
@@ -40,21 +40,21 @@ class Sheet(NamedTuple):
 
 
 def verdict_of(text: str) -> Optional[str]:
-    """The verdict on memory that a cell or sentence begins with, which gives it its colour."""
+    """Returns the memory verdict at the start of a cell or sentence, which determines its colour."""
     return next((verdict for verdict in VERDICTS if text.split(":")[0] == verdict), None)
 
 
 def assumed(sentences: Sequence[str]) -> str:
-    """What was taken for granted because nobody asked for anything else."""
+    """Returns the sentence about what was assumed because the user gave nothing else."""
     return "assumed: " + "; ".join(sentences)
 
 
 def title(plan: PipelinePlan) -> str:
-    """Network, stages, replicas and system."""
+    """Returns network, stages, replicas and system."""
     settings, count = plan.settings, plan.num_stages
     replicas = counted(settings.num_replicas, "replica")
     if count > 1 and settings.num_ipus_per_replica == 1 and settings.recomputation:
-        # Stages that lie on one IPU are there to be recomputed.
+        # Stages on one IPU are recomputation segments.
         where = f"1 IPU, {counted(count, 'recomputation segment')}"
         where += f", {replicas}" if settings.num_replicas > 1 else ""
     else:
@@ -65,7 +65,7 @@ def title(plan: PipelinePlan) -> str:
 
 
 def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
-    """Names and what they stand for; what follows under no name belongs to the one before."""
+    """Returns names and their lines; a line without a name belongs to the one before."""
     settings = plan.settings
     update = weight_update(plan)
     latency = (
@@ -97,7 +97,7 @@ def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
 
 def _epoch(plan: PipelinePlan) -> List[Tuple[str, str]]:
-    """How long the training images of the data set take, where their number is known."""
+    """Returns the time of an epoch over the data set's training images, if their number is known."""
     known = DATASETS.get(str(plan.options.get("dataset")))
     if known is None or known.num_examples is None or not plan.settings.training:
         return []
@@ -107,7 +107,7 @@ def _epoch(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
 
 def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
-    """What else would be faster, and what to do if the plan does not fit."""
+    """Returns the changes that would be faster, and what to do if the plan does not fit."""
 
     def text(change: Change) -> str:
         doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
@@ -129,7 +129,7 @@ def _band(plan: PipelinePlan) -> str:
 
 
 def memory(plan: PipelinePlan) -> str:
-    """The verdict, and what is known of configurations that are about as full."""
+    """Returns the verdict, and what is known of configurations with a similar fill."""
     text = f"{plan.verdict}: the fullest IPU at {units.percent(plan.predicted_fill)} of its memory"
     if plan.published_fits is not None and plan.published_fits[1]:
         fits, number = plan.published_fits
@@ -141,7 +141,7 @@ def memory(plan: PipelinePlan) -> str:
 
 
 def proof(plan: PipelinePlan) -> str:
-    """Whether the splits are the best ones, and what was left out of the search."""
+    """Tells whether the splits are the best ones, and which settings were not searched."""
     transfer = "eight_bit_transfer"
     text = f"optimal: {str(plan.optimal).lower()}"
     if plan.optimal and plan.num_stages > 1:
@@ -157,11 +157,11 @@ def proof(plan: PipelinePlan) -> str:
 
 
 def weight_update(plan: PipelinePlan) -> str:
-    """The time of a weight update, or of an execution of inference, and of its parts."""
+    """Returns the time of a weight update, or of an execution of inference, and of its parts."""
     settings = plan.settings
     text = f"{units.milliseconds(plan.predicted_weight_update_s)}: "
     text += counted(settings.gradient_accumulation_count, "tick")
-    # A pipeline of one stage has neither; what is left of it then is rounding.
+    # A pipeline of one stage has neither; a remainder is only rounding.
     if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
         text += f", {units.milliseconds(plan.predicted_fill_drain_s)} to fill and drain"
     if settings.training:
@@ -172,7 +172,7 @@ def weight_update(plan: PipelinePlan) -> str:
 
 
 def batch(plan: PipelinePlan) -> str:
-    """What a weight update, or an execution of inference, takes."""
+    """Returns the size of a weight update, or of an execution of inference."""
     settings = plan.settings
     replicas = counted(settings.num_replicas, "replica")
     if not settings.training:
@@ -200,7 +200,7 @@ def _settings(plan: PipelinePlan) -> str:
 
 
 def proportion(proportions: Proportions) -> str:
-    """availableMemoryProportion: of all stages, or of each."""
+    """Returns the availableMemoryProportion, of all stages or of each."""
     values = percentages(proportions)
     if len(values) == len(proportions):
         text = " ".join(f"{value:g}" for value in values) + "%"
@@ -213,7 +213,7 @@ def proportion(proportions: Proportions) -> str:
 
 
 def why_no_fit(plan: PipelinePlan) -> List[str]:
-    """What is in the way of a plan that surely fits, and what would fit: a sentence each."""
+    """Returns why no plan surely fits, and what would fit: a sentence each."""
     why = plan.no_fit
     if why is None:
         fill = units.percent(plan.predicted_fill)
@@ -241,7 +241,7 @@ def why_no_fit(plan: PipelinePlan) -> List[str]:
 
 
 def within(factor: float) -> str:
-    """The band of throughputs that measurements are expected in, a sentence."""
+    """Returns a sentence with the range in which measured throughputs are expected."""
     return (
         f"80% of measurements are expected within -{1 - 1 / factor:.0%} and +{factor - 1:.0%} of the images/s"
     )
@@ -251,7 +251,7 @@ def within(factor: float) -> str:
 
 
 def stage_sheet(plan: PipelinePlan) -> Sheet:
-    """A row for each stage."""
+    """Returns the table with a row for each stage."""
     training, pipelined = plan.settings.training, plan.num_stages > 1
     recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
     is_mapped = plan.settings.mapping != tuple(range(plan.num_stages))
@@ -283,17 +283,17 @@ def _milliseconds_or_none(seconds: float) -> str:
 
 
 def other_sheets(plan: PipelinePlan, most: Optional[int] = None) -> List[Sheet]:
-    """The tables of other splits and other uses of the IPUs, if there are any.
+    """Returns the tables of other splits and other uses of the IPUs, if there are any.
 
     Args:
-        most: rows of the second one.
+        most: the most rows of the second one.
     """
     sheets = [comparison_sheet(plan)] if plan.comparison else []
     return sheets + ([pareto_sheet(plan, most)] if plan.pareto else [])
 
 
 def comparison_sheet(plan: PipelinePlan) -> Sheet:
-    """The plan's splits, and below them others under the same settings."""
+    """Returns the table of the plan's splits, and below them others under the same settings."""
 
     def row(
         name: str, stages: int, tick_s: float, best_s: float, speed: float, fill: float
@@ -333,7 +333,7 @@ _MARKS = {
 
 
 def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
-    """The best uses of the IPUs: the plan's, and the first ones up to ``most`` rows in all."""
+    """Returns the table of the best uses of the IPUs: the plan's, and the first ones up to ``most`` rows in all."""
     training, rows = plan.settings.training, plan.pareto
     chosen = next(number for number, entry in enumerate(rows, start=1) if entry.best)
     most = len(rows) if most is None else most
@@ -385,7 +385,7 @@ def _marks(plan: PipelinePlan, entry: ParetoRow) -> str:
 
 
 def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List[str]:
-    """What the rows, columns and letters of the table mean."""
+    """Explains the table's rows, columns and letters."""
     training, rows = plan.settings.training, plan.pareto
     first = f"Row {chosen} is the plan above."
     if len(rows) > 1:
@@ -427,7 +427,7 @@ def _span(proportions: Proportions) -> str:
 
 
 def command_line(plan: PipelinePlan) -> str:
-    """The command that runs a plan, ready to paste; "" for a layer graph, which no command runs."""
+    """Returns the command that runs a plan, ready to paste; "" for a layer graph, which no command runs."""
     if is_layer_graph(plan.model):
         return ""
     command, *flags = plan.command.split()
@@ -444,13 +444,13 @@ def command_line(plan: PipelinePlan) -> str:
 
 
 def how_to_run(plan: PipelinePlan) -> str:
-    """What the command is for, and the other way to the same, as a line above it."""
+    """Returns the line above the command: its purpose, and the alternative."""
     what = "train with it" if plan.settings.training else "measure it"
     return f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):"
 
 
 def needs_weights(plan: PipelinePlan) -> str:
-    """What to add to the command, as a sentence; "" where it is whole.  A plan knows no weights."""
+    """Returns a sentence about the missing weights of a command; "" if it is complete.  A plan stores no weights."""
     if "freeze" not in plan.options:
         return ""
     return "add --weights RUN, the run in which the frozen layers were trained, or --weights imagenet"

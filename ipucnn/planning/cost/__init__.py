@@ -1,5 +1,6 @@
-"""What layers, stages and programs cost on IPUs: time and memory, predicted from the layer graph.
+"""Predicts what layers, stages and programs cost on IPUs, in time and memory, from the layer graph.
 
-``products.py`` partitions a product over the tiles and has the fitted constants, ``layer_times.py`` adds everything
-else, ``memory.py`` fills an IPU, and ``schedule.py`` says what runs in which tick, for throughput and timelines.
+``products.py`` partitions a product over the tiles and holds the fitted constants, ``layer_times.py`` adds everything
+else, ``memory.py`` sums up an IPU's memory, and ``schedule.py`` determines what runs in each tick, for throughput and
+timelines.
 """

@@ -1,8 +1,8 @@
 """Cycles of every layer's forward and backward pass on one IPU.
 
-Convolutions and matrix products are partitioned over the tiles by ``cost.products``; everything else is counted in the
-bytes that its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum
-over its layers.
+``cost.products`` partitions convolutions and matrix products over the tiles.  Everything else is counted by the bytes
+that its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum over
+its layers.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ from ipucnn.planning.settings import PlanSettings, StageProportions
 
 PASSES = ("forward", "backward_data", "backward_weights")
 
-# Steps of a training norm, each way: two sums over all tiles (partial sums, exchange, final sums), a handful of small
+# Steps of a training norm in each direction: two sums over all tiles (partial sums, exchange, final sums), a few small
 # operations on them, broadcast, whitening, scale and offset.
 _NORM_STEPS = 10
 # A data gradient reads the weights transposed and flipped: an exchange and a copy.  Before a weight gradient both
@@ -49,16 +49,16 @@ _Key = Tuple[float, ...]
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Predicted times of the layers of a graph, one micro-batch, in the graph's order.
+    """The predicted times of a graph's layers for one micro-batch, in the graph's order.
 
     Attributes:
         forward_s: (n,) seconds of the forward pass; a recomputation takes the same.
         backward_s: (n,) seconds of the backward pass without recomputation; 0 for inference.
-        work: (n, 3, len(FEATURES)) what it was computed from, by pass, per tile.
+        work: (n, 3, len(FEATURES)) the work from which the seconds are computed, by pass, per tile.
         partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 where there is no product.
         units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 where there is no product.
-        temporary_bytes: (n, 3) per tile.
-        shared_s: (n,) seconds that replicas take to share their statistics, in each pass; 0 where they don't.
+        temporary_bytes: (n, 3) bytes per tile, by pass.
+        shared_s: (n,) seconds in which replicas share their statistics, in each pass; 0 if they do not.
         clock_hz: cycles in a second, ``IPU.computing_hz``.
     """
 
@@ -72,7 +72,7 @@ class LayerTimes:
     clock_hz: float
 
     def with_constants(self, constants: CostConstants) -> "LayerTimes":
-        """The same partitions at other constants; a new search could find better ones."""
+        """Returns the same partitions with other constants; a new search could find better ones."""
         forward, backward = _seconds(self.work, self.shared_s, self.clock_hz, constants)
         return replace(self, forward_s=forward, backward_s=backward)
 
@@ -86,7 +86,7 @@ def _seconds(
 
 
 def output_bytes(graph: LayerGraph, settings: PlanSettings) -> np.ndarray:
-    """(n,) bytes of each layer's output for one micro-batch."""
+    """Returns (n,) bytes of each layer's output for one micro-batch."""
     elements = np.array([layer.output_elements for layer in graph.layers], dtype=float)
     return elements * (settings.micro_batch_size * settings.element_bytes)
 
@@ -98,7 +98,7 @@ def _is_product(layer: Layer) -> bool:
 def _product_keys(
     layer: Layer, source: Layer, batch: int, data_gradient: bool, training: bool
 ) -> List[Optional[_Key]]:
-    """Fields of ``Products`` for each pass of a convolution or matrix product; None where the pass is not run."""
+    """Returns the ``Products`` fields for each pass of a convolution or matrix product; None for skipped passes."""
     taps = layer.kernel[0] * layer.kernel[1]
     width = layer.kernel[1]
     groups = layer.groups
@@ -109,10 +109,10 @@ def _product_keys(
         batch * int(np.prod(shape[:-1], dtype=int)) for shape in (layer.output_shape, source.output_shape)
     )
     near, far = layer.output_shape[-1] // groups, layer.input_channels // groups
-    if layer.op_class == OTHER:  # as many channels as give its MACs
+    if layer.op_class == OTHER:  # the number of channels that gives its MACs
         far = max(1, round(layer.macs / layer.output_elements))
     swapped = layer.op_class == "transposed_conv"
-    if swapped:  # it is the data gradient of the convolution that goes the other way
+    if swapped:  # it is the data gradient of the convolution in the opposite direction
         small, large, near, far = large, small, far, near
     # A convolution reads patches `stride` apart, each of `size`; a kernel smaller than its stride leaves gaps.
     density, reach = min(stride, size), max(0.0, size - stride)
@@ -129,14 +129,14 @@ def _product_keys(
 
 
 def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tuple[float, float]]:
-    """(elements moved, steps) of what a layer does outside products, forward and backward, one sample."""
+    """Returns (elements moved, steps) of a layer's work outside products, forward and backward, for one sample."""
     out = float(layer.output_elements)
     kind = layer.op_class
     if kind in PRODUCT_CLASSES:
         taps = layer.kernel[0] * layer.kernel[1]
         weights = taps * layer.input_channels // layer.groups * layer.output_shape[-1]
         biased = layer.num_trainable > weights
-        fused = layer.name in layer.kept  # an activation of its own
+        fused = layer.name in layer.kept  # it has an activation of its own
         # Adding a bias reads and writes the output, and so does an activation.  Backward the bias sums the gradient,
         # and the activation reads output and gradient and writes a gradient.
         return [
@@ -147,10 +147,10 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
         if not training:
             return [(0, 0) if folded else (2 * out, 1), (0, 0)]
         # The statistics read the input, and normalising reads and writes it.  Backward two sums read input and
-        # gradient, and with these known both are read again and a gradient written.
+        # gradient; then both are read again and a gradient is written.
         return [(3 * out, _NORM_STEPS), (5 * out, _NORM_STEPS)]
     if kind == "activation":
-        # Backward output and gradient are read.
+        # Backward reads output and gradient.
         return [(2 * out, 1), (3 * out, 1)]
     if kind == "elementwise":
         # A sum passes its gradient on as it is; a product reads the other factors.
@@ -161,7 +161,7 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
         whole = layer.output_shape[:2] == (1, 1) or len(layer.output_shape) == 1
         return [(window + out, _REDUCE_STEPS if whole else 2), (window + 2 * inputs, 2)]
     if kind == OTHER:
-        # Every tensor once each way; backward the inputs again.
+        # Every tensor once in each direction; backward also the inputs.
         return [(inputs + out, 1), (2 * inputs + out, 1)]
     if kind in ("resize", "concat"):
         return [(inputs + out, 1), (inputs + out, 1)]
@@ -173,7 +173,7 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
 def _other_work(
     graph: LayerGraph, batch: int, element_bytes: int, weight_bytes: int, training: bool, num_tiles: int
 ) -> np.ndarray:
-    """(n, 3, len(FEATURES)) work outside products: element-wise operations, sums of gradients, rearranging."""
+    """Returns (n, 3, len(FEATURES)) work outside products: element-wise operations, sums of gradients, rearranging."""
     consumers = Counter(name for layer in graph.layers for name in layer.inputs)
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
@@ -191,7 +191,7 @@ def _other_work(
             continue
         if flows or layer.num_trainable:
             moved[i, 1], steps[i, 1] = backward
-        # Gradients of the branches that read one tensor are added.
+        # The gradients of the branches that read one tensor are added.
         more = consumers.get(layer.name, 1) - 1
         if more > 0 and layer.name in with_gradient:
             moved[i, 1] += 3 * more * layer.output_elements
@@ -222,10 +222,10 @@ def _partitioned(
     ipu: IPU,
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """work, partitions, units, temporary bytes, see ``LayerTimes``; one search for each distinct operation."""
+    """Returns work, partitions, units and temporary bytes, see ``LayerTimes``; one search per distinct operation."""
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
-    # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
+    # For each bound of temporary bytes: its distinct products, and the (layer, pass, product number) of each use.
     distinct: Dict[float, Dict[_Key, int]] = {}
     where: Dict[float, List[Tuple[int, int, int]]] = {}
     for i, layer in enumerate(graph.layers):
@@ -254,12 +254,12 @@ def _partitioned(
         units[at_layer, at_pass] = chosen.unit[of]
         temporary[at_layer, at_pass] = chosen.temporary_bytes[of]
     for array in (work, partitions, units, temporary):
-        array.flags.writeable = False  # shared by all who ask again
+        array.flags.writeable = False  # all callers share the cached arrays
     return work, partitions, units, temporary
 
 
 def _proportion(proportions: StageProportions, layer: Layer, pass_: int) -> float:
-    """The availableMemoryProportion that Poplar plans a product with."""
+    """Returns the availableMemoryProportion with which Poplar plans a product."""
     if layer.op_class == "matmul":
         return proportions.backward_matmul if pass_ else proportions.matmul
     return proportions.backward_convolution if pass_ else proportions.convolution
@@ -272,11 +272,11 @@ def layer_times(
     constants: CostConstants = DEFAULT_CONSTANTS,
     proportions: Optional[StageProportions] = None,
 ) -> LayerTimes:
-    """Predicted time of each layer for one micro-batch on one IPU.
+    """Returns the predicted time of each layer for one micro-batch on one IPU.
 
     Args:
-        proportions: availableMemoryProportion.  Without it, that of the first stage is taken, which is that of all
-            stages unless the settings say otherwise.
+        proportions: the availableMemoryProportion; None for that of the first stage, which applies to all stages unless
+            the settings say otherwise.
     """
     work, partitions, units, temporary = _partitioned(
         graph,
@@ -298,7 +298,7 @@ def layer_times(
 
 
 def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
-    """First layer of each stage: 0, then the layers named, each of which opens a stage."""
+    """Returns the first layer of each stage: 0, then the named layers, each of which opens a stage."""
     return [0, *(graph.index(name) for name in splits)]
 
 
@@ -309,10 +309,10 @@ def program_times(
     ipu: IPU,
     constants: CostConstants = DEFAULT_CONSTANTS,
 ) -> LayerTimes:
-    """``layer_times`` with each stage's own availableMemoryProportion.
+    """Returns ``layer_times`` with each stage's own availableMemoryProportion.
 
     Args:
-        starts: first layer of each stage.
+        starts: the first layer of each stage.
     """
     joined = layer_times(graph, settings, ipu, constants)
     for stage, first in enumerate(starts if settings.has_own_proportions else ()):
@@ -327,7 +327,7 @@ def program_times(
 
 
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
-    """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
+    """Returns the bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
     outputs = output_bytes(graph, settings)
     change = np.zeros(len(outputs) + 2)
     np.add.at(change, np.arange(len(outputs)) + 1, outputs)
@@ -337,10 +337,11 @@ def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) ->
 
 
 def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:
-    """(cuts,) seconds in which one micro-batch crosses each cut between two IPUs, one direction; skips included.
+    """Returns (cuts,) seconds in which a micro-batch crosses each cut between IPUs in one direction, with skips.
 
-    An IPU in the middle of a pipeline receives what its neighbour sends and sends as much itself, one after the
-    other, and waits before each (so counts AutoPipe, Graphcore's own planner): a cut is paid for at both its ends.
+    An IPU in the middle of a pipeline receives from one neighbour and sends as much to the other, one after the other,
+    and waits before each.  So a cut costs time at both its ends.  AutoPipe, Graphcore's own planner, counts it this
+    way, too.
     """
     idle_s = 2 * ipu.link_idle_cycles / ipu.clock_hz
     return 2 * cut_bytes(graph, cuts, settings) / ipu.link_bytes_per_s + idle_s

@@ -1,14 +1,14 @@
-"""Bytes on an IPU, by category: of a stage (a range of layers at a position of the pipeline) and of a whole program.
+"""Predicts the bytes on an IPU, by category, of a stage (a range of layers at a pipeline position) and a program.
 
-What is there at the fullest moment, the backward pass of a micro-batch (the forward pass in inference):
+The categories at the fullest moment, the backward pass of a micro-batch (the forward pass in inference), are:
   weights           variables, with the fp16 copies of fp32 ones that 16.32 computes with
-  accumulators      of the gradients, where micro-batches are accumulated
+  accumulators      of the gradients, if micro-batches are accumulated
   optimizer_state   slots, unless offloaded
-  stash             what other micro-batches in flight left between their forward and their backward pass.  The FIFO
+  stash             what other micro-batches in flight keep between their forward and their backward pass.  The FIFO
                     of stage s holds multiplier x (S - 1 - s) of them (Grouped 2, Interleaved 1, Sequential 0;
                     Poplar's pipeline_fifo_inserter): all kept activations, or under recomputation the stage's inputs
-  live_activations  those of the micro-batch at work: kept ones, gradients or outputs around the layer at work, and
-                    what has arrived from or waits to leave for the neighbours
+  live_activations  of the micro-batch at work: kept ones, gradients or outputs around the layer at work, and tensors
+                    that have arrived from or wait to leave for the neighbours
   temporaries       of the convolution at work: rearranged operands and partial sums (bounded by
                     availableMemoryProportion)
   code              vertices, exchange and control; layers of equal shapes share it
@@ -34,15 +34,16 @@ from ipucnn.planning.graphs.layer_graph import (
 )
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-# The fullest tile against the mean one.
+# The ratio of the fullest tile to the mean one.
 _IMBALANCE = 1.04
 
-# Code of a whole Mk2 IPU, set by others to agree with a public profile (popliner's test data, EfficientNet-EdgeTPU-L
-# inference: 259 MB = 171 variables + 35 vertices + 43 exchange + 9 control).  It scales with the tiles.
+# Code of a whole Mk2 IPU.  Its authors set it to agree with a public profile (popliner's test data,
+# EfficientNet-EdgeTPU-L inference: 259 MB = 171 variables + 35 vertices + 43 exchange + 9 control).  It scales with the
+# tiles.
 _FIXED_CODE_BYTES = 20e6
 _PRODUCT_CODE_BYTES = 0.45e6  # per distinct convolution and pass
 _OTHER_CODE_BYTES = 0.12e6  # per distinct other operation
-_TRAINING_REUSE = 0.75  # passes of a training share some of it
+_TRAINING_REUSE = 0.75  # the passes of a training share some of it
 _CODE_TILES = 1472
 
 # More micro-batches than any FIFO holds.
@@ -60,13 +61,14 @@ CATEGORIES = (
     "code",
 )
 
-# Fill below which a stage is said to fit, and above which not to.  Public reports of what doesn't fit are too few for
-# a sharp edge.  Of the public configurations (benchmarks/fit_cost_model.py --memory) the fullest that fits is at
-# 1.03 here, and the emptiest reported out of memory at 0.81: the bounds leave both between them.
+# The fill below which a stage counts as fitting, and the fill above which it does not fit.  There are too few public
+# reports of programs that do not fit for a sharp edge.  Among the public configurations (benchmarks/fit_cost_model.py
+# --memory), the fullest that fits is at 1.03 here, and the emptiest reported out of memory at 0.81.  Both lie between
+# the bounds.
 FITS_BELOW = 0.80
 FITS_NOT_ABOVE = 1.15
 
-# Public configurations (the same command prints them) by tenths of predicted fill: how many fit, of how many.
+# Public configurations (the same command prints them) by tenths of predicted fill: the number that fit, and the total.
 _PUBLISHED = {
     0: (2, 2),
     2: (3, 3),
@@ -84,21 +86,21 @@ _LAST_BIN = max(_PUBLISHED)
 
 
 def published_bin(fill: float) -> int:
-    """The tenth of an IPU's memory that a fill is in; all beyond the fullest published one are in the last."""
+    """Returns the tenth of an IPU's memory of a fill; fills beyond the fullest published one are in the last."""
     return min(int(fill * 10 + 1e-9), _LAST_BIN)
 
 
 def published_at(fill: float) -> Tuple[int, int]:
-    """How many of the public configurations with about that predicted fill are known to fit, and how many there are."""
+    """Returns how many public configurations with about that predicted fill are known to fit, and their number."""
     return _PUBLISHED.get(published_bin(fill), (0, 0))
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Predicted bytes of a stage or of an IPU, by category; how full the fullest tile is has been counted in.
+    """The predicted bytes of a stage or an IPU, by category; they include the factor for the fullest tile.
 
     Attributes:
-        capacity_bytes: of the IPU.
+        capacity_bytes: the IPU's memory.
     """
 
     weights_bytes: float
@@ -111,7 +113,7 @@ class StageMemory:
     capacity_bytes: float
 
     def categories(self) -> Dict[str, float]:
-        """Bytes by category, in the order of ``CATEGORIES``."""
+        """Returns the bytes by category, in the order of ``CATEGORIES``."""
         return {name: getattr(self, f"{name}_bytes") for name in CATEGORIES}
 
     @property
@@ -120,29 +122,29 @@ class StageMemory:
 
     @property
     def fill(self) -> float:
-        """Share of the IPU's memory."""
+        """Returns the share of the IPU's memory."""
         return self.total_bytes / self.capacity_bytes
 
     @property
     def verdict(self) -> str:
-        """ "fits", "uncertain" or "does not fit"."""
+        """Returns "fits", "uncertain" or "does not fit"."""
         if self.fill < FITS_BELOW:
             return "fits"
         return "uncertain" if self.fill <= FITS_NOT_ABOVE else "does not fit"
 
 
-# Sums and maxima over all ranges of a sequence at once.  Tables have shape (n, n + 1); [a, b] is about the items
-# a .. b - 1 and has a meaning where b > a.
+# Sums and maxima over all ranges of a sequence at once.  Tables have shape (n, n + 1); [a, b] describes the items a ..
+# b - 1 and is defined where b > a.
 
 
 def range_sum(values: np.ndarray) -> np.ndarray:
-    """[a, b]: sum of the items' values."""
+    """Returns a table; [a, b] is the sum of the items' values."""
     prefix = np.concatenate([[0.0], np.cumsum(values)])
     return prefix[None, :] - prefix[:-1, None]
 
 
 def range_maximum(values: np.ndarray) -> np.ndarray:
-    """[a, b]: largest of the items' values; 0 where b <= a."""
+    """Returns a table; [a, b] is the largest of the items' values, and 0 where b <= a."""
     n = len(values)
     table = np.zeros((n, n + 1))
     for a in range(n):
@@ -156,14 +158,15 @@ def distinct_sum(
     num_items: int,
     after: Optional[np.ndarray] = None,
 ) -> np.ndarray:
-    """[a, b]: sum of the weights of the things that occur at least once in items a .. b - 1.
+    """Returns a table; [a, b] is the sum of the weights of the things that occur at least once in items a .. b - 1.
 
-    A thing counts where its first occurrence at or after a lies before b.  For an occurrence u and the one before it,
-    p, that is the rectangle p < a <= u < b, so that everything is a sum of rectangles: O(occurrences + n^2).
+    A thing counts if its first occurrence at or after a lies before b.  For an occurrence u and the previous one p,
+    that is the rectangle p < a <= u < b.  So the table is a sum of rectangles: O(occurrences + n^2).
 
     Args:
-        occurrences: for each thing the items in which it occurs, ascending.
-        after: for each thing an item: it counts only in ranges that begin behind that item.  Without, it counts in all.
+        occurrences: for each thing, the items in which it occurs, ascending.
+        after: for each thing, an item: the thing counts only in ranges that begin behind that item.  None: it counts in
+            all.
     """
     corners = np.zeros((num_items + 1, num_items + 1))
     rows: List[int] = []
@@ -182,7 +185,7 @@ def distinct_sum(
 
 
 def _spans(weights: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """[k]: sum of the weights of the spans first .. last that hold k."""
+    """Returns [k]: the sum of the weights of the spans first .. last that contain k."""
     change = np.zeros(len(weights) + 2)
     np.add.at(change, first, weights)
     np.add.at(change, last + 1, -weights)
@@ -190,13 +193,13 @@ def _spans(weights: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarr
 
 
 def _signature(layer: Layer, shapes: Dict[str, Tuple[int, ...]]) -> Tuple[object, ...]:
-    """Layers with equal signatures share their code."""
+    """Returns a signature: layers with equal signatures share their code."""
     inputs = tuple(shapes[name] for name in layer.inputs)
     return (layer.op_class, layer.output_shape, inputs, layer.kernel, layer.strides, layer.groups)
 
 
 def _code_bytes(signature: Tuple[object, ...], training: bool) -> float:
-    """Bytes of the code of an operation in all its passes on ``_CODE_TILES`` tiles."""
+    """Returns the bytes of an operation's code in all its passes on ``_CODE_TILES`` tiles."""
     if signature[0] == "input":
         return 0.0
     one = _PRODUCT_CODE_BYTES if signature[0] in PRODUCT_CLASSES else _OTHER_CODE_BYTES
@@ -205,7 +208,7 @@ def _code_bytes(signature: Tuple[object, ...], training: bool) -> float:
 
 
 class _Uses:
-    """Who reads and who keeps the output of each layer of a graph, by layer number, and which layers share code."""
+    """The readers and keepers of each layer's output in a graph, by layer number, and the layers that share code."""
 
     def __init__(self, graph: LayerGraph) -> None:
         layers = graph.layers
@@ -223,7 +226,7 @@ class _Uses:
         self.last_read = np.array(graph.last_use)
         self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
         for i, layer in enumerate(layers):
-            # An element-wise operation overwrites an input that nobody reads later.
+            # An element-wise operation overwrites an input that no later layer reads.
             if layer.op_class in _IN_PLACE and any(self.last_read[index[name]] == i for name in layer.inputs):
                 self.alive[i] -= self.elements[i]
         self.counts = np.array([(layer.num_parameters, layer.num_trainable) for layer in layers], dtype=float)
@@ -237,13 +240,13 @@ _uses = lru_cache(maxsize=4)(_Uses)
 
 
 class RangeCounts:
-    """What the ranges of a graph hold whatever the settings, in numbers of one sample; see ``MemoryModel``."""
+    """Contents of a graph's ranges that do not depend on the settings, in elements of a sample; see ``MemoryModel``."""
 
     def __init__(self, graph: LayerGraph, item_starts: Sequence[int], training: bool) -> None:
         uses, layers = _uses(graph), graph.layers
         starts, n = np.asarray(item_starts), len(item_starts)
         item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
-        # What the host delivers is an input of whatever range reads it.
+        # The host delivers the images, so they are an input of every range that reads them.
         made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
         if training:
             kept_at = [item_of[layers_of] for layers_of in uses.keepers]
@@ -256,11 +259,11 @@ class RangeCounts:
         )
         going_back = np.add.reduceat(uses.goes_back, starts)
         if training:
-            # Nothing waits for the backward pass of a range that has none: its layers are frozen, as are those before.
+            # A range without a backward pass stores no inputs: its layers and all before are frozen.
             self.inputs *= range_sum(going_back) > 0
         crossing = _spans(uses.elements, np.arange(len(layers)) + 1, uses.last_read)
         self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
-        # The next images land in a buffer of their own while a micro-batch is at work.
+        # The next images arrive in a buffer of their own while a micro-batch is at work.
         self.arriving = np.array([uses.elements[0], *self.crossing[1:-1]])
         self.weights, self.trainable = (
             range_sum(np.add.reduceat(column, starts)) for column in uses.counts.T
@@ -274,7 +277,7 @@ class RangeCounts:
         self.least_kept = float(self.kept[0, n]) * whole
 
     def resident_bytes(self, weight: float, trained: float, tiles: float) -> np.ndarray:
-        """(n, n + 1): bytes that are there at any time; kept for whoever asks the same next."""
+        """Returns (n, n + 1): the bytes that are always resident; cached for the next call with the same arguments."""
         key = (weight, trained, tiles)
         if self._resident[0] != key:
             total: np.ndarray = weight * self.weights
@@ -287,18 +290,18 @@ class RangeCounts:
 
 
 class MemoryModel:
-    """Everything about a graph under some settings that the memory of its ranges is made of.
+    """The memory of a graph's ranges under some settings.
 
-    Ranges are told in items: item a runs from layer ``item_starts[a]`` to the next item.  Tables are those of
-    ``range_sum``: [a, b] is about the items a .. b - 1.
+    Ranges are given in items: item a extends from layer ``item_starts[a]`` to the next item.  Tables are those of
+    ``range_sum``: [a, b] describes the items a .. b - 1.
 
     Args:
-        counts: of these items, where they are known already.
+        counts: the counts of these items, if they are known already.
 
     Attributes:
         item_starts: (n + 1,) first layer of each item, and the number of layers.
-        sample_bytes: of a micro-batch: what a number of one sample in ``counts`` takes.
-        alive: (layers,) bytes around a layer at work: made before or by it and read by it or later.
+        sample_bytes: the bytes per element of one sample in ``counts``, for a micro-batch.
+        alive: (layers,) bytes around a layer at work: tensors made before or by it and read by it or later.
     """
 
     def __init__(
@@ -313,7 +316,7 @@ class MemoryModel:
         self.num_items = len(item_starts)
         self.item_starts = np.array([*item_starts, len(graph.layers)])
         self.counts = counts or RangeCounts(graph, item_starts, settings.training)
-        # Whole numbers far below 2^53: their products are exact.
+        # Whole numbers far below 2^53, so their products are exact.
         self.sample_bytes = float(settings.micro_batch_size * settings.element_bytes)
         self.alive = _uses(graph).alive * self.sample_bytes
         self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
@@ -322,20 +325,20 @@ class MemoryModel:
         self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
         self._within: Dict[Tuple[bool, StageProportions, float], np.ndarray] = {}
         self._tiles = ipu.num_tiles / _CODE_TILES
-        # 16.32 keeps a 32-bit master of each weight beside the 16-bit one that is multiplied with.
+        # 16.32 keeps a 32-bit master of each weight beside the 16-bit one used in products.
         weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
         accumulated = settings.training and settings.gradient_accumulation_count > 1
         slots = settings.optimizer_slots if settings.training and not settings.offloads_optimizer_state else 0
         self._per_weight = weight, settings.weight_bytes * accumulated, settings.weight_bytes * slots
 
     def under(self, settings: PlanSettings) -> "MemoryModel":
-        """The same under settings of which no more than the schedule and the stages' IPUs are others."""
-        other = copy.copy(self)  # what is found for the one is found for the other
+        """Returns the same model under settings that differ only in the schedule and the stages' IPUs."""
+        other = copy.copy(self)  # the copies share their cached results
         other.settings = settings
         return other
 
     def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """What the layers at work take under the availableMemoryProportion of a stage.
+        """Returns the bytes of the layers at work under the availableMemoryProportion of a stage.
 
         Returns:
             (layers,) bytes of the temporaries of a layer's largest pass, and a table of the largest sum of them and
@@ -349,7 +352,7 @@ class MemoryModel:
         return self._working[share]
 
     def _resident(self) -> Dict[str, np.ndarray]:
-        """By category, tables of what is on the IPU at any time, the same at every position of the pipeline."""
+        """Returns tables of the always resident bytes, by category; they are the same at every pipeline position."""
         counts = self.counts
         weight, accumulator, slots = self._per_weight
         return {
@@ -360,17 +363,17 @@ class MemoryModel:
         }
 
     def _activations(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Bytes that each micro-batch in the FIFO takes, and bytes of live activations and temporaries.
+        """Returns the bytes of each micro-batch in the FIFO, and the bytes of live activations and temporaries.
 
-        Of segments on one IPU the first is what one leaves behind it, once.
+        For segments on one IPU, the first table holds what a segment leaves behind it, once.
         """
         settings, counts = self.settings, self.counts
         scale = self.sample_bytes
         at_work = self.working(num_stages, stage)[1]
-        again = settings.training and settings.recomputation
+        is_recomputed = settings.training and settings.recomputation
         if settings.segments_on_one_ipu:
-            # Segments pass tensors on in place.  The inputs of one that recomputes wait as its checkpoint.
-            if again:
+            # Segments pass tensors on in place.  The inputs of a recomputed segment wait as its checkpoint.
+            if is_recomputed:
                 stash = np.broadcast_to(scale * counts.crossing[:-1, None], counts.kept.shape)
                 work = scale * counts.kept_inside + at_work
             else:
@@ -385,25 +388,25 @@ class MemoryModel:
         return stash, work + scale * (counts.arriving[:, None] + counts.crossing[None, :])
 
     def depth(self, num_stages: int, stage: int) -> int:
-        """Micro-batches in the FIFO of a stage.
+        """Returns the number of micro-batches in the FIFO of a stage.
 
-        A micro-batch comes back to a stage after it has been through all later ones, there and back; what it left here
-        waits in a FIFO, which is the deeper the more stages follow.
+        A micro-batch returns to a stage after it has passed through all later ones in both directions.  Until then its
+        data wait in a FIFO, which is deeper the more stages follow.
         """
         if self.settings.segments_on_one_ipu:
             return 1
         return self.settings.order.fifo_factor * (num_stages - 1 - stage)
 
     def tables(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
-        """Bytes of every range as that stage, by category, "work" standing for live activations and temporaries."""
+        """Returns the bytes of every range as that stage, by category; "work" is live activations and temporaries."""
         stash, work = self._activations(num_stages, stage)
         depth = self.depth(num_stages, stage)
         return {**self._resident(), "stash": _IMBALANCE * (depth * stash), "work": _IMBALANCE * work}
 
     def parts(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """The two tables that ``total`` is made of: bytes without the FIFO, and bytes of a micro-batch in it.
+        """Returns the two tables that make up ``total``: bytes without the FIFO, and bytes of a micro-batch in it.
 
-        They are the same for all stages but the last that share an availableMemoryProportion.
+        They are the same for all stages with the same availableMemoryProportion, except for the last stage.
         """
         stash, work = self._activations(num_stages, stage)
         work *= _IMBALANCE
@@ -413,13 +416,13 @@ class MemoryModel:
         return work, _IMBALANCE * stash
 
     def total(self, num_stages: int, stage: int) -> np.ndarray:
-        """(n, n + 1): bytes of items a .. b - 1 as that stage; inf where b <= a."""
+        """Returns (n, n + 1): the bytes of items a .. b - 1 as that stage; inf where b <= a."""
         without, each = self.parts(num_stages, stage)
         return without + self.depth(num_stages, stage) * each
 
     def fits(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
-        """(n, n + 1): whether items a .. b - 1 take no more than that as that stage."""
-        # Stages with the same proportions differ in the depth of their FIFO alone, but for the last, which keeps all.
+        """Returns (n, n + 1): whether items a .. b - 1 take at most ``most_bytes`` as that stage."""
+        # Stages with the same proportions differ only in the depth of their FIFO, except for the last, which keeps all.
         key = (stage == num_stages - 1, self.settings.proportions_of(stage, num_stages), most_bytes)
         if key not in self._within:
             self._within[key] = self.within(num_stages, stage, most_bytes)
@@ -427,24 +430,24 @@ class MemoryModel:
         return allowed
 
     def within(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
-        """(n, n + 1): how many micro-batches the FIFO of items a .. b - 1 may hold as a stage like that one.
+        """Returns (n, n + 1): the most micro-batches in the FIFO of items a .. b - 1 as a stage like that one.
 
-        A range may be the stage itself where the number is not below the stage's own (``depth``).  -1 where the range
-        takes more than ``most_bytes`` without any.
+        A range may be the stage itself if the number is not below the stage's own (``depth``).  It is -1 if the range
+        takes more than ``most_bytes`` with an empty FIFO.
         """
         without, each = self.parts(num_stages, stage)
         room = most_bytes - without
         counts: np.ndarray = np.full(room.shape, float(_DEEPEST))
         np.divide(room, each, out=counts, where=each > 0)
         np.clip(np.floor(counts, out=counts), -1, _DEEPEST, out=counts)
-        # The division's rounding: as many as the sum itself says.
+        # Corrects the division's rounding, so that the number agrees with the sum itself.
         counts += (without + (counts + 1) * each <= most_bytes) & (counts < _DEEPEST)
         counts -= (without + counts * each > most_bytes) & (counts >= 0)
         counts[room < 0] = -1
         return counts.astype(np.int16)
 
     def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
-        """The memory of items a .. b - 1 as that stage."""
+        """Returns the memory of items a .. b - 1 as that stage."""
         values = {name: float(table[a, b]) for name, table in self.tables(num_stages, stage).items()}
         work = values.pop("work")
         first, last = self.item_starts[a], self.item_starts[b]
@@ -459,10 +462,10 @@ class MemoryModel:
         )
 
     def one_ipu(self) -> Tuple[float, np.ndarray]:
-        """Memory of recomputation segments on one IPU, besides what a segment takes while it is at work (``segment``).
+        """Returns the memory of recomputation segments on one IPU, without that of the segment at work (``segment``).
 
         Returns:
-            Bytes of what is there wherever the cuts are, and (n + 1,) bytes of the checkpoint of a segment that opens
+            Bytes that are resident wherever the cuts are, and (n + 1,) bytes of the checkpoint of a segment that opens
             at an item.
         """
         tables = self.tables(2, 0)
@@ -476,11 +479,11 @@ class MemoryModel:
         return fixed, checkpoints
 
     def segment(self, num_stages: int, stage: int) -> np.ndarray:
-        """(n, n + 1): bytes that items a .. b - 1 take as a segment on one IPU while it is at work."""
+        """Returns (n, n + 1): the bytes of items a .. b - 1 as a segment on one IPU while it is at work."""
         return _IMBALANCE * self._activations(num_stages, stage)[1]
 
     def joint_code_bytes(self, ranges: Sequence[Tuple[int, int]]) -> float:
-        """Code of several ranges of items on one IPU."""
+        """Returns the bytes of code of several ranges of items on one IPU."""
         total = _FIXED_CODE_BYTES
         for items, size in zip(self.counts.code_at, self.counts.code_bytes):
             if any(a <= item < b for item in items for a, b in ranges):
@@ -494,9 +497,9 @@ def program_memory(
     settings: PlanSettings,
     ipu: IPU,
 ) -> List[StageMemory]:
-    """The memory of each IPU of a replica.
+    """Returns the memory of each IPU of a replica.
 
-    Stages that share an IPU add up, but only one of them is at work at a time, and they share code.
+    The memory of stages that share an IPU adds up, but only one of them is at work at a time, and they share code.
     """
     starts = stage_starts(graph, splits)
     model = MemoryModel(graph, settings, ipu, starts)

@@ -1,4 +1,4 @@
-"""Work of one product (convolution or matrix product, any pass) on the tiles, and the constants that make it time.
+"""Computes the work of one product (convolution or matrix product, any pass) on the tiles; holds the cost constants.
 
 Each pass of a convolution is a product of groups: M rows by N output channels, summed over R channels and k kernel
 elements.  It is partitioned over the tiles: a tile takes M/m rows of N/n channels, R/r of the sum and G/g groups, where
@@ -6,9 +6,9 @@ g n r m <= tiles, as in Poplar's planner (poplibs, ConvPlan).  A tile then
   - receives its share of the input (with the kernel's halo) and of the weights;
   - multiplies, with the best of three units: AMP (blocks of channels, padded; groups smaller than a block are
     combined into one, with zeros off the diagonal), SLIC (few input channels per group) or plain vectors;
-  - where r > 1, receives its part of the partial sums of r tiles and adds them.
-Of the partitions whose temporary bytes are within the bound the cheapest is taken; if there is none, the one with the
-fewest bytes.
+  - if r > 1, receives its part of the partial sums of r tiles and adds them.
+The planner takes the cheapest partition whose temporary bytes are within the bound.  If there is none, it takes the one
+with the fewest bytes.
 """
 
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ import numpy as np
 
 from ipucnn.hardware import IPU, System
 
-# What the work of an operation is counted in (per tile; the last axis of all work arrays).
+# Units of work of an operation (per tile; the last axis of all work arrays).
 FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
 
 
@@ -27,11 +27,11 @@ class CostConstants:
     """Cycles per unit of work, and one time.
 
     Attributes:
-        block_cycles: starting one pass of the workers over one weight block, beyond loading it.
+        block_cycles: to start one pass of the workers over one weight block, beyond loading it.
         received_byte_cycles: per byte a tile receives in an exchange, rearranging included; 0.25 is the wire alone.
         moved_byte_cycles: per byte an element-wise vertex reads or writes, all vertex overheads included.
-        transposed_byte_cycles: per byte of the operands of a weight gradient, which the matrix unit wants
-            position-major while activations lie channel-major.
+        transposed_byte_cycles: per byte of the operands of a weight gradient.  The matrix unit needs them
+            position-major, while activations are stored channel-major.
         step_cycles: one bulk-synchronous step: synchronisation, exchange set-up, vertex start.
         micro_batch_s: feeds and loop around one micro-batch.
     """
@@ -44,12 +44,12 @@ class CostConstants:
     micro_batch_s: float
 
     def fixed_s(self, system: System) -> float:
-        """Feeds and loop around one micro-batch on a system."""
+        """Returns the seconds of feeds and loop around one micro-batch on a system."""
         return self.micro_batch_s * system.calibration.fixed
 
     @property
     def cycles_per_unit(self) -> np.ndarray:
-        """Cycles of one unit of each of ``FEATURES``; a unit cycle is one cycle."""
+        """Returns the cycles of one unit of each of ``FEATURES``; a unit cycle is one cycle."""
         return np.array(
             [
                 1.0,
@@ -63,10 +63,10 @@ class CostConstants:
 
 
 # ``benchmarks/fit_cost_model.py`` reproduces the values: least squares of the logarithms of predicted over published
-# throughput together with a prior for each constant (its sources stand in that script), on the rows of a table of
-# published figures that are marked for calibration: ResNet-50 inference on a C600, training of ResNet-50, ResNeXt-101,
-# EfficientNet-B4 G16 and U-Net on Mk2 and Bow.  It prints the errors, also with a network left out.  Everything else in
-# the model is a fact of ``ipucnn.hardware``, a count of steps or a size of the network.
+# throughput together with a prior for each constant (the script names its sources).  The rows are those marked for
+# calibration in a table of published figures: ResNet-50 inference on a C600, training of ResNet-50, ResNeXt-101,
+# EfficientNet-B4 G16 and U-Net on Mk2 and Bow.  The script prints the errors, also with a network left out.  Everything
+# else in the model is a fact of ``ipucnn.hardware``, a count of steps or a size of the network.
 DEFAULT_CONSTANTS = CostConstants(
     block_cycles=204.0,
     received_byte_cycles=0.308,
@@ -76,21 +76,21 @@ DEFAULT_CONSTANTS = CostConstants(
     micro_batch_s=60e-6,
 )
 
-# What 80 of 100 measurements are expected to be within: predicted throughput over this factor, and times it.  It is the
-# quantile of the errors of the 20 published rows of 4 networks, each predicted by constants fitted without its network
-# (``benchmarks/fit_cost_model.py`` prints it).  13 of the rows are inference of one network, so that there are too few
-# to tell training and inference, or few and many IPUs, apart.
+# 80 of 100 measurements are expected between the predicted throughput over this factor and the throughput times it.
+# The factor is the quantile of the errors of the 20 published rows of 4 networks, each predicted by constants fitted
+# without its network (``benchmarks/fit_cost_model.py`` prints it).  13 of the rows are inference of one network, so
+# there are too few for separate factors of training and inference, or of few and many IPUs.
 BAND_SHARE = 0.8
 BAND_FACTOR = 1.135
 
 
 def band_factor(system: System) -> float:
-    """The factor of a system: wider where measurements on it showed that."""
+    """Returns the factor of a system: wider if measurements on it showed larger errors."""
     return max(BAND_FACTOR, system.calibration.band_factor)
 
 
 def throughput_band(images_per_s: float, system: System) -> Tuple[float, float]:
-    """What 80 of 100 measurements of a predicted throughput are expected to be between."""
+    """Returns the range in which 80 of 100 measurements of a predicted throughput are expected."""
     return images_per_s / band_factor(system), images_per_s * band_factor(system)
 
 
@@ -98,7 +98,7 @@ PARTITION_AXES = ("groups", "output_channels", "input_channels", "positions")
 UNITS = ("amp", "slic", "vector")
 
 _STEPS = 3  # receive, rearrange, multiply
-_REDUCTION_STEPS = 2  # receive partials, add
+_REDUCTION_STEPS = 2  # receive partial sums, add
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Products:
         outputs: N, output channels per group.
         reduction: R, per group; input channels, or positions in a weight gradient.
         taps: k, kernel elements that each output sums over; 1 / stride^2 of the kernel in a strided data gradient.
-        kernel_width: of the kernel, for SLIC's padding.
-        reach: input positions across (one axis) that a tile's patch adds beyond its share: the halo.
+        kernel_width: the kernel's width, for SLIC's padding.
+        reach: input positions along one axis that a tile's patch adds beyond its share: the halo.
         density: input positions per output position along an axis: the stride, or its inverse.
-        weight_gradient: the rows are (channel, tap) pairs and the sum runs over positions.
+        weight_gradient: whether the rows are (channel, tap) pairs and the sum runs over positions.
         channels: input channels per group in a weight gradient (its rows are ``channels`` x taps of the kernel).
     """
 
@@ -133,11 +133,11 @@ class Products:
         return len(self.groups)
 
     def take(self, rows: np.ndarray) -> "Products":
-        """The products of those indices (or that mask)."""
+        """Returns the products with those indices (or under that mask)."""
         return Products(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def columns(self) -> "Products":
-        """The same with a last axis of length 1, to be broadcast against partitions."""
+        """Returns the products with a last axis of length 1, to be broadcast against partitions."""
         return Products(*(getattr(self, field.name)[:, None] for field in fields(self)))
 
 
@@ -165,11 +165,11 @@ def _ceil_divide(a: np.ndarray, b: Union[np.ndarray, float]) -> np.ndarray:
 def partition_work(
     products: Products, factors: Tuple[np.ndarray, ...], ipu: IPU, arithmetic: str, constants: CostConstants
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Work and temporary bytes of products under given partitions.
+    """Returns work and temporary bytes of products under given partitions.
 
     Args:
         products: fields of shape (n, 1), see ``Products.columns``.
-        factors: one array for each of ``PARTITION_AXES``, which broadcast to (n, s).
+        factors: one array for each of ``PARTITION_AXES``; the arrays broadcast to (n, s).
 
     Returns:
         work (n, s, len(FEATURES)), unit (n, s), temporary bytes (n, s), all per tile.
@@ -183,7 +183,7 @@ def partition_work(
     reduction = _ceil_divide(p.reduction, by_reduction)
     groups = _ceil_divide(p.groups, by_groups)
 
-    # AMP: groups smaller than a block are combined, as many as a block takes.
+    # AMP: as many groups smaller than a block are combined as fit into a block.
     amp = ipu.amp[arithmetic]
     combined = np.clip(
         np.floor(
@@ -195,7 +195,9 @@ def partition_work(
         1,
         groups,
     )
-    channels_scale = np.where(p.weight_gradient, 1.0, combined)  # positions of a weight gradient are shared
+    channels_scale = np.where(
+        p.weight_gradient, 1.0, combined
+    )  # tiles share the positions of a weight gradient
     rows_scale = np.where(p.weight_gradient, combined, 1.0)
     blocks = (
         _ceil_divide(groups, combined)
@@ -204,7 +206,7 @@ def partition_work(
         * p.taps
     )
     load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
-    # The workers of a tile take the rows in turns; who has none in the last turn waits for the others.
+    # The workers of a tile take the rows in turns; workers without a row in the last turn wait for the others.
     rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
     amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
 
@@ -228,8 +230,8 @@ def partition_work(
 
     # Bytes received: the input patch, the weights (or, in a weight gradient, activations and output gradients).
     positions = np.where(p.weight_gradient, reduction, rows)
-    # A tile's positions are taken to form a square.  A side reads `density` input positions per position, and the
-    # halo; where that is more than the image, the image.
+    # A tile's positions are assumed to form a square.  A side reads `density` input positions per position, and the
+    # halo, but at most the whole image.
     patch = (np.sqrt(positions) * p.density + p.reach) ** 2
     patch = np.minimum(patch, np.where(p.weight_gradient, p.reduction, p.rows) * p.density**2)
     input_channels = np.where(
@@ -238,12 +240,12 @@ def partition_work(
     input_bytes = groups * input_channels * patch * element_bytes
     other_bytes = groups * outputs * reduction * np.where(p.weight_gradient, 1, p.taps) * element_bytes
     partials_bytes = groups * rows * outputs * partial_bytes
-    # r tiles have partial sums of the same outputs.  Each adds up 1/r of them, and gets those from the r - 1 others:
+    # r tiles have partial sums of the same outputs.  Each adds up 1/r of them, which it receives from the r - 1 others:
     # a reduce-scatter, which moves (r - 1) / r of the partial sums into each tile.
     summed = by_reduction > 1
     reduced_bytes = np.where(summed, partials_bytes * (1 - 1 / by_reduction), 0.0)
     received = input_bytes + other_bytes + reduced_bytes
-    # A weight gradient sums over positions, which have to become the unit's input channels: both operands are
+    # A weight gradient sums over positions, which have to become the unit's input channels.  So both operands are
     # transposed, the activations once per column of the kernel, shifted (poplibs: expandDims).
     transposed = np.where(p.weight_gradient, input_bytes * p.kernel_width + other_bytes, 0.0)
     steps = _STEPS + _REDUCTION_STEPS * summed
@@ -256,7 +258,7 @@ def partition_work(
 
 
 def _factors(limit: int, fine: bool) -> np.ndarray:
-    """1, 2, 4, ... up to ``limit``, with 3, 6, 12, ... between them where ``fine``."""
+    """Returns 1, 2, 4, ... up to ``limit``, with 3, 6, 12, ... between them if ``fine``."""
     values = {limit}
     for base in (1, 3) if fine else (1,):
         while base < limit:
@@ -266,14 +268,14 @@ def _factors(limit: int, fine: bool) -> np.ndarray:
 
 
 def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
-    """Partitions to try for products of one kind: an (n, s) array for each axis, and whether the tiles suffice for it.
+    """Returns partitions to try for products of one kind: an (n, s) array per axis, and whether the tiles suffice.
 
-    All combinations of the factors, with the tiles that are left going to the rows.  A product's factors don't depend
-    on which others are partitioned along with it.
+    These are all combinations of the factors, with the remaining tiles given to the rows.  A product's factors do not
+    depend on the other products of the call.
     """
     coarse = bool(products.weight_gradient.any())
     tiles = ipu.num_tiles
-    # No unit gains from less than four channels a tile.
+    # No unit gains from fewer than four channels a tile.
     limits = [
         np.minimum(products.groups, tiles),
         np.minimum(_ceil_divide(products.outputs, 4), tiles),
@@ -291,13 +293,13 @@ def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
 def partition_products(
     products: Products, ipu: IPU, arithmetic: str, bound_bytes: float, constants: CostConstants
 ) -> Partitions:
-    """The cheapest partition of each product with temporary bytes per tile within the bound, else the smallest."""
+    """Returns the cheapest partition of each product with temporary bytes per tile within the bound, else smallest."""
     num = len(products)
     work = np.zeros((num, len(constants.cycles_per_unit)))
     factors: np.ndarray = np.ones((num, len(PARTITION_AXES)), dtype=int)
     unit: np.ndarray = np.zeros(num, dtype=int)
     temporary = np.zeros(num)
-    # Products of one kind share their candidates; few kinds keep the arrays dense, small ones keep them in cache.
+    # Products of one kind share their candidates; few kinds keep the arrays dense, and small ones keep them in cache.
     grouped = products.groups > 1
     for kind in range(4):
         chosen = np.flatnonzero((grouped == bool(kind & 1)) & (products.weight_gradient == bool(kind & 2)))
@@ -312,10 +314,10 @@ def partition_products(
             best = np.where(
                 np.isfinite(fitting).any(axis=1), np.argmin(fitting, axis=1), np.argmin(bytes_, axis=1)
             )
-            here = np.arange(len(rows))
-            work[rows] = all_work[here, best]
-            unit[rows] = units[here, best]
-            temporary[rows] = bytes_[here, best]
+            indices = np.arange(len(rows))
+            work[rows] = all_work[indices, best]
+            unit[rows] = units[indices, best]
+            temporary[rows] = bytes_[indices, best]
             for axis, factor in enumerate(tried):
-                factors[rows, axis] = np.broadcast_to(factor, cycles.shape)[here, best]
+                factors[rows, axis] = np.broadcast_to(factor, cycles.shape)[indices, best]
     return Partitions(work, factors, unit, temporary)

@@ -1,9 +1,9 @@
-"""What runs when in a pipelined program: its throughput, and a plan's timeline.
+"""Computes what runs when in a pipelined program: its throughput, and a plan's timeline.
 
-The throughput is made of ticks, fill and drain, the weight update and the host.
+The throughput consists of ticks, fill and drain, the weight update and the host.
 
-``planning/schedules.py`` has the ticks.  Those in which the pipeline fills or drains cost what the stages at work in
-them cost.
+``planning/schedules.py`` defines the ticks.  A tick in which the pipeline fills or drains costs what the stages at work
+in it cost.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from ipucnn.planning.settings import PlanSettings
 
 @dataclass(frozen=True)
 class StageTime:
-    """Predicted seconds of one stage for one micro-batch.
+    """The predicted seconds of one stage for one micro-batch.
 
     Attributes:
-        first, last: layers ``first .. last - 1`` of the graph.
-        backward_s: with the recomputation.
-        receive_s: transfer of its input from the stage before (one direction); 0 on the same IPU.
+        first, last: the stage has layers ``first .. last - 1`` of the graph.
+        backward_s: the backward pass with the recomputation.
+        receive_s: the transfer of its input from the stage before (one direction); 0 on the same IPU.
     """
 
     first: int
@@ -45,16 +45,16 @@ class Prediction:
     """What the model predicts for a program; nothing in it was measured.
 
     Attributes:
-        images_per_s: of all replicas.
-        stages: per stage.
+        images_per_s: the throughput of all replicas.
+        stages: the times of each stage.
         tick_s: a tick of the full pipeline (Interleaved: two half-ticks; Sequential: one micro-batch), with transfers.
-        transfer_s: part of it that is transfers between IPUs.
-        update_s: weight update with the all-reduce; 0 for inference.
-        all_reduce_s: part of it that is the all-reduce over the replicas.
+        transfer_s: the part of the tick spent on transfers between IPUs.
+        update_s: a weight update with the all-reduce; 0 for inference.
+        all_reduce_s: the part of the update spent on the all-reduce over the replicas.
         weight_update_s: all micro-batches of a weight update, with fill and drain, and the update.
         latency_s: one micro-batch through all forward passes.
-        host_bytes_per_s: input the program takes at this throughput.
-        host_limit_images_per_s: what the host can feed.
+        host_bytes_per_s: the input that the program takes at this throughput.
+        host_limit_images_per_s: the throughput that the host can feed.
         bottleneck: "stage 2 forward and stage 3 backward", "transfer before stage 1", "host", ...
     """
 
@@ -77,13 +77,14 @@ def update_s(
     system: System,
     constants: CostConstants = DEFAULT_CONSTANTS,
 ) -> float:
-    """Seconds of one weight update.
+    """Returns the seconds of one weight update.
 
     Args:
-        stage_parameters: trainable parameters of each stage.
+        stage_parameters: the trainable parameters of each stage.
 
-    IPUs work side by side, each on its own parameters: the all-reduce over the replicas, the optimizer's element-wise
-    pass (weight, gradient, state; read and written), and streaming the state in and out where it is offloaded.
+    IPUs work side by side, each on its own parameters.  The time covers the all-reduce over the replicas, the
+    optimizer's element-wise pass (weight, gradient, state; read and written), and streaming the state in and out if it
+    is offloaded.
     """
     if not settings.training:
         return 0.0
@@ -91,7 +92,7 @@ def update_s(
     np.add.at(per_ipu, list(settings.mapping), np.asarray(stage_parameters, dtype=float))
     parameters = float(per_ipu.max())
     ipu = system.ipu
-    # Gradient read, weight and states read and written; the accumulator is cleared: one write.
+    # The gradient is read, weight and states are read and written; clearing the accumulator is one write.
     moved = parameters * settings.weight_bytes * (4 + 2 * settings.optimizer_slots)
     seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.computing_hz
     seconds += system.all_reduce_s(parameters * settings.weight_bytes, settings.num_replicas)
@@ -108,12 +109,12 @@ def schedule_s(
     settings: PlanSettings,
     micro_batch_s: float,
 ) -> Tuple[float, float]:
-    """(seconds of all micro-batches of a weight update, seconds of a tick of the full pipeline).
+    """Returns (seconds of all micro-batches of a weight update, seconds of a tick of the full pipeline).
 
     Args:
-        forward, backward: seconds of each stage, recomputation in the backward pass.
-        receive: transfer into each stage, one direction.
-        micro_batch_s: fixed cost of a tick.
+        forward, backward: the seconds of each stage, with recomputation in the backward pass.
+        receive: the transfer into each stage, in one direction.
+        micro_batch_s: the fixed cost of a tick.
     """
     count, order = settings.gradient_accumulation_count, settings.order
     tick = order.tick_s(forward, backward, receive, settings.mapping) + micro_batch_s
@@ -125,7 +126,7 @@ def schedule_s(
     for t in ticks.edges:
         ahead, back = ticks.at(t)
         total += order.partial_tick_s(forward, backward, receive, list(ahead), list(back), settings.mapping)
-    # Feeds and loop are paid for once per micro-batch, which takes two half-ticks under Interleaved.
+    # Feeds and loop cost time once per micro-batch, which takes two half-ticks under Interleaved.
     return total + ticks.num_ticks // ticks.period * micro_batch_s, tick
 
 
@@ -147,12 +148,12 @@ def _stage_times(
 
 
 def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
-    """(bytes of one sample, samples per second that the host can feed the IPUs that the program occupies)."""
+    """Returns (bytes of one sample, samples per second that the host can feed to the IPUs of the program)."""
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
     sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
     share = min(1.0, settings.occupied_ipus / system.num_ipus)
-    # An M2000 or Bow-2000 has four IPUs and a link to its host of its own.
-    # A machine's link serves its own IPUs; a program on part of a machine has all of it.
+    # An M2000 or Bow-2000 has four IPUs and its own link to its host.  A machine's link serves its own IPUs; a program
+    # on part of a machine has all of it.
     machines = max(1.0, np.ceil(system.num_ipus / 4))
     used = max(1.0, np.ceil(share * machines))
     return sample, system.host_bytes_per_s * used / machines / sample
@@ -182,11 +183,11 @@ def predict(
     """Predicts the throughput of a program.
 
     Args:
-        splits: names of the layers that open stages 1, 2, ...; one less than stages, in the graph's order.
-        times: of the layers, where they are there already.
+        splits: the names of the layers that open stages 1, 2, ...; one fewer than stages, in the graph's order.
+        times: the times of the layers, if they are known already.
 
     Raises:
-        ValueError: splits that are not one less than the stages, or out of order.
+        ValueError: splits that are not one fewer than the stages, or out of order.
     """
     starts = stage_starts(graph, splits)
     if len(starts) != settings.num_stages or any(a >= b for a, b in zip(starts, starts[1:])):
@@ -205,7 +206,7 @@ def predict(
     update = update_s(parameters, settings, system, constants)
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = host_limit(graph, settings, system)
-    # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
+    # The same tick without transfers; the difference is the transfers' part.
     still = settings.order.tick_s(forward, backward, 0 * receive, settings.mapping) + constants.fixed_s(
         system
     )
@@ -226,18 +227,18 @@ def predict(
 
 PASSES = ("forward", "recompute", "backward")
 
-# Full ticks that are told before the rest is left out.
+# Full ticks that are shown before the rest is left out.
 _TOLD_TICKS = 3
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a stage is at, or (``stage`` -1) an exchange between IPUs, for which all wait.
+    """A pass of a stage, or (``stage`` -1) an exchange between IPUs, during which all wait.
 
     Attributes:
         kind: one of ``PASSES``, or "transfer".
-        micro_batch: from 0 within the weight update; -1 for a transfer.
-        start_s, end_s: since the start of the weight update.
+        micro_batch: its number from 0 within the weight update; -1 for a transfer.
+        start_s, end_s: the times since the start of the weight update.
     """
 
     kind: str
@@ -262,10 +263,10 @@ class Timeline:
     """The spans of one weight update up to the optimizer's.
 
     Attributes:
-        num_ticks: of the weight update, see ``Ticks``.
-        omitted_ticks: how many full ticks are left out of ``spans``, all together, from ``omitted_from_s`` on to
+        num_ticks: the ticks of the weight update, see ``Ticks``.
+        omitted_ticks: the number of full ticks left out of ``spans``, all between ``omitted_from_s`` and
             ``omitted_to_s``.
-        end_s: of the last tick.
+        end_s: the end of the last tick.
     """
 
     spans: Tuple[Span, ...]
@@ -278,13 +279,13 @@ class Timeline:
 
 
 def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
-    """The timeline of a plan: what each stage does from the first micro-batch to the weight update.
+    """Returns the timeline of a plan: the work of each stage from the first micro-batch to the weight update.
 
-    Full ticks are all alike: of many of them a few are told and the rest is left out, so that a timeline stays small
-    whatever the accumulation count.
+    Full ticks are all alike.  A few are shown and the rest is left out, so that a timeline stays small whatever the
+    accumulation count.
 
     Args:
-        told_ticks: full ticks that are told, at least 1; under Interleaved pairs of half-ticks.
+        told_ticks: the number of full ticks to show, at least 1; under Interleaved, pairs of half-ticks.
     """
     settings = plan.settings
     ticks = Ticks(settings.order, plan.num_stages, settings.gradient_accumulation_count)
@@ -310,14 +311,14 @@ def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
 
 
 class _Walk:
-    """Goes through the ticks of a plan and notes down the spans of each."""
+    """Walks through the ticks of a plan and records the spans of each."""
 
     def __init__(self, plan: PipelinePlan, ticks: Ticks) -> None:
         self.plan, self.ticks = plan, ticks
         self.spans: List[Span] = []
 
     def run(self, t: int, now: float) -> float:
-        """Notes down the spans of tick t, which begins at ``now``; returns when it ends."""
+        """Records the spans of tick t, which begins at ``now``; returns when it ends."""
         order, stages = self.ticks.schedule, self.ticks.stages
         if t % self.ticks.period == 0:
             now += self.plan.predicted_fixed_s
@@ -329,7 +330,7 @@ class _Walk:
                 now = self._exchange(self._receives([s]), now)
             return now
         forward, backward = self.ticks.at(t)
-        # What leaves after a forward pass is what the stage behind receives.
+        # A stage's output after its forward pass is what the next stage receives.
         ahead_s = self._receives([s + 1 for s in forward if s + 1 < len(stages)])
         if order.alternates:
             free: Dict[int, float] = {}
@@ -341,7 +342,7 @@ class _Walk:
         return self._exchange(self._receives(backward), now)
 
     def _receives(self, stages: Iterable[int]) -> float:
-        """Seconds in which all of these stages have received what crosses the cuts before them."""
+        """Returns the seconds until all of these stages have received the tensors that cross the cuts before them."""
         return max((self.plan.stages[stage].predicted_receive_s for stage in stages), default=0.0)
 
     def _exchange(self, seconds: float, now: float) -> float:
@@ -350,7 +351,7 @@ class _Walk:
         return now + seconds
 
     def _passes(self, going: Dict[int, int], kind: str, now: float, free: Dict[int, float]) -> float:
-        """Runs passes side by side, those on one IPU one after the other; ``free`` is when each IPU can start."""
+        """Runs passes side by side, those on one IPU one after the other; ``free`` holds when each IPU can start."""
         end = now
         for s, m in going.items():
             stage, ipu = self.plan.stages[s], self.plan.settings.mapping[s]

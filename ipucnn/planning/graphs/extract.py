@@ -1,6 +1,6 @@
-"""Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow.
+"""Provides the layer graphs of registered models: shipped with the package, cached, or built with TensorFlow.
 
-A graph comes with the package for each registered model at its home input and classes; ``python -m
+The package contains a graph for each registered model at its default input and classes; ``python -m
 ipucnn.planning.graphs.shipped`` writes them.  Shipped and cached graphs are used only with the code that made them.
 """
 
@@ -32,10 +32,10 @@ KEYS = "keys.json"
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
-    """The layer graph of a registered model: the shipped one, from the cache, or by building the model.
+    """Returns the layer graph of a registered model: shipped, from the cache, or by building the model.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: an option that the network does not support.
         MissingError: the installed Keras lacks the network.
     """
     graph = known_graph(record, options)
@@ -47,14 +47,14 @@ def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
 
 
 def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:
-    """The layer graph where it needs no TensorFlow: shipped or cached; None otherwise.
+    """Returns the layer graph if it needs no TensorFlow, shipped or cached; None otherwise.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: an option that the network does not support.
     """
     check_options(record, options)
     if record.own is not None:
-        return None  # what a function makes depends on more than its file
+        return None  # a function's result depends on more than its file
     shipped = (
         read_shipped(record) if _shape(record, options) == _shape(record, home_options(record)) else None
     )
@@ -62,14 +62,14 @@ def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGra
 
 
 def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
-    """Refuses a network whose weights are more than the machine's memory, before anything is made of it.
+    """Refuses a network whose weights exceed the machine's memory, before the network is built.
 
-    How many weights there would be is estimated from the layer graph that is shipped: the weights of the last layer
-    grow with the number of classes, those of a layer that reads a flattened image with its area, and those of all
-    layers with the square of the base filters.
+    The number of weights is estimated from the shipped layer graph: the weights of the last layer grow with the number
+    of classes, those of a layer that reads a flattened image with its area, and those of all layers with the square of
+    the base filters.
 
     Raises:
-        InfeasibleError: naming both.
+        InfeasibleError: the weights exceed the memory; the message names both.
     """
     filters = (options.base_filters or 0) / record.builder_args.get("base_filters", 1)
     pixels, own_pixels = (shape[0] * shape[1] for shape in (options.input_shape, record.input_shape))
@@ -93,7 +93,7 @@ def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
         if layer.name == last:
             grown *= options.num_classes / record.num_classes
         num_weights += grown * layer.num_parameters
-    # Four bytes each, and the network is made twice: as Keras has it, and with the layers exchanged.
+    # Four bytes each, and the network exists twice: as Keras has it, and with the layers exchanged.
     needed_bytes = 8 * num_weights
     if needed_bytes > memory_bytes:
         height, width, channels = options.input_shape
@@ -106,10 +106,10 @@ def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
 
 
 def read_layer_graph(path: Path) -> LayerGraph:
-    """The layer graph in a JSON file; its ``model`` is the path.
+    """Returns the layer graph in a JSON file; its ``model`` is the path.
 
     Raises:
-        DataError: absent, damaged, or of a network that plans can't be made for.
+        DataError: the file is absent, damaged, or of a network that cannot be planned.
     """
     name = shown(path)
     hint = f"docs/plan-a-pipeline.md has its fields; a new one: ipucnn plan-splits MODEL --save-graph {name}"
@@ -129,10 +129,10 @@ def read_layer_graph(path: Path) -> LayerGraph:
 
 
 def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
-    """The layer graph of the network as built now.
+    """Builds the network with the current code and returns its layer graph.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: an option that the network does not support.
         MissingError: the installed Keras lacks the network.
     """
     from ipucnn.planning.graphs.keras_graph import graph_of
@@ -141,19 +141,19 @@ def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
 
 
 def home_options(record: ModelRecord) -> BuildOptions:
-    """The options a graph is shipped for."""
+    """Returns the options for which a graph is shipped."""
     return BuildOptions(record.input_shape, record.num_classes)
 
 
 def shipped_path(record: ModelRecord) -> Path:
-    """The file of a model's graph: JSON, packed with gzip."""
+    """Returns the file of a model's graph: JSON, packed with gzip."""
     return FOLDER / f"{record.name}.json.gz"
 
 
 def read_shipped(record: ModelRecord) -> Optional[LayerGraph]:
-    """The shipped graph, if the present code made it.
+    """Returns the shipped graph, if the present code made it.
 
-    None too where a file is absent or damaged: the graph can be built.
+    Returns None also for an absent or damaged file: the graph can be built.
     """
     try:
         keys = json.loads((FOLDER / KEYS).read_text(encoding="utf-8"))
@@ -167,7 +167,7 @@ def read_shipped(record: ModelRecord) -> Optional[LayerGraph]:
 
 @functools.lru_cache(maxsize=None)
 def code_key() -> str:
-    """SHA-256 of the code that decides what a network's layer graph is."""
+    """Returns the SHA-256 of the code that determines a network's layer graph."""
     package = Path(ipucnn.__file__).parent
     digest = hashlib.sha256()
     for folder in ("models", "planning/graphs"):
@@ -178,7 +178,7 @@ def code_key() -> str:
 
 
 def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
-    """The file that holds the graph once it was built."""
+    """Returns the file that holds the graph after it was built."""
     versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
     key = hashlib.sha256(json.dumps([versions, code_key(), _shape(record, options)]).encode()).hexdigest()[
         :24
@@ -194,7 +194,7 @@ def _version(package: str) -> Optional[str]:
 
 
 def _shape(record: ModelRecord, options: BuildOptions) -> Tuple[object, ...]:
-    """The options that change the graph; weights' values, epsilon and momentum of norms do not stand in it."""
+    """Returns the options that change the graph; weights' values, epsilon and momentum of norms are not part of it."""
     return (
         options.norm or record.default_norm,
         options.input_shape,
@@ -207,7 +207,7 @@ def _shape(record: ModelRecord, options: BuildOptions) -> Tuple[object, ...]:
 
 
 def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:
-    """The graph in a cache entry (a digest on the first line, then JSON); None if it is absent or damaged."""
+    """Returns the graph in a cache entry (a digest on the first line, then JSON); None if it is absent or damaged."""
     try:
         digest, _, text = read_text(cache_path(record, options), MOST_BYTES).partition("\n")
         if digest != hashlib.sha256(text.encode()).hexdigest():
@@ -218,7 +218,7 @@ def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGr
 
 
 def _write_cached(record: ModelRecord, options: BuildOptions, graph: LayerGraph) -> None:
-    """Writes a cache entry whole or not at all; a folder that can't be written means no cache."""
+    """Writes a cache entry whole or not at all; a folder that cannot be written means no cache."""
     text = graph.to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()
     with contextlib.suppress(UserError):

@@ -1,6 +1,6 @@
-"""The layer graph of a built Keras model, the same from Keras 2.6 and Keras 3.
+"""Reads the layer graph of a built Keras model, with the same result from Keras 2.6 and Keras 3.
 
-Imports no TensorFlow by itself: whoever has a model has it.
+This module imports no TensorFlow: a caller that has a model has imported it already.
 """
 
 import math
@@ -15,7 +15,7 @@ from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, La
 Shape = Tuple[int, ...]
 Config = Mapping[str, Any]
 
-# Class names of Keras layers by op_class, of those that need no closer look.
+# Class names of Keras layers by op_class, for those that need no further inspection.
 _CLASSES = {
     "input": ("InputLayer",),
     "transposed_conv": ("Conv2DTranspose",),
@@ -39,24 +39,24 @@ CONVOLUTIONS = ("Conv2D", "GroupedConv2D", "DepthwiseConv2D")
 SEPARABLE = "SeparableConv2D"
 # Activations whose gradient is a function of their output; the others' needs their input.
 FROM_OUTPUT = ("relu", "relu6", "leaky_relu", "sigmoid", "hard_sigmoid", "tanh", "softmax", "elu", "selu")
-# Functions of layers that compute one.
+# Functions of the layers that compute an activation.
 _ACTIVATIONS = {
     **{"ReLU": "relu", "LeakyReLU": "relu", "ELU": "elu", "Softmax": "softmax", "PReLU": "prelu"},
     **{"HardSigmoid": "hard_sigmoid", "HardSwish": "hard_swish"},
 }
 
-# Second half of a separable convolution.
+# Suffix of the second half of a separable convolution.
 _POINTWISE = "/pointwise"
 
 
 class _Facts(NamedTuple):
-    """What the layer graph depends on of a Keras layer.
+    """The properties of a Keras layer that determine the layer graph.
 
     Attributes:
-        kind: its class.
+        kind: its class name.
         settings: its configuration.
         weights: their shapes, the kernel first.
-        num_trainable: numbers in the weights that are trained.
+        num_trainable: the number of trained elements in the weights.
     """
 
     kind: str
@@ -66,15 +66,15 @@ class _Facts(NamedTuple):
 
 
 def graph_of(model: KerasModel, name: str) -> LayerGraph:
-    """The layer graph of a built Keras functional model with one input and one output.
+    """Returns the layer graph of a built Keras functional model with one input and one output.
 
-    A layer of a class that the planner has no model of becomes an ``OTHER``.
+    A layer whose class the planner does not model becomes an ``OTHER``.
 
     Raises:
-        ConfigurationError: several inputs or outputs, an operation that is no layer, or no images.
+        ConfigurationError: several inputs or outputs, an operation that is no layer, or an input that is no image.
     """
     with warnings.catch_warnings():
-        # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
+        # Keras 2.6 warns of custom layers that it could not load; nothing is loaded here.
         warnings.simplefilter("ignore")
         calls = read_calls(name, "Functional", model.get_config())
     shapes: Dict[Call, Shape] = {}
@@ -93,14 +93,14 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
         facts, shape = _facts(layer), _sample_shape(layer, number)
         inputs = [names[source] for source in call.reads]
         input_shapes = [shapes[source] for source in call.reads]
-        made = _layers(facts, name_of_call, inputs, input_shapes, shape, first_call=number == 0)
+        parts = _layers(facts, name_of_call, inputs, input_shapes, shape, first_call=number == 0)
         if number > 0:
-            tied.append((call.name, made[-1].name))
-        elif len(made) > 1:
-            tied.append((made[0].name, made[-1].name))
-        layers += made
-        kinds.update((part.name, facts.kind) for part in made)
-        shapes[call.call], names[call.call] = shape, made[-1].name
+            tied.append((call.name, parts[-1].name))
+        elif len(parts) > 1:
+            tied.append((parts[0].name, parts[-1].name))
+        layers += parts
+        kinds.update((part.name, facts.kind) for part in parts)
+        shapes[call.call], names[call.call] = shape, parts[-1].name
     layers = _crops_first(layers, kinds)
     for first, last in _shared_weights(model):
         tied.append((first, last + _POINTWISE if last + _POINTWISE in kinds else last))
@@ -123,7 +123,7 @@ def _facts(layer: KerasLayer) -> _Facts:
 
 
 def _activation_of(config: Config) -> str:
-    """Name of a layer's activation; "linear" where there is none."""
+    """Returns the name of a layer's activation; "linear" if it has none."""
     value = config.get("activation", "linear")
     if isinstance(value, dict):
         value = value.get("config", value.get("class_name"))
@@ -131,14 +131,14 @@ def _activation_of(config: Config) -> str:
 
 
 def _pair(value: PlainValue) -> Tuple[int, int]:
-    """Height and width of what is given as one number or two."""
+    """Returns height and width from one number or two."""
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
-    """The layers with every crop right behind what it crops, where Keras has it in front of what reads it.
+    """Returns the layers with every crop directly behind the layer that it crops; Keras places it before its reader.
 
-    Wherever the network is then cut, it is the smaller tensor that is sent to and kept on the IPUs after.
+    So wherever the network is cut, the smaller tensor is sent and kept on the IPUs behind the cut.
     """
     crops = [layer for layer in layers if kinds[layer.name] == "Cropping2D"]
     if not crops:
@@ -151,7 +151,7 @@ def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
 
 
 def _sample_shape(layer: KerasLayer, call: int) -> Shape:
-    """Output shape of one sample."""
+    """Returns the output shape of one sample."""
     node = layer._inbound_nodes[call]
     outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
     while isinstance(outputs, (list, tuple)):
@@ -170,7 +170,7 @@ def _size(shape: TensorShape) -> int:
 
 
 def _shared_weights(model: KerasModel) -> List[Tuple[str, str]]:
-    """Pairs of different layers that hold the same weight."""
+    """Returns pairs of different layers that share a weight."""
     holder: Dict[int, str] = {}
     pairs = []
     for layer in model.layers:
@@ -189,7 +189,7 @@ def _layers(
     shape: Shape,
     first_call: bool,
 ) -> List[Layer]:
-    """A Keras layer as one layer of the graph, or two for a separable convolution."""
+    """Returns a Keras layer as one layer of the graph, or as two for a separable convolution."""
     kind, config = facts.kind, facts.settings
     common: Dict[str, Any] = dict(
         inputs=tuple(inputs),
@@ -212,11 +212,12 @@ def _layers(
         pooled = not kind.startswith("Global")
         kernel = _pair(config["pool_size"]) if pooled else input_shapes[0][:2]  # type: ignore[assignment]
         strides = _pair(config["strides"] or config["pool_size"]) if pooled else kernel
-    # A transposed convolution uses its kernel once per position of the input, the others of the output.
+    # A transposed convolution uses its kernel once per position of the input, other layers once per position of the
+    # output.
     positions = input_shapes[0] if kind == "Conv2DTranspose" else shape
     used = facts.weights[:1] if is_convolution or kind == "Dense" else ()
     if op_class == OTHER:
-        # What is known of it are its weights: those of a matrix or kernel are taken to be used at each position.
+        # Only its weights are known: a matrix or kernel is assumed to be used at each position.
         used = tuple(weight for weight in facts.weights if len(weight) > 1)
     macs = sum(map(_size, used)) * math.prod(positions[:-1])
     kept = _kept(facts, op_class, name, inputs)
@@ -235,17 +236,17 @@ def _op_class(kind: str, config: Config, input_channels: int) -> str:
 
 
 def _kept(facts: _Facts, op_class: str, name: str, inputs: List[str]) -> Tuple[str, ...]:
-    """Names of the layers whose outputs the backward pass needs."""
+    """Returns the names of the layers whose outputs the backward pass needs."""
     kind = facts.kind
     if op_class in PRODUCT_CLASSES:
-        # Its own output stands for what a fused activation needs: that, or its equally large input.
+        # A fused activation needs its output or its input, which has the same size; its own output represents either.
         kept = [*inputs, *([name] if _activation_of(facts.settings) != "linear" else [])]
     elif op_class == "norm" or kind in ("Multiply", "Maximum", "Minimum"):
         kept = inputs
     elif kind in ("MaxPooling2D", "GlobalMaxPooling2D") or op_class == OTHER:
         kept = [*inputs, name]  # the gradient goes where input and output are equal
     elif kind in ("Dropout", "SpatialDropout2D", "GaussianDropout"):
-        kept = [name] if facts.settings["rate"] > 0 else []  # its mask can't be drawn again
+        kept = [name] if facts.settings["rate"] > 0 else []  # its mask cannot be drawn again
     elif op_class == "activation":
         activation = _ACTIVATIONS.get(kind) or _activation_of(facts.settings)
         kept = [] if activation == "linear" else [name] if activation in FROM_OUTPUT else inputs
@@ -255,7 +256,7 @@ def _kept(facts: _Facts, op_class: str, name: str, inputs: List[str]) -> Tuple[s
 
 
 def _separable(facts: _Facts, name: str, common: KerasConfig) -> List[Layer]:
-    """The depthwise half under the layer's own name, and the pointwise half behind it."""
+    """Returns the depthwise half under the layer's own name, and the pointwise half behind it."""
     depthwise, pointwise = facts.weights[:2]
     height, width, channels = common["output_shape"]
     middle = pointwise[2]

@@ -1,8 +1,8 @@
-"""The layer graph: a network as the planner sees it, without TensorFlow.
+"""Declares the layer graph: a network as the planner sees it, without TensorFlow.
 
-Layers stand in the model's canonical order, in which they run.  Pipeline stages are runs of that order, so a
-plan is a choice of cuts; a tensor that skips over a cut is carried through it (Poplar: "every subsequent
-pipeline stage must have its inputs as the outputs of the previous stage").
+Layers are in the model's canonical order, in which they run.  Pipeline stages are runs of that order, so a plan is a
+choice of cuts; a tensor that skips over a cut is carried through it (Poplar: "every subsequent pipeline stage must have
+its inputs as the outputs of the previous stage").
 """
 
 import json
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 _HINT = "ask ipucnn to read the layers of the network again, from a build of it"
 
 OTHER = "other"
-"""A layer of a class that the planner has no model of: counted by the bytes it reads and writes, and its MACs."""
+"""A layer whose class the planner does not model: counted by the bytes it reads and writes, and its MACs."""
 OP_CLASSES = (
     "input",
     "conv",
@@ -39,7 +39,7 @@ OP_CLASSES = (
 PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
 """Convolutions and matrix products."""
 MAX_LAYERS = 3000
-"""The planner's tables grow with the square of it."""
+"""The size limit of a graph: the planner's tables grow with the square of it."""
 _MAX_NUMBER = 2**48
 
 
@@ -51,15 +51,15 @@ class Layer:
         name: canonical layer name.
         op_class: one of ``OP_CLASSES``; dropout is "elementwise", padding and cropping are "reshape".
         inputs: names of the layers it reads, in the order of its arguments.
-        output_shape: of one sample, channels last: (height, width, channels) or (features,).
-        kernel: height and width of a convolution's or pool's window, (1, 1) where there is none.
-        strides: of that window.
-        groups: of a convolution, 1 where it is not grouped, the input channels if it is depthwise.
-        input_channels: last dimension of the first input, 0 for the input layer.
+        output_shape: the shape of one sample, channels last: (height, width, channels) or (features,).
+        kernel: height and width of a convolution's or pool's window; (1, 1) if there is none.
+        strides: the strides of that window.
+        groups: the groups of a convolution: 1 if it is not grouped, the input channels if it is depthwise.
+        input_channels: the last dimension of the first input, 0 for the input layer.
         macs: multiply-accumulates of the forward pass of one sample.
-        num_parameters: numbers in all weights, moving statistics included.
-        num_trainable: numbers in the trainable weights.
-        kept: names of the layers whose output the backward pass of this one needs.
+        num_parameters: the number of elements in all weights, moving statistics included.
+        num_trainable: the number of elements in the trainable weights.
+        kept: names of the layers whose output this layer's backward pass needs.
     """
 
     name: str
@@ -77,21 +77,21 @@ class Layer:
 
     @property
     def output_elements(self) -> int:
-        """Numbers in the output of one sample."""
+        """Returns the number of elements in the output of one sample."""
         return math.prod(self.output_shape)
 
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """A network's layers in the order in which they run; ``layers[0]`` is the input, the last the output.
+    """A network's layers in the order in which they run; ``layers[0]`` is the input, the last is the output.
 
     Attributes:
-        model: registry name, or whatever the graph's author calls it.
+        model: the registry name, or a name chosen by the graph's author.
         input_shape: (height, width, channels).
         num_classes: logits per image or pixel.
-        layers: each reads only layers before it.
-        tied: pairs of layers that have to be in one stage, the earlier one first: calls that share weights
-            (Poplar keeps a variable on one IPU), the two halves of a separable convolution.
+        layers: the layers; each reads only layers before it.
+        tied: pairs of layers that have to be in one stage, the earlier one first: calls that share weights (Poplar
+            keeps a variable on one IPU), the two halves of a separable convolution.
 
     Raises:
         DataError: the layers contradict each other.
@@ -126,12 +126,12 @@ class LayerGraph:
         return {layer.name: i for i, layer in enumerate(self.layers)}
 
     def __hash__(self) -> int:
-        # Hashing all layers takes milliseconds; equal graphs have these in common.
+        # Hashing all layers takes milliseconds, so the hash covers only these fields; equal graphs have equal ones.
         return hash((self.model, self.input_shape, self.num_classes, len(self.layers)))
 
     @cached_property
     def last_use(self) -> Tuple[int, ...]:
-        """Position of the last layer that reads each layer's output; its own where none does."""
+        """Returns the position of the last layer that reads each layer's output; its own position if none does."""
         last_use = list(range(len(self.layers)))
         for i, layer in enumerate(self.layers):
             for name in layer.inputs:
@@ -173,10 +173,10 @@ class LayerGraph:
             )
 
     def index(self, name: str) -> int:
-        """Position of a layer.
+        """Returns the position of a layer.
 
         Raises:
-            ConfigurationError: there is none of that name.
+            ConfigurationError: there is no layer of that name.
         """
         try:
             return self._position[name]
@@ -186,21 +186,21 @@ class LayerGraph:
 
     @property
     def total_macs(self) -> int:
-        """Multiply-accumulates of the forward pass of one sample."""
+        """Returns the multiply-accumulates of the forward pass of one sample."""
         return sum(layer.macs for layer in self.layers)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in all weights, moving statistics included."""
+        """Returns the number of elements in all weights, moving statistics included."""
         return sum(layer.num_parameters for layer in self.layers)
 
     @property
     def num_trainable(self) -> int:
-        """Numbers in the trainable weights."""
+        """Returns the number of elements in the trainable weights."""
         return sum(layer.num_trainable for layer in self.layers)
 
     def crossing(self, cut: int) -> Tuple[str, ...]:
-        """Layers before ``cut`` whose output a layer at or after ``cut`` reads, in their order.
+        """Returns the layers before ``cut`` whose output a layer at or after ``cut`` reads, in their order.
 
         A skip over several stages is in the crossing of each cut between its ends.
         """
@@ -210,10 +210,10 @@ class LayerGraph:
 
     @property
     def cuts(self) -> Tuple[int, ...]:
-        """Positions at which a stage may open, ascending.
+        """Returns the positions at which a stage may open, ascending.
 
-        Any layer may, but the input and the first layer behind it (the first stage would be empty) and those
-        between two tied layers.
+        Excluded are the input, the first layer behind it (the first stage would be empty), and layers between two tied
+        ones.
         """
         legal = [True] * len(self.layers)
         legal[:2] = [False] * min(2, len(self.layers))
@@ -223,7 +223,7 @@ class LayerGraph:
         return tuple(cut for cut, allowed in enumerate(legal) if allowed)
 
     def to_json(self) -> str:
-        """The graph as JSON text; ``from_json`` reads it."""
+        """Returns the graph as JSON text; ``from_json`` reads it."""
         data = {
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
@@ -239,10 +239,10 @@ class LayerGraph:
         """Reads ``to_json``'s text.  ``tied`` and a layer's fields with defaults may be left out.
 
         Args:
-            name: of the network, in place of the one in the text.
+            name: the network's name, in place of the one in the text.
 
         Raises:
-            DataError: naming what is wrong.
+            DataError: the text is wrong; the message says how.
         """
         try:
             data = load_record(text)
@@ -265,12 +265,12 @@ class LayerGraph:
 
 
 def unknown_layers(graph: LayerGraph) -> Tuple[str, ...]:
-    """Names of the layers that the planner has no model of."""
+    """Returns the names of the layers that the planner does not model."""
     return tuple(layer.name for layer in graph.layers if layer.op_class == OTHER)
 
 
 def estimates(graph: LayerGraph) -> List[str]:
-    """What a user should know of how layers were counted that the planner has no model of: a sentence, or nothing."""
+    """Returns how the planner counted layers that it does not model: one sentence, or an empty list."""
     unknown = unknown_layers(graph)
     if not unknown:
         return []
@@ -282,10 +282,10 @@ def estimates(graph: LayerGraph) -> List[str]:
 
 
 def frozen_graph(graph: LayerGraph, names: Collection[str]) -> LayerGraph:
-    """The graph with layers that are not trained.
+    """Returns the graph with some layers frozen.
 
     Args:
-        names: of layers of the network; of a separable convolution both halves are meant.
+        names: the layers of the network; for a separable convolution both halves are frozen.
     """
     frozen = {*names}
     layers = [
@@ -296,7 +296,7 @@ def frozen_graph(graph: LayerGraph, names: Collection[str]) -> LayerGraph:
 
 
 def needs_gradient(graph: LayerGraph) -> Set[str]:
-    """Layers whose output depends on a trained weight, so that a gradient flows back to them."""
+    """Returns the layers whose output depends on a trained weight, so that a gradient flows back to them."""
     trained = {layer.name for layer in graph.layers if layer.num_trainable}
     # A later call has no weights of its own: it uses those of the first.
     trained |= {last for first, last in graph.tied if first in trained}
@@ -308,22 +308,22 @@ def needs_gradient(graph: LayerGraph) -> Set[str]:
 
 
 def goes_back(graph: LayerGraph) -> Set[str]:
-    """Layers that a backward pass goes through: all where a graph says of no layer that it is trained."""
+    """Returns the layers that a backward pass goes through: all if the graph marks no layer as trained."""
     return needs_gradient(graph) or {layer.name for layer in graph.layers}
 
 
 def is_frozen(layer: Layer) -> bool:
-    """Whether the layer has weights of which none is trained."""
+    """Tells whether the layer has weights, none of which is trained."""
     return layer.num_parameters > 0 and not layer.num_trainable
 
 
 def kept_outputs(graph: LayerGraph) -> Dict[str, Tuple[str, ...]]:
-    """By layer, what its backward pass needs: its ``kept``, as far as it has such a pass and trains its weights."""
+    """Returns what each layer's backward pass needs: its ``kept``, if it has such a pass and trains its weights."""
     backward, kept_of = goes_back(graph), {}
     for layer in graph.layers:
         kept = layer.kept if layer.name in backward else ()
         if is_frozen(layer) and graph.num_trainable and layer.op_class in PRODUCT_CLASSES:
-            # The gradient of its weights alone needs what it read.
+            # Its input is needed only for the gradient of its weights.
             kept = tuple(name for name in kept if name == layer.name)
         kept_of[layer.name] = kept
     return kept_of

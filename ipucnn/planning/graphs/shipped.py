@@ -1,10 +1,10 @@
-"""Writes what is derived from the registered networks and comes with the package: after any change of a network, run
+"""Writes the package's files that are derived from the registered networks.  Run it after any change of a network:
 
     python -m ipucnn.planning.graphs.shipped
 
-Derived are the layer graph of each network at its home input and classes, the counts of parameters and
-multiply-accumulates (``ipucnn.models.counts``), and the table of networks in docs/models.md.  All networks are built
-if any code of ``ipucnn.models`` or ``ipucnn.planning.graphs`` changed, which takes some minutes.
+It derives the layer graph of each network at its default input and classes, the counts of parameters and
+multiply-accumulates (``ipucnn.models.counts``), and the table of networks in docs/models.md.  It builds all networks if
+any code of ``ipucnn.models`` or ``ipucnn.planning.graphs`` changed, which takes some minutes.
 """
 
 import gzip
@@ -25,7 +25,7 @@ END = "<!-- networks: end -->"
 
 
 def network_table() -> str:
-    """The table of networks in Markdown."""
+    """Returns the table of networks in Markdown."""
     titles = (
         "network",
         "home data set",
@@ -58,7 +58,7 @@ def network_table() -> str:
 
 
 def insert_table(document: str) -> str:
-    """The document with the current table between its two markers."""
+    """Returns the document with the current table between its two markers."""
     before, begun, rest = document.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:
@@ -73,7 +73,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main() -> int:
-    """Brings all of it up to date; needs a Keras that has every network that changed."""
+    """Updates all derived files; needs a Keras version with every network that changed."""
     graphs = {}
     try:
         for record in list_models():

@@ -1,8 +1,8 @@
-"""Search over configurations: how to spend a number of IPUs on one network.
+"""Searches over configurations: how to use a number of IPUs for one network.
 
-Stages x schedule x micro-batch x recomputation x replicas; each configuration at its fastest splits that fit.  What
-comes out is the Pareto front: no other configuration is better in throughput, memory and IPUs at once, where less
-than ``SAME_FILL`` of an IPU's memory makes no difference.
+The dimensions are stages x schedule x micro-batch x recomputation x replicas.  Each configuration has its fastest
+splits that fit.  The result is the Pareto front: no other configuration is better in throughput, memory and IPUs at
+once.  Memory that differs by less than ``SAME_FILL`` of an IPU counts as equal.
 """
 
 from dataclasses import dataclass, replace
@@ -28,43 +28,45 @@ from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
-# Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.
+# Shares of an IPU's memory that differ by less count as equal: a fraction of the memory model's accuracy.
 SAME_FILL = 0.05
 
-# Dynamic programs per configuration.  After so many the split is close to the best, and most often it is the best;
-# only the configurations of the front are searched again to their proof.
+# Dynamic programs per configuration.  After this number the split is close to the best, and is usually the best.  Only
+# the configurations of the front are searched again until their proof.
 _EVALUATIONS = 8
 
-# Recomputation segments of one IPU: to compare configurations by, and all that are tried for the fastest one.
+# Recomputation segments of one IPU: the numbers with which configurations are compared, and all numbers tried for the
+# fastest one.
 SEGMENTS = (2, 4, 8)
 ALL_SEGMENTS = tuple(range(2, 17))
 
-# What may be tried both ways.
+# Settings that may be tried on and off.
 FREE = ("half_partials", "optimizer_state_offloading", "eight_bit_transfer")
 
-# Rows of a table of the front; --row takes the numbers of those beyond, too.
+# Rows in the table of the front; --row accepts the numbers of further rows, too.
 TABLE_ROWS = 12
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is tried.
+    """The configurations to try.
 
     Attributes:
         base: settings that hold for all configurations.
-        num_ipus: at most, all replicas together.
-        micro_batch_sizes, schedules: to try.
-        more_micro_batch_sizes: to be tried for the fastest configuration alone.
-        free: those of ``FREE`` that are tried on and off.
+        num_ipus: the largest number of IPUs, over all replicas.
+        micro_batch_sizes, schedules: the values to try.
+        more_micro_batch_sizes: further values, tried for the fastest configuration only.
+        free: the settings of ``FREE`` that are tried on and off.
         recomputation: on or off; None to try both.
-        proportions: availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
-        own_proportions: whether the stages of the fastest configuration may differ in it, where it is not given.
-        num_replicas: None to try as many as the IPUs hold, and fewer.
-        global_batch_size: what every configuration has to reach exactly.  Without it,
-            ``gradient_accumulation_count`` holds.
-        global_batch_from: who set it, for messages.
-        gradient_accumulation_count: of every configuration.  Where there is no global batch size either, each has what
-            ``default_count`` gives.
+        proportions: the availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
+        own_proportions: whether the stages of the fastest configuration may differ in availableMemoryProportion, if
+            ``proportions`` is None.
+        num_replicas: the number of replicas; None to try as many as the IPUs hold, and fewer.
+        global_batch_size: the exact global batch of every configuration.  If None, ``gradient_accumulation_count``
+            applies.
+        global_batch_from: the source of the global batch size, for messages.
+        gradient_accumulation_count: the count of every configuration.  If this and the global batch size are None, each
+            configuration uses ``default_count``.
     """
 
     base: PlanSettings
@@ -82,10 +84,10 @@ class SearchSpace:
     gradient_accumulation_count: Optional[int] = None
 
     def shapes(self, all_of_them: bool = False) -> Iterator[PlanSettings]:
-        """One replica of every pipeline to try, largest micro-batches first.
+        """Yields one replica of every pipeline to try, largest micro-batches first.
 
         Args:
-            all_of_them: also those with which no others but the fastest are compared.
+            all_of_them: whether to include those that are only compared with the fastest configuration.
         """
         most = 1 << (self.num_ipus.bit_length() - 1)
         sizes = {*self.micro_batch_sizes, *(self.more_micro_batch_sizes if all_of_them else ())}
@@ -103,7 +105,7 @@ class SearchSpace:
                     yield from (replace(each, num_stages=k, schedule=schedule) for k in segments)
 
     def variants(self, settings: PlanSettings, names: Sequence[str]) -> List[PlanSettings]:
-        """The settings with those of the named ones that are free on and off, where that makes a difference."""
+        """Returns the settings with each free setting among ``names`` on and off, where it makes a difference."""
         variants = [settings]
         for name in trial_settings(settings):
             if name not in self.free or name not in names:
@@ -113,7 +115,7 @@ class SearchSpace:
         return variants
 
     def counts(self, settings: PlanSettings) -> List[Tuple[int, int]]:
-        """(replicas, gradient accumulation) to try of a pipeline, as far as they are legal."""
+        """Returns the legal (replicas, gradient accumulation) pairs to try for a pipeline."""
         counts, base = [], settings.order.multiple(settings.num_stages)
         for replicas in self.replicas(settings):
             count, rest = self.gradient_accumulation_count, 0
@@ -128,7 +130,7 @@ class SearchSpace:
     def programs(
         self, most_stages: int, names: Sequence[str], all_of_them: bool = False
     ) -> Iterator[Tuple[List[PlanSettings], List[Tuple[int, int]]]]:
-        """Every pipeline to try, as settings that differ in availableMemoryProportion alone, and its ``counts``.
+        """Yields every pipeline to try, as settings that differ only in availableMemoryProportion, and its ``counts``.
 
         Args:
             names, all_of_them: see ``variants`` and ``shapes``.
@@ -137,26 +139,26 @@ class SearchSpace:
             for settings in self.variants(shape, names):
                 counts = self.counts(settings)
                 if counts and settings.num_stages <= most_stages:
-                    again = True if settings.order.is_sequential else self.recomputation
-                    for group in candidates(settings, again, self.proportions):
+                    recomputations = True if settings.order.is_sequential else self.recomputation
+                    for group in candidates(settings, recomputations, self.proportions):
                         yield group, counts
 
     def replicas(self, settings: PlanSettings) -> List[int]:
-        """Numbers of replicas to try of a pipeline."""
+        """Returns the numbers of replicas to try for a pipeline."""
         most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
         numbers = {most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most}
         if self.num_replicas is not None:
             numbers = {self.num_replicas} if self.num_replicas <= most else set()
         group = settings.dbn_replica_group_size
         if group > 1:
-            # Replicas share batch norm statistics in whole groups, each replica on one IPU.
+            # Replicas share batch norm statistics in whole groups, with each replica on one IPU.
             is_whole = settings.num_ipus_per_replica == 1
             numbers = {count for count in numbers if is_whole and count % group == 0}
         return sorted(numbers, reverse=True)
 
 
 def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
-    """Micro-batches to try where none is given: powers of two, and what divides the global batch, up to the largest."""
+    """Returns the micro-batch sizes to try if none is given: powers of two and divisors of the global batch."""
     sizes = set(MICRO_BATCHES)
     if global_batch_size is not None:
         sizes |= {size for size in divisors(global_batch_size) if size <= max(MICRO_BATCHES)}
@@ -164,9 +166,10 @@ def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
 
 
 def all_micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
-    """Micro-batches among which the fastest configuration is looked for.
+    """Returns the micro-batch sizes to search for the fastest configuration.
 
-    All that divide the global batch, whatever their size; where there is none, all up to the largest of the others.
+    These are all divisors of the global batch, whatever their size; without a global batch, all sizes up to the largest
+    of the others.
     """
     if global_batch_size is not None:
         return tuple(divisors(global_batch_size))
@@ -174,7 +177,7 @@ def all_micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
 
 
 def trial_settings(settings: PlanSettings) -> Tuple[str, ...]:
-    """Those of ``FREE`` that make a difference to a program of these settings."""
+    """Returns the settings of ``FREE`` that make a difference to a program with these settings."""
     matters = (
         settings.precision != "32.32",
         settings.training and settings.optimizer_slots > 0,
@@ -184,7 +187,7 @@ def trial_settings(settings: PlanSettings) -> Tuple[str, ...]:
 
 
 def default_count(schedule: str, num_stages: int) -> int:
-    """Micro-batches to accumulate where nothing says how many.
+    """Returns the number of micro-batches to accumulate if none is given.
 
     The smallest legal count with at least 16 micro-batches per stage: filling and draining a Grouped pipeline then
     takes less than an eighth of the ticks.
@@ -196,10 +199,10 @@ def default_count(schedule: str, num_stages: int) -> int:
 
 
 def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
-    """A configuration of the Pareto front, and the front: the rows of the table, fastest first, and then the others.
+    """Returns a configuration of the Pareto front, and the front: the table's rows, fastest first, then the others.
 
     Args:
-        row: which of the front, from 1 on: the first has the most predicted throughput.
+        row: the row of the front to return, counted from 1; the first has the highest predicted throughput.
 
     Raises:
         ConfigurationError: no configuration reaches the global batch size, or the front has no such row.
@@ -230,7 +233,7 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
 
 
 def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
-    """What is in the way in the configuration that takes the least memory, and what would fit."""
+    """Returns the error for a search without a fit: the obstacle in the smallest configuration, and what would fit."""
 
     def options(asked: SearchSpace) -> Iterator[PlanSettings]:
         smallest = replace(asked, proportions=asked.proportions or uniform(min(PROPORTIONS)))
@@ -247,7 +250,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
         words = (("--ipus", ipus), ("--micro-batch-size", size))
         return [f"{flag} {value}" for flag, value in words if value is not None]
 
-    # The least memory of segments on one IPU has no bound: they are the last to be looked at.
+    # Segments on one IPU have no bound of their least memory, so they come last.
     least = min(
         options(space), key=lambda s: (s.segments_on_one_ipu, s.micro_batch_size, planner.least_fill(s))
     )
@@ -260,7 +263,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
 
 def _compared(planner: Planner, space: SearchSpace, limit: float) -> List[Candidate]:
-    """The configurations that fit, without those seen to be worse than another."""
+    """Returns the configurations that fit, without those known to be worse than another."""
     compared: List[Candidate] = []
     for group, counts in space.programs(len(planner.starts), FREE[:1]):
         for settings in group:
@@ -274,15 +277,15 @@ def _compared(planner: Planner, space: SearchSpace, limit: float) -> List[Candid
 
 
 def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: float) -> List[Candidate]:
-    """The fastest configuration of all in the space that fits; none if none is faster than that."""
-    apart = space.own_proportions and space.proportions is None
+    """Returns the fastest configuration in the space that fits; an empty list if none exceeds ``images_per_s``."""
+    is_open = space.own_proportions and space.proportions is None
     choices = [
         replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
         for group, counts in space.programs(len(planner.starts), FREE[:2], all_of_them=True)
-        for settings in (group[:1] if apart else group)
+        for settings in (group[:1] if is_open else group)
         for replicas, count in counts
     ]
-    fastest = planner.fastest(choices, limit, apart, images_per_s)
+    fastest = planner.fastest(choices, limit, is_open, images_per_s)
     return [] if fastest is None else [fastest]
 
 
@@ -292,7 +295,7 @@ def _is_dominated(
     counts: Sequence[Tuple[int, int]],
     compared: Sequence[Candidate],
 ) -> bool:
-    """Whether for each number of replicas another configuration is at least as good as this can be."""
+    """Tells whether, for each number of replicas, another configuration is at least as good as this one can be."""
     least = planner.least_fill(settings)
     latency_s = 0.0 if settings.training else planner.least_latency_s(settings)
     for replicas, count in counts:
@@ -310,7 +313,7 @@ def _is_dominated(
 
 
 def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, count: int) -> Candidate:
-    """The same pipeline in several replicas; its splits stay the fastest, as a tick doesn't depend on them."""
+    """Returns the same pipeline in several replicas; its splits stay the fastest, as a tick does not depend on them."""
     settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
     if settings == candidate.settings:
         return candidate
@@ -322,17 +325,17 @@ def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, co
 
 
 def _proved(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
-    """The front of its configurations with their proofs."""
+    """Returns the front of these configurations, each searched until its proof."""
     proved = [c if c.solution.optimal else planner.best(c.settings, limit) for c in front]
     return _front([candidate for candidate in proved if candidate is not None])
 
 
 def _front(compared: Sequence[Candidate]) -> List[Candidate]:
-    """The configurations to which no other is as good in everything and better in something; fastest first.
+    """Returns the Pareto front, fastest first: the configurations that no other dominates.
 
-    In inference the latency is one of these things, too.
+    In inference, latency is one of the criteria, too.
 
-    Of equally fast ones (``SAME_SPEED``) those with more stages are dropped.
+    Among equally fast configurations (``SAME_SPEED``), those with more stages are dropped.
     """
 
     def latency(candidate: Candidate) -> float:
@@ -363,7 +366,7 @@ def _front(compared: Sequence[Candidate]) -> List[Candidate]:
 
 
 def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
-    """The same with images as the network computes with them, unless bytes are faster: the host alone knows the two."""
+    """Returns the candidate without 8-bit transfer unless that is slower: the two differ only in the host's limit."""
     settings = replace(candidate.settings, eight_bit_transfer=False)
     prediction = predict(planner.graph, candidate.splits, settings, planner.system)
     if prediction.images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
@@ -372,7 +375,7 @@ def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
 
 
 def _table_first(front: Sequence[Candidate]) -> List[Candidate]:
-    """The front with the rows of its table first: the fastest ones, and the fastest of each number of IPUs."""
+    """Returns the front with the rows of its table first: the fastest ones, and the fastest for each number of IPUs."""
     ipus = [candidate.settings.occupied_ipus for candidate in front]
     firsts = sorted({ipus.index(count) for count in ipus})[:TABLE_ROWS]
     others = [place for place in range(len(front)) if place not in firsts]

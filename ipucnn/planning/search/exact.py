@@ -1,8 +1,8 @@
-"""The exact search: the fastest split that fits, with its proof, and the certificate where nothing fits.
+"""Searches exactly for the fastest split that fits, with its proof, or a certificate that nothing fits.
 
-Optimal among all splits of the layers in the given order; stages that take parts of parallel branches are outside
-of what it searches.  Grouped and Interleaved pipelines are searched by ``minmax``.  Sequential stages, which run one
-after the other on an IPU each or all on one, are searched here.
+The split is optimal among all splits of the layers in the given order.  Stages that consist of parts of parallel
+branches are not searched.  ``minmax`` searches Grouped and Interleaved pipelines.  This module searches Sequential
+stages, which run one after the other, either on an IPU each or all on one.
 """
 
 import heapq
@@ -16,10 +16,10 @@ from ipucnn.planning.search import minmax
 from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
 
-# Limits of the largest segment on one IPU for which the rest of a path has bounds of its own.
+# Number of limits of the largest segment on one IPU for which the rest of a path has bounds.
 _LIMITS = 16
 
-# Labels of a place that others are compared with.
+# Labels per place that a new label is compared with.
 _LATEST = 32
 
 
@@ -30,9 +30,9 @@ class Solution:
     Attributes:
         schedule: one of ``SCHEDULES``.
         starts: first item of each stage, the first is 0; empty if nothing fits.
-        objective_s: ``tick_s`` of the split; inf if nothing fits.
-        lower_bound_s: no split that fits is faster than this.
-        num_evaluations: dynamic programs that the search ran.
+        objective_s: the split's ``tick_s``; inf if nothing fits.
+        lower_bound_s: the proved bound: no split that fits is faster.
+        num_evaluations: the number of dynamic programs that the search ran.
     """
 
     schedule: str
@@ -44,17 +44,17 @@ class Solution:
 
     @property
     def feasible(self) -> bool:
-        """Whether any split fits."""
+        """Tells whether any split fits."""
         return bool(self.starts)
 
     @property
     def optimal(self) -> bool:
-        """Whether the split is proved to be a fastest one."""
+        """Tells whether the split is proved to be a fastest one."""
         return self.feasible and self.lower_bound_s >= self.objective_s
 
     @property
     def gap(self) -> float:
-        """By how much a better split could be faster at most, as a fraction of the lower bound; nan if infeasible."""
+        """Returns the largest possible gain of a better split, as a fraction of the lower bound; nan if infeasible."""
         if not self.feasible:
             return float("nan")
         if self.optimal:
@@ -69,18 +69,19 @@ def fastest_split(
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
 ) -> Solution:
-    """The fastest split into exactly ``num_stages`` stages.
+    """Returns the fastest split into exactly ``num_stages`` stages.
 
     Args:
         tables: times and memory of the items.
-        num_stages: at most as many as there are items.
+        num_stages: the number of stages, at most the number of items.
         schedule: one of ``SCHEDULES``; Sequential for segments on one IPU.
-        max_evaluations: dynamic programs after which the search of a Grouped or Interleaved pipeline stops with a gap.
-            Without, it goes on until the split is proved to be optimal.
-        below_s: only splits with a shorter tick are searched for, which takes less time than a search for the fastest.
+        max_evaluations: the number of dynamic programs after which the search of a Grouped or Interleaved pipeline
+            stops with a gap.  If None, the search continues until the split is proved to be optimal.
+        below_s: the upper limit of the tick: only faster splits are searched for, which takes less time than a full
+            search.
 
     Returns:
-        The solution; without starts if nothing fits, or nothing that fits is faster than ``below_s``.
+        The solution; without starts if nothing fits, or if nothing that fits is faster than ``below_s``.
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
@@ -99,9 +100,10 @@ def fastest_split(
 
 
 def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
-    """Stages on an IPU each: the shortest path over cuts, O(stages x n^2).
+    """Searches stages on an IPU each: the shortest path over cuts, O(stages x n^2).
 
-    The cuts decide the transfers, what is not recomputed, and which stage's speed an item has.
+    The cuts determine the transfers, the stages without recomputation, and each item's time, which depends on its
+    stage.
     """
     n = tables.num_items
     transfer_s: np.ndarray = Schedule(SEQUENTIAL, tables.training).directions * tables.cut_s[1:]
@@ -125,7 +127,7 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
 
 
 def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
-    """(n, n + 1) seconds of items i .. j - 1 as that stage of a Sequential pipeline, without transfers."""
+    """Returns (n, n + 1) seconds of items i .. j - 1 as a stage of a Sequential pipeline, without transfers."""
     if tables.options and not tables.one_ipu:
         options_s = [_run_s(option, num_stages, stage) for option in tables.options]
         return np.choose(np.minimum(tables.choice(num_stages, stage), len(options_s) - 1), options_s)
@@ -136,12 +138,13 @@ def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
 
 
 class _OneIpu:
-    """Segments on one IPU: checkpoints of all segments, and the largest segment, share the capacity.
+    """Segments on one IPU: the checkpoints of all segments and the largest segment share the capacity.
 
-    Work is the same wherever the cuts are but for the last segment, which is not recomputed: the best split is one
-    whose last segment opens earliest.  For a limit M on what a segment takes, a dynamic program gives for every
-    opening e of the last segment the least checkpoint bytes of the segments before.  The search over M is branch
-    and bound: in M_low < M <= M_high no e is possible that isn't with M_high's checkpoints and M_low's segments.
+    The work is the same wherever the cuts are, except for the last segment, which is not recomputed.  So the best split
+    is one whose last segment opens earliest.  For a limit M on the bytes of a segment, a dynamic program gives the
+    least checkpoint bytes of the segments before each opening e of the last segment.  The search over M is branch and
+    bound: for M_low < M <= M_high, an e is possible only if it is possible with M_high's checkpoints and M_low's
+    segments.
     """
 
     def __init__(self, tables: StageTables, num_stages: int) -> None:
@@ -152,14 +155,14 @@ class _OneIpu:
         self.num_evaluations = 0
         self.most = self.n
         forward, backward = tables.sums(num_stages, 0)
-        # (n + 1,) seconds of a micro-batch where the last segment opens at each item.
-        again = forward if tables.recompute and tables.training else 0.0 * forward
-        self.tick_s = forward[-1] + backward[-1] + again
+        # (n + 1,) seconds of a micro-batch if the last segment opens at each item.
+        recomputed_s = forward if tables.recompute and tables.training else 0.0 * forward
+        self.tick_s = forward[-1] + backward[-1] + recomputed_s
 
     def least_largest(self) -> np.ndarray:
-        """(most,) bytes that the largest segment before an opening e of the last one takes at least.
+        """Returns (most,) the least bytes of the largest segment before an opening e of the last one.
 
-        The recurrence of the checkpoints, with a maximum in place of the sum and no limit.
+        It is the recurrence of the checkpoints, with a maximum in place of the sum and without a limit.
         """
         m = self.most
         least = np.full(m, np.inf)
@@ -169,7 +172,7 @@ class _OneIpu:
         return least
 
     def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
-        """((most,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
+        """Returns (most,) least checkpoint bytes for each last opening e, with segments up to ``limit``; sources."""
         self.num_evaluations += 1
         m = self.most
         best = np.full(m, np.inf)
@@ -178,7 +181,7 @@ class _OneIpu:
         before: Optional[np.ndarray] = None
         for memory in self.memory[:-1]:
             if memory is not before:
-                # By end and opening of a segment: infinite where it is too large.
+                # By end and opening of a segment: infinite if it is too large.
                 before, taken = memory, memory[:m, :m].T
                 more = np.where(taken > limit, np.inf, 0.0)
             reached = best + more
@@ -194,7 +197,7 @@ class _OneIpu:
         return tuple(reversed(opens))
 
     def largest(self, starts: Tuple[int, ...]) -> float:
-        """Bytes of the largest segment but the last."""
+        """Returns the bytes of the largest segment, the last one excluded."""
         ends = (*starts[1:], self.n)
         return max(
             (float(self.memory[s][i, j]) for s, (i, j) in enumerate(zip(starts, ends)) if j < self.n),
@@ -202,18 +205,18 @@ class _OneIpu:
         )
 
     def earliest(self, low: float, checkpoints: np.ndarray) -> Optional[int]:
-        """First e that can open the last segment if the others' largest takes at least ``low`` bytes."""
+        """Returns the first e that can open the last segment if the others' largest takes at least ``low`` bytes."""
         largest = np.maximum(self.memory[-1][: self.most, self.n], self.largest_before)
         total = checkpoints + np.maximum(largest, low)
         possible = np.flatnonzero(total <= self.tables.capacity_bytes)
         return int(possible[0]) if len(possible) else None
 
     def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
-        """The best starts; empty if nothing with a tick below that fits."""
+        """Returns the best starts; empty if nothing that fits has a tick below ``below_s``."""
         best_last, best = self.n, ()  # type: Tuple[int, Tuple[int, ...]]
         if np.isfinite(below_s):
             best_last = int(np.searchsorted(self.tick_s[: self.n], below_s))
-        # What the last segment takes with its own checkpoint and the first one's.
+        # Bytes of the last segment with its own checkpoint and the first segment's.
         last = (
             self.checkpoint[: self.n]
             + self.memory[-1][:, self.n]
@@ -221,7 +224,7 @@ class _OneIpu:
         )
         if not (last[:best_last] <= self.tables.capacity_bytes).any():
             return ()
-        # No opening of the last segment behind that is of use, and so no item behind it in any segment before.
+        # Later openings of the last segment can be no better, so no earlier segment needs the items behind this one.
         self.most = max(1, best_last)
         self.largest_before = self.least_largest()
         heap = [(0, 0.0, float(self.tables.capacity_bytes))]
@@ -240,7 +243,7 @@ class _OneIpu:
                 # Nothing in this interval opens its last segment earlier.
                 best_last, best = last, starts
                 continue
-            # With at least `own` bytes this e is out; the rest of the interval is below.
+            # With at least `taken` bytes this e is impossible; the rest of the interval is below.
             heapq.heappush(heap, (last, low, float(np.nextafter(taken, -np.inf))))
             middle = (taken + high) / 2
             for part in ((taken, middle), (float(np.nextafter(middle, np.inf)), high)):
@@ -250,15 +253,15 @@ class _OneIpu:
 
 
 class _OwnSpeeds:
-    """Segments on one IPU of which each has its own seconds: a shortest path under the capacity.
+    """Segments on one IPU, each with its own times: a shortest path under the capacity.
 
-    A path to (stage, item) is described by its seconds, its checkpoint bytes and its largest segment.  Paths are taken
-    up in the order of their seconds with the least that the rest can take, and one that is worse in everything than
-    another to the same place is dropped: the first that reaches the end is a fastest split that fits.  Where segments
-    may have one of several settings, a path goes on with each of them.
+    A label describes a path to (stage, item): its seconds, its checkpoint bytes and its largest segment.  Paths are
+    expanded in the order of their seconds plus a lower bound of the rest.  A path that is worse in everything than
+    another to the same place is dropped.  The first path that reaches the end is a fastest split that fits.  If
+    segments may have one of several settings, a path continues with each of them.
 
-    What the rest takes at least depends on how large its segments may be, and so on the checkpoints so far: it is known
-    for a few limits of the largest segment.
+    The lower bound of the rest depends on how large its segments may be, and therefore on the checkpoints so far.  It
+    is computed for a few limits of the largest segment.
     """
 
     def __init__(self, tables: StageTables, num_stages: int) -> None:
@@ -266,8 +269,9 @@ class _OwnSpeeds:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         options = tables.options or (tables,)
-        # Of each stage and setting the bytes of items i .. j - 1, and their seconds beyond those of recomputed items
-        # under the first setting: these are the same sum for every path, and exactly 0 is left of them wherever equal.
+        # For each stage and setting: the bytes of items i .. j - 1, and their seconds minus those of recomputed items
+        # under the first setting.  The subtracted seconds add up to the same sum for every path, and equal times leave
+        # exactly 0.
         first_s = _run_s(options[0], num_stages, 0)
         self.runs: List[List[Tuple[np.ndarray, np.ndarray]]] = []
         for stage in range(num_stages):
@@ -283,13 +287,14 @@ class _OwnSpeeds:
         (least,) = self._rest(tables.capacity_bytes)[2][0, :1]
         ends = np.linspace(min(least, tables.capacity_bytes), tables.capacity_bytes, _LIMITS)
         self.above: np.ndarray = np.append(0.0, ends[:-1])[:, None]
-        # (stages + 1, limits, n + 1): least seconds, checkpoint bytes and largest segment of the stages from each on.
+        # (stages + 1, limits, n + 1): least seconds, checkpoint bytes and largest segment of each stage and all later
+        # ones.
         self.seconds, self.checkpoints, self.largest = (
             np.stack(rows, axis=1) for rows in zip(*(self._rest(end) for end in ends))
         )
 
     def _rest(self, limit: float) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(stages + 1, n + 1) of the stages from each on, opening at each item, if no segment takes more than that."""
+        """Returns (stages + 1, n + 1) bounds of each stage and all later ones by opening; segments up to ``limit``."""
         rest = np.full(self.n + 1, np.inf)
         rest[self.n] = 0.0
         ways = [(rest, rest, rest)]
@@ -303,14 +308,14 @@ class _OwnSpeeds:
                     np.minimum(least_s, cost_s, out=least_s, where=fits)
                     np.minimum(least_bytes, memory, out=least_bytes, where=fits)
             passed = np.where(least_s < np.inf, checkpoints, np.inf).min(axis=1) + self.checkpoint[: self.n]
-            here = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
-            ways.insert(0, tuple(np.append(values, np.inf) for values in here))  # type: ignore[arg-type]
+            bounds = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
+            ways.insert(0, tuple(np.append(values, np.inf) for values in bounds))  # type: ignore[arg-type]
         return tuple(np.array(values) for values in zip(*ways))  # type: ignore[return-value]
 
     def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
-        """The best starts; empty if nothing with a tick below that fits."""
+        """Returns the best starts; empty if nothing that fits has a tick below ``below_s``."""
         capacity = self.tables.capacity_bytes
-        # The latest labels (seconds, checkpoint bytes, largest segment) of each place, and how many there were.
+        # The latest labels (seconds, checkpoint bytes, largest segment) of each place, and how many labels it has had.
         latest = np.full((self.k + 1, self.n + 1, _LATEST, 3), np.inf)
         count: np.ndarray = np.zeros((self.k + 1, self.n + 1), dtype=int)
         heap: List[Tuple[float, Tuple[int, ...], Tuple[float, float, float]]]
@@ -344,13 +349,13 @@ class _OwnSpeeds:
                 count[stage + 1, ends] += 1
                 for end, label in zip(ends.tolist(), labels.tolist()):
                     heapq.heappush(heap, (float(bounds_s[end]), (*path, end), tuple(label)))
-                # Where no segment so far is smaller, a slower setting brings nothing.
+                # If the largest segment so far is at least as large, a slower setting gains nothing.
                 pending &= most > largest
         return ()
 
 
 def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> MinMaxResult:
-    """Stages as recomputation segments on one IPU, with a tick below that."""
+    """Searches stages as recomputation segments on one IPU, with a tick below ``below_s``."""
     segments_differ = len(tables.stage_s) == num_stages or bool(tables.options)
     search: Union[_OwnSpeeds, _OneIpu]
     search = _OwnSpeeds(tables, num_stages) if segments_differ else _OneIpu(tables, num_stages)
@@ -362,13 +367,13 @@ def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.in
 
 
 def some_split_fits(tables: StageTables, num_stages: int) -> bool:
-    """Whether any split into that many stages fits, whatever its speed."""
+    """Tells whether any split into ``num_stages`` stages fits, whatever its speed."""
     n = tables.num_items
     if num_stages > n:
         return False
     if tables.one_ipu:
         return bool(_search_one_ipu(tables, num_stages).starts)
-    # Which items the stages so far can end before; speed and the cuts in between do not matter.
+    # The items before which the stages so far can end; speed and the cuts in between do not matter.
     reached: np.ndarray = np.zeros(n + 1, dtype=bool)
     reached[0] = True
     for stage in range(num_stages):
@@ -379,16 +384,16 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
 
 
 def blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int]]:
-    """Runs (first item, one past the last) that fit into no stage, at whatever position and with whatever neighbours.
+    """Returns runs (first item, one past the last) that fit into no stage, at any position and with any neighbours.
 
-    They are as many as a sweep from the left finds.  Each needs a cut inside it, and no cut is inside two of them, so
-    r of them need r + 1 stages.  With r >= num_stages, or with a run of one item, they prove that nothing fits.
+    A sweep from the left finds them.  Each run needs a cut inside it, and no cut is inside two of them, so r runs need
+    r + 1 stages.  If r >= num_stages, or if a run is a single item, they prove that nothing fits.
     """
     n = tables.num_items
     least = np.full((n, n + 1), np.inf)
     for stage in range(num_stages):
         least = np.minimum(least, tables.memory(num_stages, stage))
-    # Over all runs that contain items i .. j - 1: they start at or before i and end at or behind j.
+    # Minimum over all runs that contain items i .. j - 1: they start at or before i and end at or behind j.
     within = np.minimum.accumulate(np.minimum.accumulate(least, axis=0)[:, ::-1], axis=1)[:, ::-1]
     blocked = (within > tables.capacity_bytes) & ~np.tri(n, n + 1, dtype=bool)
     ranges: List[Tuple[int, int]] = []
@@ -398,7 +403,7 @@ def blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int
         if len(starts):
             start = first + int(starts[-1])
             ranges.append((start, j))
-            # The last cut inside a run of several items is before its last one, so the next run may begin with that;
-            # a run of one item has no cut inside, and shares nothing.
+            # The last cut inside a run of several items is before its last item, so the next run may begin with that
+            # item.  A run of one item has no cut inside and shares nothing.
             first = j - 1 if j - start > 1 else j
     return ranges

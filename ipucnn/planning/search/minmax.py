@@ -1,10 +1,10 @@
-"""Exact search for pipelined schedules: the sum of a few maxima over the stages, as small as possible.
+"""Searches exactly for pipelined schedules: minimises a sum of a few maxima over the stages.
 
-Grouped and Interleaved ticks are X + Y + w (T_0 + T_1), where every stage s has to meet a_s <= X and b_s <= Y
-(forward and backward seconds; under Interleaved odd stages the other way round), and every cut of class c has
-to meet cut_s <= T_c.  Given X and T a dynamic program over prefixes finds the smallest Y, memory
-included.  The search over X and T is branch and bound: a box of thresholds can't hold anything better than its
-lower corner together with the smallest Y of its upper corner.  It ends with a proof of optimality.
+Grouped and Interleaved ticks are X + Y + w (T_0 + T_1).  Every stage s has to meet a_s <= X and b_s <= Y (forward and
+backward seconds; under Interleaved odd stages have them swapped), and every cut of class c has to meet cut_s <= T_c.
+Given X and T, a dynamic program over prefixes finds the smallest Y that fits into memory.  The search over X and T is
+branch and bound: nothing in a box of thresholds is better than its lower corner combined with the smallest Y of its
+upper corner.  The search ends with a proof of optimality.
 """
 
 import heapq
@@ -16,15 +16,15 @@ import numpy as np
 from ipucnn.planning.schedules import Schedule
 from ipucnn.planning.search.tables import StageTables
 
-# Sums are rounded differently from loads: what is looked up in them is allowed this much more.
+# Sums are rounded differently from loads, so lookups among sums are given this much slack.
 _MORE = 1 + 1e-9
-# Ends of runs that a dynamic program looks at together.
+# Number of run ends that a dynamic program processes together.
 _COLUMNS = 64
 _LARGEST = float(np.finfo(float).max)
 
 
 class MinMaxResult(NamedTuple):
-    """The best starts (empty if nothing fits), a proved lower bound of the tick, and how many dynamic programs ran."""
+    """The best starts (empty if nothing fits), a proved bound of the tick, and the number of dynamic programs run."""
 
     starts: Tuple[int, ...]
     lower_bound_s: float
@@ -32,7 +32,7 @@ class MinMaxResult(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Splits with ``x_low < X <= x_high`` and T_c in levels ``t_low[c] .. t_high[c]`` of class c."""
+    """The splits with ``x_low < X <= x_high`` and T_c in levels ``t_low[c] .. t_high[c]`` of class c."""
 
     x_low: float
     x_high: float
@@ -41,12 +41,12 @@ class Box(NamedTuple):
 
 
 class Least(NamedTuple):
-    """What a dynamic program over prefixes finds.
+    """The result of a dynamic program over prefixes.
 
     Attributes:
-        value: what was to be small.
-        starts: of a split that has it.
-        cuts: by class, what the largest cut of any split within the thresholds takes at least.
+        value: the minimum.
+        starts: the starts of a split that attains it.
+        cuts: by class, a lower bound of the largest cut of any split within the thresholds.
     """
 
     value: float
@@ -61,28 +61,29 @@ class _Loads:
         self.tables, self.num_stages, self.n = tables, num_stages, tables.num_items
         order = Schedule(schedule, tables.training)
         self.weight, self.alternates = order.directions, order.alternates
-        # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
+        # Sums of the items before each one, for each stage: a stage's seconds depend on its position, too.
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
-        # Where a stage has the first of several settings with which its run fits, those are of the fastest one.
+        # If a stage uses the first of several settings with which its run fits, these sums are those of the fastest
+        # setting.
         self.options = [
             [option.sums(num_stages, stage) for option in tables.options] for stage in range(num_stages)
         ]
-        # Of each stage the first one whose loads are those of this one.
+        # For each stage, the first stage with the same loads.
         self.groups = [self._group(stage) for stage in range(num_stages)]
-        # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
-        # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
+        # While the even stages go forward and the odd ones backward, only the cuts that open odd stages transfer, in
+        # both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
         num_classes = 2 if self.alternates and num_stages > 2 else 1
-        # Not by np.unique, which imports the masked arrays: a tenth of the time of a small search.
+        # Not np.unique, which imports masked arrays: that takes a tenth of the time of a small search.
         levels = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
         self.levels = [levels] * num_classes
         self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
-        # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
+        # For each stage (n,) the last item before which a run may end and fit if it opens at or before each item.
         self.reach = [_reach(fits) for fits in self.fits]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
 
     def cut_class(self, stage: int) -> int:
-        """Class of the cut that opens a stage."""
+        """Returns the class of the cut that opens a stage."""
         return (stage - 1) % len(self.levels)
 
     def _group(self, stage: int) -> int:
@@ -92,7 +93,7 @@ class _Loads:
         return stage if last else stage % 2 if self.alternates else 0
 
     def lists(self, stage: int) -> Tuple[List[float], List[float]]:
-        """(n + 1,) a and b of all items before each; the loads of runs are their differences but for rounding."""
+        """Returns (n + 1,) a and b of all items before each; loads of runs are their differences, up to rounding."""
         group = self.groups[stage]
         if group not in self._lists:
             every: np.ndarray = np.arange(self.n + 1)
@@ -101,7 +102,7 @@ class _Loads:
         return self._lists[group]
 
     def first(self, stage: int, end: int, x: float, y: float) -> int:
-        """No run of a stage that begins earlier and ends before ``end`` fits with a <= x and b <= y."""
+        """Returns a lower bound of the first item from which a run up to ``end`` fits with a <= x and b <= y."""
         a, b = self.lists(stage)
         return max(
             bisect_left(a, (a[end] - x) / _MORE),
@@ -112,10 +113,10 @@ class _Loads:
     def block(
         self, stage: int, opens: np.ndarray, ends: np.ndarray, swap: bool
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Loads of all runs that open at one of those items and end before one of these, and whether they fit.
+        """Returns the loads of all runs from an item of ``opens`` to before one of ``ends``, and whether they fit.
 
         Returns:
-            (ends, opens) a, b and whether.
+            (ends, opens) arrays: a, b, and whether the run fits.
         """
         column = ends[:, None]
         a, b = self._pair(stage, opens, column)
@@ -125,7 +126,7 @@ class _Loads:
     def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not self.tables.options:
             return self._ordered(stage, *self._passes(self.sums[stage], i, j))
-        # What fits with none of the settings has no load of its own: any of them will do.
+        # A run that fits with none of the settings has no load of its own: any of them will do.
         chosen = np.minimum(self.tables.choice(self.num_stages, stage)[i, j], len(self.options[stage]) - 1)
         first = int(chosen.min())
         if first == int(chosen.max()):
@@ -146,9 +147,10 @@ class _Loads:
         return (back, ahead) if self.alternates and stage % 2 else (ahead, back)
 
     def in_pairs(self, stage: int) -> List[List[float]]:
-        """Sums as in ``lists`` of which the runs of two neighbours, this stage first, have no more than X + Y together.
+        """Returns the sums, as in ``lists``, that add up to at most X + Y over this stage's run and the next one's.
 
-        No a is above X and no b above Y: a of the one and b of the other, where both are seconds of the same pass.
+        No a is above X and no b above Y.  So a of one stage and b of its neighbour add up to at most X + Y, if both are
+        seconds of the same pass.
         """
         if not self.alternates or stage + 1 >= self.num_stages:
             return []
@@ -159,7 +161,7 @@ class _Loads:
         return self._pairs[key]
 
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
-        """(X, Y, T) of a split."""
+        """Returns (X, Y, T) of a split."""
         bounds = np.array([*starts, self.n])
         pairs = [self._pair(s, bounds[s], bounds[s + 1]) for s in range(self.num_stages)]
         t = [0.0] * len(self.levels)
@@ -169,22 +171,22 @@ class _Loads:
         return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
 
     def first_box(self) -> Box:
-        """A box that holds all splits.
+        """Returns a box that holds all splits.
 
-        No stage has a larger load than everything at once, its forward pass repeated.  The box begins below 0 so that
-        loads of 0 are inside; and it is not empty where all loads are 0.
+        No stage has a larger load than all items at once with their forward pass repeated.  The box begins below 0 so
+        that it includes loads of 0, and it is not empty if all loads are 0.
         """
         total = max(float(forward[-1] + backward[-1]) for forward, backward in self.sums) * 2
         top = tuple(len(levels) - 1 for levels in self.levels)
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
-        """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
+        """Returns the tick.  It is monotone in each argument after rounding, too, so bounds hold exactly."""
         return x + y + self.weight * sum(t)
 
 
 def _reach(fits: np.ndarray) -> List[int]:
-    """Of each item the last one before which a run that opens there, or at an earlier item, may end and fit."""
+    """Returns for each item the last one before which a run that opens at that item or earlier may end and fit."""
     n = len(fits)
     last = n - fits[:, ::-1].argmax(axis=1)
     last[~fits.any(axis=1)] = 0
@@ -195,14 +197,15 @@ def _reach(fits: np.ndarray) -> List[int]:
 def _windows(
     loads: _Loads, x: float, y: float, swap: bool, both: float = np.inf
 ) -> Optional[List[Tuple[int, int]]]:
-    """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
+    """Returns the first and last item at which each stage can open if loads are at most x and y; the last is (n, n).
 
-    Loads grow with the run, so the stages before can't reach further than greedily filled ones, empty ones
-    among them: an item may be too much for a stage and not for the next, whose loads are others.  Nor do they reach
-    further than runs that fit.
+    Loads grow with the run, so the stages before cannot reach further than greedily filled ones.  Greedily filled
+    stages may be empty: an item may be too much for one stage and not for the next, whose loads differ.  Neither can
+    they reach further than runs that fit.
 
     Args:
-        both: of x + y; as no a is above x and no b above y, a of a stage and b of its neighbour have no larger sum.
+        both: the limit of x + y; no a is above x and no b above y, so a of a stage and b of its neighbour add up to at
+            most this.
     """
     n, k = loads.n, loads.num_stages
     if swap:
@@ -212,23 +215,23 @@ def _windows(
     high, low = [0] * (k + 1), [n] * (k + 1)
     high[1:] = [n - (k - stage) for stage in range(1, k + 1)]
     for stage in range(k):
-        here = high[stage]
+        item = high[stage]
         a, b = lists[stage]
-        reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
-        reach = min(reach, loads.reach[stage][here] if here < n else n)
-        high[stage + 1] = min(high[stage + 1], max(reach, here))
+        reach = min(bisect_right(a, (a[item] + x) * _MORE), bisect_right(b, (b[item] + y) * _MORE)) - 1
+        reach = min(reach, loads.reach[stage][item] if item < n else n)
+        high[stage + 1] = min(high[stage + 1], max(reach, item))
         for sums in pairs[stage]:
-            reach = bisect_right(sums, (sums[here] + both) * _MORE) - 1
-            high[stage + 2] = min(high[stage + 2], max(reach, here))
+            reach = bisect_right(sums, (sums[item] + both) * _MORE) - 1
+            high[stage + 2] = min(high[stage + 2], max(reach, item))
     if high[k] != n:
         return None
     low[:k] = range(k)
     for stage in range(k - 1, -1, -1):
-        here = low[stage + 1]
-        low[stage] = max(low[stage], min(loads.first(stage, here, x, y), here))
+        item = low[stage + 1]
+        low[stage] = max(low[stage], min(loads.first(stage, item, x, y), item))
         for sums in pairs[stage - 1] if stage else ():
             reach = bisect_left(sums, (sums[low[stage + 1]] - both) / _MORE)
-            low[stage - 1] = max(low[stage - 1], min(reach, here))
+            low[stage - 1] = max(low[stage - 1], min(reach, item))
     if low[0] > 0 or any(low[s] > high[s] for s in range(k + 1)):
         return None
     return list(zip(low, high))
@@ -243,14 +246,14 @@ def _least(
     transfer: bool = False,
     both: float = np.inf,
 ) -> Optional[Least]:
-    """How good the best of the splits with a <= x, b <= y and cuts <= t is; None if there is no such.
+    """Returns the best split with a <= x, b <= y and cuts <= t; None if there is none.
 
-    best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the
-    memory allow; or with cut_s[j] in the place of b_s[i, j], and a sum in the place of the maximum.
+    best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the memory allow.
+    With ``transfer``, cut_s[j] takes the place of b_s[i, j], and a sum that of the maximum.
 
     Args:
-        swap: a and b change roles.
-        transfer: what is made small is the sum of cut_s, and not the largest b.
+        swap: whether a and b change roles.
+        transfer: whether to minimise the sum of cut_s instead of the largest b.
         both: see ``_windows``; splits with a larger x + y may be left out.
     """
     windows = _windows(loads, x, y, swap, both)
@@ -262,14 +265,14 @@ def _least(
     cuts = [0.0] * len(t)
 
     def reached(stage: int, opens: np.ndarray, before: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """(ends, opens) what runs between such places make of the best before them."""
+        """Returns (ends, opens) values: the best before each opening, extended by the run from there to each end."""
         a, b, fits = loads.block(stage, opens, ends, swap)
         allowed = (a <= x) & fits
         if transfer:
             return np.where(allowed & (b <= y), before + cut_s[ends][:, None], np.inf)
         return np.where(allowed, np.maximum(b, before), np.inf)
 
-    # Where each stage can open, the best so far there, and by which opening of the stage before.
+    # The places where each stage can open, the best value at each, and the previous stage's opening that gave it.
     places: List[np.ndarray] = [np.zeros(1, dtype=int)]
     best = np.zeros(1)
     sources: List[np.ndarray] = []
@@ -283,14 +286,14 @@ def _least(
             ]
         least = np.full(len(ends), np.inf)
         source: np.ndarray = np.zeros(len(ends), dtype=int)
-        # A part of the ends at a time: their runs begin near each other.
+        # Some of the ends at a time: their runs begin near each other.
         for begin in range(0, len(ends), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
             first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)))
             low, high = (int(places[stage].searchsorted(place)) for place in (first, ends[part][-1]))
             if low < high:
                 values = reached(stage, places[stage][low:high], best[low:high], ends[part])
-                # Of equally good ones the first: ties fall to early cuts.
+                # The first of equally good ones: ties resolve to early cuts.
                 chosen = values.argmin(axis=1)
                 least[part] = values[np.arange(len(chosen)), chosen]
                 source[part] = chosen + low
@@ -311,7 +314,7 @@ def _least(
 
 
 class _Search:
-    """Branch and bound over thresholds."""
+    """A branch and bound search over thresholds."""
 
     def __init__(
         self,
@@ -339,9 +342,9 @@ class _Search:
         return maxima
 
     def evaluate(self, box: Box) -> None:
-        """Finds the smallest Y in a box, and the smallest X that goes with it, and files the box under its bound."""
+        """Finds the smallest Y in a box, and the smallest X for that Y, and files the box under its bound."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
-        # What Y may be at most to beat the best split (a little more: rounding).
+        # The largest Y that can beat the best split (plus a little for rounding).
         y_limit = both = np.inf
         if np.isfinite(self.value):
             y_limit = (self.value - max(box.x_low, 0.0) - self.loads.weight * sum(low)) * (1 + 1e-12)
@@ -353,17 +356,18 @@ class _Search:
         narrow = self._least(least.value, box.x_high, high, both, swap=True)
         if narrow is not None:  # else nothing with that Y is better than the best split
             corner = self._offer(narrow.starts)
-        # No split that is better than the best one has cuts below these.
+        # No split that is better than the best one has smaller cuts than these.
         levels = (
             int(np.searchsorted(levels_of, cut)) for levels_of, cut in zip(self.loads.levels, least.cuts)
         )
         self.file(box._replace(t_low=tuple(map(max, box.t_low, levels))), corner)
 
     def file(self, box: Box, corner: Tuple[float, float, List[float]]) -> None:
-        """Cuts away what is dominated and keeps the rest, under its lower bound, unless it can't be better.
+        """Cuts away the dominated part of a box and keeps the rest under its lower bound, unless it cannot be better.
 
         Args:
-            corner: (X, Y, T) of a split of the box's upper corner: Y the smallest in the box, X the smallest with it.
+            corner: (X, Y, T) of a split in the box's upper corner: Y is the smallest in the box, and X the smallest for
+                that Y.
         """
         x, y, t = corner
         low = self._levels(box.t_low)
@@ -382,7 +386,7 @@ class _Search:
             heapq.heappush(self.heap, (bound, self.num_boxes, box, corner))
 
     def _halves(self, box: Box) -> List[Box]:
-        """Halves a box across the threshold that matters most."""
+        """Halves a box along its widest threshold."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
         widths = [self.loads.weight * (b - a) for a, b in zip(low, high)]
         middle = box.x_low + (box.x_high - box.x_low) / 2
@@ -423,14 +427,16 @@ def search(
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
 ) -> MinMaxResult:
-    """Fastest split for a pipelined schedule.
+    """Returns the fastest split for a pipelined schedule.
 
-    Of splits with the same maxima it takes one with the least transfer, and of those one with early cuts.
+    Among splits with the same maxima it takes one with the least transfer, and among those one with early cuts.
 
     Args:
-        schedule: of a pipeline whose stages are at work at the same time.
-        max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
-        below_s: only splits with a shorter tick are looked for; without starts there is none.
+        schedule: a schedule whose stages work at the same time.
+        max_evaluations: the number of dynamic programs after which to stop with a gap.  If None, the search ends with a
+            proof.
+        below_s: the upper limit of the tick: only faster splits are searched for.  The result has no starts if there is
+            none.
     """
     loads = _Loads(tables, num_stages, schedule)
     state = _Search(loads, max_evaluations, below_s)

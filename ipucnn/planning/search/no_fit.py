@@ -1,4 +1,4 @@
-"""Where nothing fits: what is in the way, and the nearest settings that would fit, as a certificate and as a hint."""
+"""Explains why nothing fits: the obstacle and the nearest settings that would fit, as a certificate and as a hint."""
 
 from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple
@@ -20,12 +20,12 @@ def why_no_fit(
     max_ipus: int,
     recomputation: Optional[bool] = None,
 ) -> NoFit:
-    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
+    """Returns the certificate of the choice with the least memory, and the nearest settings that fit.
 
     Args:
-        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
-        max_ipus: of a replica, up to which more are tried.
-        recomputation: on or off where that was asked for.
+        choices: groups of settings as in ``Planner.best_of``; none of them fits within ``limit``.
+        max_ipus: the largest number of IPUs per replica to try.
+        recomputation: on or off if it was requested, else None.
     """
     settings, every = choices[-1][-1], [settings for group in choices for settings in group]
     segments = settings.segments_on_one_ipu
@@ -63,10 +63,10 @@ def why_no_fit(
 
 
 def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
-    """The first of falling sizes that fits, by bisection, because memory grows with the size.
+    """Returns the first of descending sizes that fits, by bisection, because memory grows with the size.
 
-    A size that isn't legal doesn't fit either.  Where bisection meets such a size among those that fit, a smaller one
-    than the largest may be found.
+    A size that is not legal counts as not fitting.  If bisection meets such a size among those that fit, it may return
+    a smaller one than the largest.
     """
     low, high = 0, len(sizes)
     while low < high:
@@ -81,13 +81,14 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Opti
 def _certificate(
     planner: Planner, settings: PlanSettings, limit: float
 ) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
-    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
+    """Returns the layer that exceeds the memory in any stage, and the runs of layers that do not fit into one stage."""
     blocked = blocking_ranges(planner.tables(settings, limit), settings.num_stages)
     layers = planner.graph.layers
     ends = [*planner.starts[1:], len(layers)]
 
     def name(item: int) -> str:
-        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
+        # An item is a layer with those that cannot be cut from it.  The input's name says less than that of the layer
+        # that reads it.
         return layers[max(1, planner.starts[item])].name
 
     layer = next((name(i) for i, j in blocked if j == i + 1), None)
@@ -101,16 +102,16 @@ def _fits(
     limit: float,
     recomputation: Optional[bool],
 ) -> bool:
-    """Whether a choice fits with more stages, each on an IPU of its own."""
+    """Tells whether a choice fits with more stages, each on an IPU of its own."""
     for settings in choices:
         if settings.dbn_replica_group_size > 1:
             return False  # replicas that share statistics have an IPU each
         tried = {settings.recomputation}
         if settings.num_stages == 1 and settings.training:
-            # From one stage on to several, recomputation begins to mean something.
+            # From one stage to several, recomputation begins to make a difference.
             tried = {False, True} if recomputation is None else {recomputation}
-        for again in sorted(tried):
-            if planner.fits(settings.with_stages(num_stages, recomputation=again, apart=True), limit):
+        for recomputes in sorted(tried):
+            if planner.fits(settings.with_stages(num_stages, recomputation=recomputes, apart=True), limit):
                 return True
     return False
 
@@ -123,11 +124,11 @@ def infeasible(
     with_stages: Callable[[int], str] = "--stages {}".format,
     assumed_input: Optional[str] = None,
 ) -> InfeasibleError:
-    """The error for a plan that can't be made.
+    """Returns the error for a plan that cannot be made.
 
     Args:
-        with_stages: what to type for a number of stages.
-        assumed_input: which input was taken for granted, as a sentence; None where one was asked for.
+        with_stages: the function from a number of stages to the options to type.
+        assumed_input: a sentence about the assumed input; None if the user gave one.
     """
     place = f"{counted(why.num_stages, 'stage')} on {counted(settings.num_ipus_per_replica, 'IPU')}"
     message = (
@@ -149,11 +150,11 @@ def infeasible(
 
 
 def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:
-    """The hint that names settings that fit, and those of which it is uncertain; None if none were found.
+    """Returns the hint with settings that fit and settings that are uncertain; None if there are none.
 
     Args:
-        with_stages: what to type for a number of stages.
-        same_stages: what to type beside a smaller micro-batch.
+        with_stages: the function from a number of stages to the options to type.
+        same_stages: the options to type beside a smaller micro-batch.
     """
 
     def ways(stages: Optional[int], size: Optional[int]) -> List[str]:
@@ -167,7 +168,7 @@ def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str 
 
 
 def would_fit(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
-    """The hint for what to type: plans that fit, and those whose verdict is "uncertain"; None if there are none."""
+    """Returns the hint for options to type: plans that fit, and "uncertain" ones; None if there are none."""
     uncertain = [way for way in perhaps if way not in surely]
     parts = ["this would fit: " + ", or ".join(surely)] if surely else []
     parts += ["uncertain whether this would fit: " + ", or ".join(uncertain)] if uncertain else []
@@ -181,11 +182,11 @@ def infeasible_search(
     num_ipus: int,
     ways: Optional[str],
 ) -> InfeasibleError:
-    """The error for a search in which nothing fits.
+    """Returns the error for a search in which nothing fits.
 
     Args:
-        least: of what was tried, the settings that take the least memory.
-        ways: the hint with which the same search finds something; None where it finds nothing.
+        least: the tried settings with the least memory.
+        ways: the hint with which the same search succeeds; None if there is no such hint.
     """
     message = (
         f"{planner.graph.model} fits on {counted(num_ipus, 'IPU')} of {planner.system.title} in no configuration with "
@@ -208,7 +209,7 @@ def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
 
 
 def smaller(model: str, settings: PlanSettings) -> str:
-    """What takes less memory where neither more IPUs nor smaller micro-batches were found to help."""
+    """Returns the advice for less memory when neither more IPUs nor smaller micro-batches help."""
     precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
     if is_network_file(model):
         return "save the network with a smaller input" + precision

@@ -1,8 +1,8 @@
-"""The best splits under given settings, and other splits under the same model.
+"""Finds the best splits under given settings, and judges other splits by the same model.
 
-What splits may take of an IPU's memory: those that surely fit (``FITS_BELOW``) go before all others, whatever their
-speed; if there are none, those below the whole memory, and then those that the model is not sure to exclude
-(``FITS_NOT_ABOVE``).  The latter two are called "uncertain".
+The memory limits are tried in this order: first the share of an IPU's memory in which splits surely fit
+(``FITS_BELOW``), whatever their speed; if no splits fit, the whole memory; then the share up to which the model cannot
+exclude them (``FITS_NOT_ABOVE``).  Splits at the latter two limits are called "uncertain".
 """
 
 from dataclasses import dataclass, replace
@@ -32,30 +32,31 @@ from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
-# availableMemoryProportion to try where none is given: Poplar's default, and what public training configurations use.
+# availableMemoryProportion to try if none is given: Poplar's default, and values of public training configurations.
 PROPORTIONS = (0.6, 0.3, 0.15)
 
-# Throughputs that differ by less, as a fraction, are the same: the simpler configuration is taken, with fewer stages or
-# one availableMemoryProportion for all of them.
+# Throughputs that differ by a smaller fraction count as equal.  Then the simpler configuration is taken: fewer stages,
+# or one availableMemoryProportion for all of them.
 SAME_SPEED = 1e-3
 
-# By how much settings are faster at least; by less the same sums differ in another order.
+# The least factor by which settings count as faster; smaller differences come from the order of a sum.
 _FASTER = 1 + 1e-8
 
-# Comparisons with splits of networks of more items stop after so many dynamic programs, often without a proof.
+# In networks of more items, comparisons with given splits stop after this number of dynamic programs, often without a
+# proof.
 _LARGE_ITEMS, _LARGE_EVALUATIONS = 300, 60
 
-# What the tables of a network's settings take together, about; those that were not asked for longest are made again.
+# Approximate size of the tables kept for a network's settings; those unused for longest are dropped and computed again.
 _TABLE_BYTES, _LEAST_TABLES = 4e8, 8
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Splits under settings, with what is predicted for them.
+    """Splits under settings, with their predictions.
 
     Attributes:
-        memory_limit: share of an IPU's memory that ``solution`` was allowed.
-        solution: the fastest splits within that limit; they are ``splits``, unless those were given.
+        memory_limit: the share of an IPU's memory allowed for ``solution``.
+        solution: the fastest splits within that limit; they equal ``splits``, unless ``splits`` were given.
     """
 
     settings: PlanSettings
@@ -67,7 +68,7 @@ class Candidate:
 
     @cached_property
     def predicted_fill(self) -> float:
-        """Of the fullest IPU."""
+        """The fill of the fullest IPU."""
         return max(memory.fill for memory in self.ipus)
 
     @property
@@ -78,23 +79,23 @@ class Candidate:
 def candidates(
     settings: PlanSettings, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
 ) -> List[List[PlanSettings]]:
-    """The settings to choose from where recomputation or availableMemoryProportion is left open by a None.
+    """Returns the settings to choose from; None leaves recomputation or availableMemoryProportion open.
 
     Returns:
-        Groups of settings that differ in the proportion alone, the largest first.
+        Groups of settings that differ only in the proportion, the largest first.
     """
-    again = [recomputation] if recomputation is not None else [False, True]
+    recomputations = [recomputation] if recomputation is not None else [False, True]
     if not settings.training or settings.num_stages == 1:
-        again = [False]
+        recomputations = [False]
     tried = [uniform(share) for share in PROPORTIONS] if proportions is None else [proportions]
     return [
         [replace(settings, recomputation=on, available_memory_proportion=shares) for shares in tried]
-        for on in again
+        for on in recomputations
     ]
 
 
 class Planner:
-    """Plans and judges splits of one network on one system; keeps tables that several questions share."""
+    """Plans and judges splits of one network on one system, and keeps tables that several searches share."""
 
     def __init__(self, graph: LayerGraph, system: System) -> None:
         self.graph, self.system = graph, system
@@ -106,23 +107,23 @@ class Planner:
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
-        """Splits of the items that open stages 0, 1, ..."""
+        """Returns the splits for the items that open stages 0, 1, ..."""
         return tuple(self.graph.layers[self.starts[item]].name for item in starts[1:])
 
     def items(self, splits: Sequence[str]) -> Tuple[int, ...]:
-        """The items that open the stages of legal splits."""
+        """Returns the items that open the stages of legal splits."""
         place = {start: item for item, start in enumerate(self.starts)}
         return (0, *(place[self.graph.index(name)] for name in splits))
 
     def tables(self, settings: PlanSettings, memory_limit: float) -> StageTables:
-        """``stage_tables`` of settings; those that differ in the limit share everything else.
+        """Returns ``stage_tables`` of settings; settings that differ only in the limit share everything else.
 
-        Stages of which some, but not all, share an IPU have tables as if each had its own, without transfers: their
-        optimum is then a bound for those that share.
+        If some, but not all, stages share an IPU, the tables treat each as if it had its own IPU, without transfers.
+        Their optimum is then a bound for the shared stages.
         """
         one_ipu = settings.segments_on_one_ipu
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
-        # Whether there is a pipeline decides where optimizer state may be.
+        # Where the optimizer state may be depends on whether there is a pipeline.
         stages = settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages)
         mapping = tuple(range(stages)) if settings.order.is_sequential and not one_ipu else None
         base = _of_a_micro_batch(settings.restaged(stages, device_mapping=mapping))
@@ -132,13 +133,13 @@ class Planner:
         most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
         while len(self._tables) > most:
             del self._tables[next(iter(self._tables))]
-        # The tables were made for the largest limit.  A smaller one takes bytes off their capacity: to scale it would
-        # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
+        # The tables were made for the largest limit.  A smaller limit subtracts bytes from their capacity.  Scaling the
+        # capacity would be wrong for segments on one IPU, where the bytes of weights and code are already subtracted.
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
 
     def _make_tables(self, settings: PlanSettings, shared: bool) -> StageTables:
-        # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
+        # Pipelines that differ only in their schedule differ only in the depth of their FIFOs.
         alike = replace(settings, schedule=GROUPED, device_mapping=None)
         model = self._models.get(alike)
         if model is None:
@@ -154,9 +155,9 @@ class Planner:
         return self._counts[training]
 
     def _may_fit(self, settings: PlanSettings, memory_limit: float) -> bool:
-        """Whether the memory of all stages holds at least what all layers keep for their backward passes.
+        """Tells whether the memory of all stages holds at least what all layers keep for their backward passes.
 
-        Of segments on one IPU each takes what it keeps while it is at work, beside the checkpoints of all.
+        Each segment on one IPU takes what it keeps while it is at work, beside the checkpoints of all.
         """
         sample_bytes = settings.micro_batch_size * settings.element_bytes
         needed = sample_bytes * self._range_counts(settings.training).least_kept
@@ -164,7 +165,7 @@ class Planner:
         return settings.num_stages <= len(self.starts) and needed <= room * (1 + 1e-9)
 
     def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
-        """Whether any splits into the settings' stages fit."""
+        """Tells whether any splits into the settings' number of stages fit."""
         if not self._may_fit(settings, memory_limit):
             return False
         if settings.segments_on_one_ipu:
@@ -178,11 +179,11 @@ class Planner:
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
     ) -> Optional[Candidate]:
-        """The fastest splits within the limit, None if nothing fits.
+        """Returns the fastest splits within the limit; None if nothing fits.
 
         Args:
-            max_evaluations: see ``fastest_split``.
-            below_s: None also if no tick, without its fixed part, is shorter than that.
+            max_evaluations: the limit of dynamic programs, as for ``fastest_split``.
+            below_s: the upper limit of the tick without its fixed part; the result is None if no tick is below it.
         """
         if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
@@ -195,11 +196,11 @@ class Planner:
         limits: Sequence[float] = LIMITS,
         own_proportions: bool = False,
     ) -> Optional[Candidate]:
-        """The fastest of several settings at the first limit at which any fits, None if nothing does.
+        """Returns the fastest of several settings at the first limit at which any fits; None if none does.
 
         Args:
-            choices: groups of settings that differ in availableMemoryProportion alone, the largest first.
-            own_proportions: whether stages may have proportions of their own, where a group has several.
+            choices: groups of settings that differ only in availableMemoryProportion, the largest first.
+            own_proportions: whether stages may have their own proportions, if a group has several.
         """
         is_open = own_proportions and any(len(group) > 1 for group in choices)
         tried = (
@@ -212,14 +213,16 @@ class Planner:
     def fastest(
         self, choices: Sequence[PlanSettings], limit: float, apart: bool = False, images_per_s: float = 0.0
     ) -> Optional[Candidate]:
-        """The fastest of several settings within the limit if it is faster than that, else None.
+        """Returns the fastest of several settings within the limit if it is faster than ``images_per_s``, else None.
 
-        All settings have a bound of their throughput.  In its order each is searched for splits that are faster than
-        the fastest so far (with more stages: faster by ``SAME_SPEED``), until no bound is above that.
+        All settings have an upper bound of their throughput.  They are searched in the order of that bound, each for
+        splits that are faster than the fastest so far (by ``SAME_SPEED`` if it has more stages), until no bound is
+        above the fastest.
 
         Args:
-            apart: stages may have any of ``PROPORTIONS``; all have the same one where that is as fast (``SAME_SPEED``).
-            images_per_s: that a candidate has to exceed.
+            apart: whether each stage may have any of ``PROPORTIONS``; all have the same one if that is as fast
+                (``SAME_SPEED``).
+            images_per_s: the throughput that a candidate has to exceed.
         """
         best: Optional[Candidate] = None
         search = self.best_apart if apart else self.best
@@ -240,14 +243,14 @@ class Planner:
         return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
 
     def best_apart(self, settings: PlanSettings, memory_limit: float, below_s: float) -> Optional[Candidate]:
-        """``best``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
+        """Returns ``best`` if each stage may have any of ``PROPORTIONS`` for its convolutions and matrix products.
 
-        Times and temporary bytes of an operation fall and rise with the proportion, and of the temporary bytes of a
-        stage only the largest count.  So a stage is fastest with the largest proportion of either kind with which it
-        fits, whatever that of the other kind and of the other stages.
+        With a larger proportion, an operation takes less time and more temporary bytes, and only the largest temporary
+        bytes of a stage count.  So a stage is fastest with the largest proportion of either kind with which it fits,
+        independently of the other kind and of the other stages.
 
         Args:
-            settings: of stages on an IPU each, or of segments on one IPU; with a proportion that is one of several.
+            settings: settings with stages on an IPU each or segments on one IPU, and any one proportion.
         """
         if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
@@ -256,7 +259,7 @@ class Planner:
             return self.best(options[0], memory_limit, below_s=below_s)
         tables, stages = self._open_tables(options, memory_limit), settings.num_stages
         if settings.segments_on_one_ipu:
-            # The fastest times with the least memory, where only the last segment's opening matters.
+            # The fastest times with the least memory; with them only the last segment's opening matters.
             fastest = replace(
                 self.tables(options[-1], memory_limit),
                 forward_s=tables.forward_s,
@@ -267,25 +270,25 @@ class Planner:
         solution = fastest_split(tables, stages, settings.schedule, below_s=below_s)
         if not solution.feasible:
             return None
-        apart = self._apart(options, tables, solution.starts)
+        varied = self._apart(options, tables, solution.starts)
         # No splits with these proportions are faster than the fastest with any.
-        self._solutions[(_of_a_micro_batch(apart), memory_limit, None)] = solution
-        return self._solved(apart, memory_limit, solution)
+        self._solutions[(_of_a_micro_batch(varied), memory_limit, None)] = solution
+        return self._solved(varied, memory_limit, solution)
 
     def judged_apart(self, splits: Sequence[str], settings: PlanSettings, best: Candidate) -> Candidate:
-        """``best``, or the splits with the largest proportions with which each stage surely fits if that is faster.
+        """Returns ``best``, or the splits with the largest proportions with which each stage surely fits, if faster.
 
         Args:
-            settings: with any proportion.
+            settings: settings with any proportion.
         """
         one_each = settings.num_ipus_per_replica == settings.num_stages
         options = self._shares(settings) if one_each or settings.segments_on_one_ipu else []
         if len(options) < 2:
             return best
-        apart = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
-        images_per_s = predict(self.graph, splits, apart, self.system).images_per_s
-        if apart.has_own_proportions and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
-            return self.judge(splits, apart, LIMITS[0])
+        varied = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
+        images_per_s = predict(self.graph, splits, varied, self.system).images_per_s
+        if varied.has_own_proportions and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
+            return self.judge(splits, varied, LIMITS[0])
         return best
 
     def _open_tables(self, options: Sequence[PlanSettings], limit: float) -> StageTables:
@@ -293,9 +296,9 @@ class Planner:
         return replace(tables[0], options=tables)
 
     def _shares(self, settings: PlanSettings) -> List[PlanSettings]:
-        """Settings with each availableMemoryProportion that makes a difference, ordered as ``StageTables.options`` are.
+        """Returns settings for each availableMemoryProportion that matters, ordered as ``StageTables.options`` are.
 
-        That is by convolutions first: the first with which a stage fits then has the largest of either kind.
+        They are ordered by convolutions first, so the first with which a stage fits has the largest of either kind.
         """
         options: List[PlanSettings] = []
         for convolution in PROPORTIONS:
@@ -307,7 +310,7 @@ class Planner:
         return options
 
     def _is_alike(self, one: PlanSettings, other: PlanSettings, of_class: str = "") -> bool:
-        """Whether the layers (of a class) take the same time and temporary bytes under both settings."""
+        """Tells whether the layers (of a class) take the same time and temporary bytes under both settings."""
         first, second = (layer_times(self.graph, each, self.system.ipu) for each in (one, other))
         layers = [not of_class or layer.op_class == of_class for layer in self.graph.layers]
         return all(
@@ -325,7 +328,7 @@ class Planner:
     def _apart(
         self, options: Sequence[PlanSettings], tables: StageTables, starts: Sequence[int]
     ) -> PlanSettings:
-        """The settings of splits whose stages have what they fit with."""
+        """Returns the settings of splits whose stages each have the first option that fits."""
         bounds = [self.starts[item] for item in starts] + [len(self.graph.layers)]
         shares = []
         for stage, option in enumerate(chosen_options(tables, starts)):
@@ -337,7 +340,7 @@ class Planner:
         return replace(options[0], available_memory_proportion=tuple(shares))
 
     def least_fill(self, settings: PlanSettings) -> float:
-        """The share of an IPU's memory below which no splits fit; 0 for segments on one IPU, which is no bound."""
+        """Returns the share of an IPU's memory below which no splits fit; 0 (no bound) for segments on one IPU."""
         tables = self.tables(settings, max(LIMITS))
         n = tables.num_items
         if tables.one_ipu or settings.num_stages > n:
@@ -350,7 +353,7 @@ class Planner:
         return float(reached[n]) / self.system.ipu.sram_bytes
 
     def least_seconds(self, settings: PlanSettings) -> Tuple[np.ndarray, np.ndarray]:
-        """(items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
+        """Returns (items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
         if settings.has_own_proportions:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
         alone = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
@@ -364,9 +367,9 @@ class Planner:
         return self._seconds[alone]
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits, and what the host can feed.
+        """Returns an upper bound of any splits' throughput: the lower of the pipeline's bound and the host's limit.
 
-        Work is shared out evenly, and nothing is transferred between IPUs.
+        The bound assumes work shared evenly and no transfers between IPUs.
         """
         tick_s = settings.order.least_tick_s(
             *self.least_seconds(settings), settings.num_stages, settings.recomputes(0)
@@ -375,7 +378,7 @@ class Planner:
         return min(settings.global_batch_size / seconds, host_limit(self.graph, settings, self.system)[1])
 
     def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
-        """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
+        """Returns the tick, without its fixed part, above which no splits reach ``images_per_s``; may be negative."""
         if images_per_s <= 0:
             return float("inf")
         seconds = settings.global_batch_size / images_per_s
@@ -383,49 +386,50 @@ class Planner:
         return min(ticks) * (1 + 1e-9)  # a little more, for rounding
 
     def _least_update_s(self, settings: PlanSettings) -> List[Tuple[int, float]]:
-        """Bounds on everything of a weight update: so many ticks, without their fixed part, and seconds besides.
+        """Returns lower bounds of a weight update: (number of ticks without their fixed part, further seconds).
 
-        A full tick lasts as long as its longest passes, and each of these comes once for every micro-batch, also while
-        the pipeline fills and drains: a tick for each.  Before the first and behind the last of them the other stages
-        are at work one after the other, so that all but one of these ticks and the work of all stages are a bound, too.
+        A full tick lasts as long as its longest passes.  Each of these passes occurs once for every micro-batch, also
+        while the pipeline fills and drains, which gives one tick per micro-batch.  Before the first and after the last
+        of them, the other stages work one after the other.  So all but one of these ticks plus the work of all stages
+        are a bound, too.
         """
         count, stages = settings.gradient_accumulation_count, settings.num_stages
         fixed_s, ipus = DEFAULT_CONSTANTS.fixed_s(self.system), settings.num_ipus_per_replica
-        # Weights shared out evenly over the IPUs.
+        # Weights shared evenly over the IPUs.
         shares = [self.graph.num_trainable / ipus] * ipus
         rest_s = update_s(shares, settings.restaged(ipus, schedule=GROUPED), self.system)
         if settings.order.is_sequential:
             return [(count, count * fixed_s + rest_s)]
         ticks = Ticks(settings.order, stages, count)
         rest_s += ticks.num_ticks // ticks.period * fixed_s
-        again = settings.recomputes(0)
+        is_recomputed = settings.recomputes(0)
         forward_s, backward_s = self.least_seconds(settings)
-        work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
+        work_s = float(forward_s.sum()) * (1 + is_recomputed) + float(backward_s.sum())
         # The last stage is not recomputed; its forward pass is no longer than a tick.
-        others = count - 1 - again
+        others = count - 1 - is_recomputed
         bounds = [(count, rest_s)]
         if others > 0 and ipus == stages:
-            # Stages that share an IPU are not at work one after the other.
+            # Stages that share an IPU do not work one after the other.
             bounds.append((others, rest_s + work_s))
         return bounds
 
     def least_latency_s(self, settings: PlanSettings) -> float:
-        """A bound on the latency of any splits: all forward passes, no transfers."""
+        """Returns a lower bound of the latency of any splits: all forward passes, no transfers."""
         return float(self.least_seconds(settings)[0].sum()) + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def judge(
         self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
     ) -> Candidate:
-        """Legal splits that were given, beside the fastest ones that take no more memory.
+        """Returns the given legal splits, beside the fastest ones that take no more memory.
 
-        The fastest ones may take what the limit allows, or what the given ones need if that is more.  Where some of the
+        The fastest ones may take what the limit allows, or what the given ones need if that is more.  If some of the
         stages share an IPU, their time is a bound, see ``tables``.
 
         Args:
-            quickly: in a large network the solution may lack its proof, but is no slower than the splits.
+            quickly: whether the solution may lack its proof in a large network; it is still no slower than the splits.
         """
         limit = max(memory_limit, self.needed_fill(splits, settings))
-        # The sum of the same bytes in another order may be off by its last bits.
+        # The sum of the same bytes in another order may differ in its last bits.
         allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
         if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
             tick_s = self.tick_s(splits, settings)
@@ -437,7 +441,7 @@ class Planner:
         return self._candidate(settings, tuple(splits), limit, solution)
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
-        """Share of an IPU's memory that the planner has to allow to find these splits."""
+        """Returns the share of an IPU's memory that the planner has to allow to find these splits."""
         tables = self.tables(settings, max(LIMITS))
         bounds = [*self.items(splits), len(self.starts)]
         count = settings.num_stages
@@ -450,7 +454,7 @@ class Planner:
         return max(LIMITS) + (needed - tables.capacity_bytes) / self.system.ipu.sram_bytes
 
     def tick_s(self, splits: Sequence[str], settings: PlanSettings) -> float:
-        """The planner's objective for splits, without the fixed time of a micro-batch."""
+        """Returns the planner's objective for splits, without the fixed time of a micro-batch."""
         return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
 
     def _solution(
@@ -460,7 +464,7 @@ class Planner:
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
     ) -> Solution:
-        """``fastest_split``, once for each question without ``below_s``."""
+        """Returns ``fastest_split``; results without ``below_s`` are cached."""
         key = (_of_a_micro_batch(settings), limit, max_evaluations)
         if key in self._solutions and below_s == np.inf:
             return self._solutions[key]
@@ -471,7 +475,7 @@ class Planner:
         return solution
 
     def _solved(self, settings: PlanSettings, limit: float, solution: Solution) -> Optional[Candidate]:
-        """The splits of a solution; None if it has none."""
+        """Returns the splits of a solution; None if it has none."""
         if not solution.feasible:
             return None
         return self._candidate(settings, self.names(solution.starts), limit, solution)
@@ -485,9 +489,9 @@ class Planner:
 
 
 def _of_a_micro_batch(settings: PlanSettings) -> PlanSettings:
-    """Settings without what neither the seconds nor the bytes of a stage depend on.
+    """Returns settings without the fields that affect neither the seconds nor the bytes of a stage.
 
-    These are the replicas, and how many micro-batches are accumulated; only whether any are counts.
+    These fields are the replicas and the number of accumulated micro-batches; only whether any are accumulated matters.
     """
     count = min(2, settings.gradient_accumulation_count)
     return replace(settings, num_replicas=1, gradient_accumulation_count=count)

@@ -1,6 +1,6 @@
-"""What the exact search is told about a network: seconds and bytes of items, and what makes a split fast.
+"""The input of the exact search: seconds and bytes of items, and the objective.
 
-The search cuts a sequence of n items, the runs of layers between neighbouring legal cuts, into stages.  Cut c
+The search cuts a sequence of n items into stages.  Items are the runs of layers between neighbouring legal cuts.  Cut c
 opens a stage at item c.
 """
 
@@ -18,7 +18,7 @@ from ipucnn.planning.settings import PlanSettings, StageProportions
 
 
 def item_starts(graph: LayerGraph) -> Tuple[int, ...]:
-    """Index of the first layer of each item: 0, then the legal cuts."""
+    """Returns the index of the first layer of each item: 0, then the legal cuts."""
     return (0, *graph.cuts)
 
 
@@ -29,22 +29,22 @@ class StageTables:
     Attributes:
         forward_s: (n,) seconds of an item's forward pass of one micro-batch; those of a run add up.
         backward_s: (n,) likewise, without recomputation; 0 for inference.
-        stage_s: the same two for each stage, where an item takes longer in one stage than in another.  They hold for
-            pipelines of exactly as many stages as there are entries; all others have the two above.
-        cut_s: (n + 1,) seconds in which everything that crosses cut c moves from one IPU to the next, in one
-            direction, tensors that skip over the cut included; 0 at 0 and n.
-        capacity_bytes: that a stage may take on its IPU.
+        stage_s: the same two for each stage, if an item's time depends on its stage.  They apply to pipelines with
+            exactly this number of stages; all others use the two above.
+        cut_s: (n + 1,) seconds in which everything that crosses cut c, including tensors that skip over the cut, moves
+            from one IPU to the next, in one direction; 0 at 0 and n.
+        capacity_bytes: the bytes available to a stage on its IPU.
         memory_bytes: (number of stages, stage) -> (n, n + 1): bytes of items i .. j - 1 as that stage; entries
             with j <= i are not read.
-        recompute: stages repeat their forward pass in their backward pass, see ``is_recomputed``.
+        recompute: whether stages repeat their forward pass in their backward pass, see ``is_recomputed``.
         training: whether gradients flow back over the cuts.
-        checkpoint_bytes: given where Sequential stages are recomputation segments on one IPU, and None where each
-            stage has its own IPU.  (n + 1,) bytes stored between forward and backward pass for a segment that opens
-            at c.  ``memory_bytes`` is then what a segment takes while it runs, and ``capacity_bytes`` what the
-            weights leave; the checkpoints of all segments and the largest segment share it.
-        within: (number of stages, stage, capacity) -> (n, n + 1): which items i .. j - 1 take no more than the capacity
-            as that stage, where that is known without their bytes.
-        options: where each stage may have one of several settings, the tables of each, in the order of preference; see
+        checkpoint_bytes: (n + 1,) bytes stored between forward and backward pass for a segment that opens at c, if
+            Sequential stages are recomputation segments on one IPU; None if each stage has its own IPU.
+            ``memory_bytes`` is then the size of a segment while it runs, and ``capacity_bytes`` the memory beside the
+            weights; the checkpoints of all segments and the largest segment share it.
+        within: (number of stages, stage, capacity) -> (n, n + 1): whether items i .. j - 1 take at most the capacity as
+            that stage, if that can be computed without their bytes.
+        options: the tables of each setting, in order of preference, if each stage may have one of several; see
             ``choice``.  No item is faster under a later one, and the seconds above are those of the first.
     """
 
@@ -70,27 +70,27 @@ class StageTables:
 
     @property
     def one_ipu(self) -> bool:
-        """Whether the stages are segments on one IPU."""
+        """Tells whether the stages are segments on one IPU."""
         return self.checkpoint_bytes is not None
 
     def seconds(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """(n,) seconds of the items' forward and backward passes as that stage."""
+        """Returns (n,) seconds of the items' forward and backward passes as that stage."""
         if num_stages == len(self.stage_s):
             return self.stage_s[stage]
         return self.forward_s, self.backward_s
 
     def least_seconds(self, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
-        """(n,) likewise, of the stage in which each item is fastest."""
+        """Returns (n,) seconds like ``seconds``, for each item in the stage in which it is fastest."""
         seconds = [self.seconds(num_stages, stage) for stage in range(num_stages)]
         return np.min([f for f, _ in seconds], axis=0), np.min([b for _, b in seconds], axis=0)
 
     def sums(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """(n + 1,) seconds of all items before each, forward and backward, as that stage."""
+        """Returns (n + 1,) seconds of all items before each one, forward and backward, as that stage."""
         forward, backward = self.seconds(num_stages, stage)
         return np.append(0.0, np.cumsum(forward)), np.append(0.0, np.cumsum(backward))
 
     def memory(self, num_stages: int, stage: int) -> np.ndarray:
-        """(n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
+        """Returns (n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
         n = self.num_items
         given = self.memory_bytes(num_stages, stage)
         if self._memory is None or self._memory[0] is not given:
@@ -101,7 +101,7 @@ class StageTables:
         return self._memory[1]
 
     def choice(self, num_stages: int, stage: int) -> np.ndarray:
-        """(n, n + 1): the first of ``options`` in which items i .. j - 1 fit as that stage; their number if in none."""
+        """Returns (n, n + 1): the first option with which items i .. j - 1 fit as that stage; their number if none."""
         key = (num_stages, stage)
         if key not in self._choices:
             if any(known != num_stages for known, _ in self._choices):
@@ -115,7 +115,7 @@ class StageTables:
         return self._choices[key]
 
     def fits(self, num_stages: int, stage: int) -> np.ndarray:
-        """(n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
+        """Returns (n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
         fitting: np.ndarray
         if self.options:
             fitting = self.choice(num_stages, stage) < len(self.options)
@@ -126,7 +126,7 @@ class StageTables:
         return fitting
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
-        """Whether that stage repeats its forward pass."""
+        """Tells whether that stage repeats its forward pass."""
         return self.recompute and self.training and is_recomputed(stage, num_stages)
 
 
@@ -137,14 +137,14 @@ def stage_tables(
     max_fill: float = 1.0,
     model: Optional[MemoryModel] = None,
 ) -> StageTables:
-    """What the planner needs to know about a graph under some settings.
+    """Returns the planner's tables for a graph under some settings.
 
     Args:
-        settings: the planner may ask for other numbers of stages than theirs; availableMemoryProportion is then as
-            ``PlanSettings.proportions_of`` says.  Sequential stages without a device mapping, or with all on one IPU,
-            are recomputation segments of that IPU; otherwise each stage has its own.
-        max_fill: share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
-        model: of the memory of the graph's items under these settings, where there is one already.
+        settings: the settings.  The planner may request other numbers of stages than theirs; availableMemoryProportion
+            is then as in ``PlanSettings.proportions_of``.  Sequential stages without a device mapping, or with all on
+            one IPU, are recomputation segments of that IPU; otherwise each stage has its own.
+        max_fill: the share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
+        model: the memory model of the graph's items under these settings, if there is one already.
     """
     starts = item_starts(graph)
 
@@ -153,7 +153,7 @@ def stage_tables(
         times = layer_times(graph, settings, system.ipu, proportions=share)
         return np.add.reduceat(times.forward_s, starts), np.add.reduceat(times.backward_s, starts)
 
-    # No pipeline has 0 stages, so this asks for what holds for all numbers of stages but that of the settings.
+    # No pipeline has 0 stages, so this returns the values for all numbers of stages other than the settings'.
     forward_s, backward_s = seconds(0, 0)
     count = settings.num_stages if settings.has_own_proportions else 0
     memory = model or MemoryModel(graph, settings, system.ipu, starts)
@@ -191,9 +191,10 @@ def stage_tables(
 
 
 def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...]:
-    """Which of its options each stage of a split has: the first that fits.
+    """Returns the index of the option each stage of a split uses: the first that fits.
 
-    Segments on one IPU fit with what the checkpoints of all leave.  A stage that fits with none has the last.
+    Segments on one IPU fit into the memory that the checkpoints of all leave.  A stage that fits with no option uses
+    the last.
     """
     count, bounds = len(starts), [*starts, tables.num_items]
     room = 0.0
@@ -210,7 +211,7 @@ def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
-    """Seconds that a full pipeline takes for one more micro-batch: the planner's objective, see ``Schedule.tick_s``."""
+    """Returns a full pipeline's seconds for one more micro-batch, the planner's objective (``Schedule.tick_s``)."""
     num_stages, bounds = len(starts), [*starts, tables.num_items]
     chosen = [tables] * num_stages
     if tables.options:

@@ -1,6 +1,6 @@
-"""Changed programs, each judged: what fits where a program does not, and what would be faster.
+"""Predicts the effect of changes to a program: which make it fit, and which make it faster.
 
-What is typed for a change follows from the settings before and after it (``flags_between``).
+The options to type for a change follow from the settings before and after it (``flags_between``).
 """
 
 import math
@@ -30,12 +30,12 @@ from ipucnn.planning.settings import (
 from ipucnn.text import percent
 from ipucnn.training.program import Program
 
-# Dynamic programs spent on the splits of a change; a hint needs splits that fit, not a proof.
+# Dynamic programs for the splits of a change: a hint needs splits that fit, not a proof.
 _EVALUATIONS = 4
 _MOST_STAGES = 16
-# What ran out of memory by an unknown amount is taken to have missed it by a tenth.
+# A program that ran out of memory by an unknown amount is assumed to have exceeded it by a tenth.
 _UNKNOWN_OVERUSE = 1.1
-# Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain that is worth a line.
+# Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain worth a line.
 _MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.4, 0.2), 1.01, 3
 
 _Trial = Tuple[PlanSettings, Optional[Tuple[str, ...]]]
@@ -52,7 +52,7 @@ _CHANGING = (
 def flags_between(
     before: PlanSettings, after: PlanSettings, splits_before: Sequence[str], splits: Sequence[str]
 ) -> Tuple[str, ...]:
-    """What to add to the command of a program to get another one."""
+    """Returns the options to add to the command of a program to get another one."""
     words: List[str] = []
     for name in _CHANGING:
         value, spec = getattr(after, name), BY_NAME["pipeline_schedule" if name == "schedule" else name]
@@ -69,11 +69,11 @@ def flags_between(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is predicted for a program; nothing in it was measured.
+    """The prediction for a program; nothing in it was measured.
 
     Attributes:
-        predicted_fill: share of its memory that the fullest IPU takes.
-        predicted_images_per_s: of all replicas.
+        predicted_fill: the fill of the fullest IPU.
+        predicted_images_per_s: the throughput of all replicas.
         verdict: "fits", "uncertain" or "does not fit".
     """
 
@@ -83,14 +83,14 @@ class Outcome:
 
 
 def outcome_of(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Outcome:
-    """The prediction for splits under some settings."""
+    """Returns the prediction for splits under some settings."""
     fullest = _fullest(planner, splits, settings)
     speed = predict(planner.graph, splits, settings, planner.system).images_per_s
     return Outcome(fullest.fill, speed, fullest.verdict)
 
 
 def _fullest(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> StageMemory:
-    """The memory of the fullest IPU."""
+    """Returns the memory of the fullest IPU."""
     memory = program_memory(planner.graph, splits, settings, planner.system.ipu)
     return max(memory, key=lambda one: one.fill)
 
@@ -100,13 +100,13 @@ def _fullest(planner: Planner, splits: Sequence[str], settings: PlanSettings) ->
 
 @dataclass(frozen=True)
 class SmallerProgram:
-    """A change that makes a program fit, by prediction.
+    """A change that is predicted to make a program fit.
 
     Attributes:
-        flags: to add to the command.
-        settings, splits: of the changed program.
-        predicted_fill: share of the fullest IPU's memory that it takes.
-        predicted_fill_before: the same of the program as it was.
+        flags: the options to add to the command.
+        settings, splits: the changed program.
+        predicted_fill: the fill of its fullest IPU.
+        predicted_fill_before: the same for the original program.
     """
 
     flags: Tuple[str, ...]
@@ -117,7 +117,7 @@ class SmallerProgram:
 
     @property
     def hint(self) -> str:
-        """What to do, for a message."""
+        """Returns the advice for a message."""
         return (
             f"predicted to fit: {' '.join(self.flags)} (the fullest IPU at {percent(self.predicted_fill)} of its "
             f"memory instead of {percent(self.predicted_fill_before)})"
@@ -132,19 +132,20 @@ def smallest_change(
     overuse: Optional[float] = None,
     only: Optional[Collection[str]] = None,
 ) -> Optional[SmallerProgram]:
-    """The first change, from small to large, after which the program is predicted to fit.
+    """Returns the first change, from small to large, after which the program is predicted to fit.
 
-    In order: what changes no result (recomputation, a smaller availableMemoryProportion, both, optimizer state
-    outside the chip, other splits, the Interleaved schedule); a smaller micro-batch with as many more accumulated; more
-    stages; 16-bit numbers; more stages and smaller micro-batches.
+    The order is: changes that affect no result (recomputation, a smaller availableMemoryProportion, both, optimizer
+    state outside the chip, other splits, the Interleaved schedule); a smaller micro-batch with proportionally more
+    accumulation; more stages; 16-bit numbers; more stages and smaller micro-batches.
 
     Args:
-        settings, splits: of the program that did not fit.
-        overuse: memory needed over memory there is, as the compiler said; None where it did not say.
-        only: the flags that the command takes and acts on, if they are not all.
+        settings, splits: the program that did not fit.
+        overuse: needed over available memory, as reported by the compiler; None if it did not report it.
+        only: the options that the command accepts and uses, if not all.
     """
     before = _fullest(planner, splits, settings).fill
-    # The compiler has just shown how far off the model is for this network: what fits must be as much smaller.
+    # The compiler's report shows the model's error for this network, so a program counts as fitting only with that
+    # margin.
     allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
 
     def is_allowed(flags: Sequence[str]) -> bool:
@@ -173,7 +174,7 @@ def _splits_within(planner: Planner, settings: PlanSettings, limit: float) -> Op
 
 
 def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
-    """What to try, the smallest change first."""
+    """Yields the changes to try, the smallest first."""
     for smaller in (settings, *_smaller_micro_batches(settings)):
         if smaller != settings:
             yield smaller, splits
@@ -190,7 +191,7 @@ def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus:
 
 
 def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
-    """The same global batch in micro-batches of half the size, a quarter, ..."""
+    """Returns the same global batch in micro-batches of half the size, a quarter, ..."""
     smaller, size = [], settings.micro_batch_size // 2
     samples = settings.micro_batch_size * settings.gradient_accumulation_count
     while size:
@@ -205,7 +206,7 @@ def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
 
 
 def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
-    """The same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
+    """Yields the same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
     schedule = GROUPED if settings.order.is_sequential else settings.schedule
     more = settings.with_stages(stages, schedule)
     yield more, None
@@ -236,16 +237,16 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
     if least != settings:
         yield least, None
     if piped and settings.schedule == GROUPED and settings.num_ipus_per_replica == settings.num_stages:
-        # Whatever count Grouped accepts, Interleaved does, too; but it refuses two stages on one IPU.
+        # Interleaved accepts every count that Grouped accepts, but not two stages on one IPU.
         yield replace(settings, schedule=INTERLEAVED), splits
         yield replace(least, schedule=INTERLEAVED), None
 
 
 def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
-    """availableMemoryProportion of at most ``share`` in each stage; None where that changes nothing.
+    """Returns availableMemoryProportion of at most ``share`` in each stage; None if that changes nothing.
 
-    Where the convolutions and the matrix products of all stages have proportions of their own, it changes nothing
-    either: they come from options that go before the one proposed here.
+    If the convolutions and the matrix products of all stages have their own proportions, the result is None, too: these
+    come from options that take precedence over the proposed one.
     """
     shares = settings.available_memory_proportion
     if len(shares) == 1 and shares[0].convolution != shares[0].matmul:
@@ -258,9 +259,10 @@ def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
 
 
 def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, ...], Optional[Change]]:
-    """The changes of one setting each that make a program fastest, and the one to make if it does not fit after all.
+    """Returns the one-setting changes that make a program fastest, and the change in case it does not fit.
 
-    All keep the splits and what else they do not name; ``plan-splits`` would choose these anew for the changed setting.
+    All keep the splits and everything that they do not name; ``plan-splits`` would choose these again for the changed
+    setting.
     """
     settings, splits = candidate.settings, candidate.splits
     if candidate.verdict == "does not fit":
@@ -274,7 +276,7 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
 
     tried = [change(name, changed) for name, changed in _single_changes(settings).items()]
     gains = [one for one in tried if one.ratio >= _LEAST_GAIN and one.verdict != "does not fit"]
-    best: Dict[str, Change] = {}  # of each option
+    best: Dict[str, Change] = {}  # the best value of each option
     for one in sorted(gains, key=lambda one: (-round(one.ratio, 2), one.predicted_fill)):
         best.setdefault(one.flags[0], one)
     smaller = smallest_change(planner, settings, splits, only=_KEEPING_SPLITS)
@@ -289,7 +291,7 @@ _KEEPING_SPLITS = (
 
 
 def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
-    """A program with one thing changed, by what that is."""
+    """Returns programs with one thing changed, by the name of the change."""
     count, size, order = settings.gradient_accumulation_count, 2 * settings.micro_batch_size, settings.order
     changes: Dict[str, Dict[str, Any]] = {
         "8-bit transfer": {"eight_bit_transfer": True},
@@ -315,14 +317,14 @@ def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """One optimisation: what the program does, what it could do instead, and what that would bring.
+    """One optimisation: the program's current setting, the alternative, and the alternative's effect.
 
     Attributes:
-        number: in the public README.
-        option: the flag as ``plan-splits`` takes it, or what decides it.
+        number: the number in the public README.
+        option: the flag of ``plan-splits``, or the fact that determines the setting.
         here, instead: the setting of the program, and the other one.
-        outcome: with ``instead``; None where it is not modelled.
-        note: why not, or what is left out.
+        outcome: the prediction with ``instead``; None if it is not modelled.
+        note: why it is not modelled, or what the prediction leaves out.
     """
 
     number: int
@@ -342,12 +344,13 @@ def optimisations(
     loss_scaling: float = 0.0,
     exchange_target: Optional[str] = None,
 ) -> Tuple[Outcome, List[Optimisation]]:
-    """The program's own prediction, and all eleven optimisations that the README of that application names.
+    """Returns the program's own prediction, and all eleven optimisations that the README of that application names.
 
     Args:
-        splits: legal ones, each of their stages on an IPU of its own.
-        loss_scaling: 0 is none.
-        exchange_target: of Poplar's internal exchange; without, its own default holds, which is cycles.
+        splits: legal splits, with each of their stages on an IPU of its own.
+        loss_scaling: the loss scale; 0 for none.
+        exchange_target: the optimisation target of Poplar's internal exchange; None for Poplar's default, which is
+            cycles.
 
     Raises:
         ConfigurationError: no pipeline, stages that share an IPU, or no training.
@@ -360,13 +363,13 @@ def optimisations(
         )
 
     def switch(name: str, first: object, second: object) -> _Switch:
-        """A setting with two values; a program with neither is compared with the first."""
-        here = getattr(settings, name)
-        changes: Dict[str, Any] = {name: second if here == first else first}
-        return here, changes[name], replace(settings, **changes)
+        """Compares a setting with two values; a program with neither is compared with the first."""
+        current = getattr(settings, name)
+        changes: Dict[str, Any] = {name: second if current == first else first}
+        return current, changes[name], replace(settings, **changes)
 
     def shares(proportions: Proportions) -> _Switch:
-        """Another availableMemoryProportion."""
+        """Compares another availableMemoryProportion."""
         changed = replace(settings, available_memory_proportion=proportions)
         return _percent(settings), _percent(changed), changed
 
@@ -421,30 +424,30 @@ def optimisations(
 
     return judged(settings), [
         Optimisation(
-            *(number, name, option, _word(here), _word(instead)),
+            *(number, name, option, _word(current), _word(instead)),
             outcome=None if changed is None else judged(changed),
             note=note,
         )
-        for number, name, option, (here, instead, changed), note in rows
+        for number, name, option, (current, instead, changed), note in rows
     ]
 
 
 _Switch = Tuple[object, object, Optional[PlanSettings]]
-"""A setting as it is and as it could be, and the program with that; None where it is not modelled."""
+"""The current and the other value of a setting, and the program with the other; None if it is not modelled."""
 
 
 def _another_for_all(settings: PlanSettings) -> Proportions:
-    """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
+    """Returns Poplar's default for all stages; for a program that has it, the smallest proportion that is tried."""
     (least,), default = smallest(settings.available_memory_proportion), uniform(PROPORTIONS[0])
     return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
 
 
 def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Proportions:
-    """For each stage the largest with which its IPU surely fits; where stages differ already, their largest."""
+    """Returns each stage's largest proportion with which its IPU surely fits; the largest if stages differ already."""
     if settings.has_own_proportions:
         return largest(settings.available_memory_proportion)
     shares = [PROPORTIONS[-1]] * settings.num_stages
-    # From the smallest to the largest, so that the largest that fits is what stays.
+    # From the smallest to the largest, so that the largest that fits remains.
     for share in reversed(PROPORTIONS):
         changed = replace(settings, available_memory_proportion=uniform(share))
         memory = program_memory(planner.graph, splits, changed, planner.system.ipu)
@@ -453,7 +456,7 @@ def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSet
 
 
 def _without_pipelining(settings: PlanSettings) -> PlanSettings:
-    """The same IPUs with a whole network on each, with the largest proportions that a stage has."""
+    """Returns the same IPUs with a whole network on each, with the largest proportions of any stage."""
     return settings.restaged(
         1,
         available_memory_proportion=largest(settings.available_memory_proportion),
@@ -468,7 +471,7 @@ def _percent(settings: PlanSettings) -> str:
 
 
 def _word(value: object) -> str:
-    """A setting's value as a user gives it."""
+    """Returns a setting's value as a user types it."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -479,26 +482,26 @@ _UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
 
 
 def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig) -> MemoryAdvice:
-    """The question to ask when memory runs out in training.
+    """Returns the function that makes the advice when training runs out of memory.
 
     Args:
         model: from ``build_model``.
-        name: of the network.
-        program: that runs; its splits are filled in.
-        config: of the run.
+        name: the name of the network.
+        program: the running program, with its splits filled in.
+        config: the configuration of the run.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
     return _asking(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
 
 
 def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
-    """The question to ask when memory runs out in evaluation or inference, which have no pipeline.
+    """Returns the function for advice when evaluation or inference, which have no pipeline, runs out of memory.
 
     Args:
         model: from ``build_model``.
-        name: of the network.
-        config: of the run.
-        command: "evaluate", "infer" or "benchmark"; the hint has only options that it takes.
+        name: the name of the network.
+        config: the configuration of the run.
+        command: "evaluate", "infer" or "benchmark"; the hint names only options that it accepts.
     """
     size = BY_NAME["validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"]
     specs = {"--micro-batch-size": size}
@@ -529,13 +532,14 @@ def _asking(
     advice: str,
     nothing: Optional[str] = None,
 ) -> MemoryAdvice:
-    """The question to ask about a program.
+    """Returns the function that makes the advice for a program.
 
     Args:
-        make: its settings, asked for only when it ran out of memory: no run fails for the sake of a hint.
-        renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
-        advice: where nothing can be predicted.
-        nothing: where no change fits.
+        make: the function that returns its settings, called only when it ran out of memory: no run fails because of a
+            hint.
+        renamed: the training options that may be proposed, with their names here; None: all, unchanged.
+        advice: the advice if nothing can be predicted.
+        nothing: the advice if no change fits.
     """
 
     def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
@@ -545,14 +549,14 @@ def _asking(
         try:
             settings = make()
             graph = keras_graph.graph_of(model, name)
-            if unknown_layers(graph):  # what is estimated of them is no promise
+            if unknown_layers(graph):  # The network's layers are estimated, so nothing is promised.
                 return unknown
             planner = Planner(graph, smallest_system(settings.occupied_ipus))
             if without is not None:
                 return _held(planner, splits, settings, without)
             change = smallest_change(planner, settings, splits, overuse=overuse, only=renamed)
         except UserError:
-            # A network that the planner does not know: the error that is being explained matters more.
+            # The planner does not know the network: the error that is being explained matters more.
             return unknown
         if change is None:
             return nothing
@@ -562,7 +566,7 @@ def _asking(
 
 
 def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, option: str) -> str:
-    """What the fullest IPU holds with an option off; the planner knows no other offloading, all else is on the IPU."""
+    """Returns what the fullest IPU holds with an option off; the planner assumes that all else is on the IPU."""
     if option == "optimizer_state_offloading":
         settings = replace(settings, optimizer_state_offloading=False)
     fullest = _fullest(planner, splits, settings)
