@@ -1,13 +1,13 @@
-"""A network as data: names of stock Keras layers with plain settings, and what each of them reads.
+"""A network as data: names of stock Keras layers with plain settings, and the inputs of each layer.
 
-This is what a network of a user's own becomes, whether a function of a Python file made it or Keras saved it as a
-``.keras`` file, and what a checkpoint keeps of it.  Making a network of such data looks up layers in a list by the
-names of their classes and gives them numbers and words; nothing in it can be code.  So data from others, as a run
-folder's, can make no other than a wrong network.
+A user's own network is converted to this form, whether a function of a Python file made it or Keras saved it as a
+``.keras`` file, and checkpoints store it in this form.  Building a network from it looks up the layers' classes by name
+in a fixed list, and passes them numbers and words; none of the data is run as code.  So data from others, such as a run
+folder, can at worst give a wrong network.
 
-It is made of the calls that ``keras_config.py`` reads.  What training could not compute as Keras would is refused by
-name: shared layers, calls with arguments, regularizers, constraints, random and remembering layers, other types of
-numbers.
+It is converted from the calls that ``keras_config.py`` reads.  Everything that training would not compute as Keras does
+is refused by name: shared layers, calls with arguments, regularizers, constraints, random layers, layers with state,
+and number types other than float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ipucnn.models.keras_config import INPUT_NAME, LAYER_OF_OPERATION, LayerCall
 from ipucnn.text import counted, shown_value
 
 MAX_LAYERS = 3000
-# Four times the features of ImageNet-21k's classifier; a layer of more would fill memory before anything is said of it.
+# Three times the 21,841 classes of ImageNet-21k; a larger layer could fill memory before any check refuses it.
 MAX_FEATURES = 2**16
 PER_SAMPLE = (
     "Activation", "Add", "Average", "AveragePooling2D", "BatchNormalization", "Concatenate", "Conv2D",
@@ -33,9 +33,9 @@ PER_SAMPLE = (
     "Maximum", "Minimum", "Multiply", "PReLU", "Permute", "ReLU", "Rescaling", "Reshape", "SeparableConv2D", "Softmax",
     "SpatialDropout2D", "Subtract", "UpSampling2D", "ZeroPadding2D",
 )  # fmt: skip
-"""Stock layers that compute each sample by itself and remember nothing, and those that are exchanged for such ones."""
+"""Stock layers that compute each sample separately and have no state, and layers that are replaced by such ones."""
 _PREPROCESSING = ("Rescaling", "Normalization")
-# Layers of Keras that augment images, besides those called Random...
+# Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
 _OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
 _ACTIVATIONS = (
@@ -46,10 +46,10 @@ _INITIALIZERS = (
     "Constant", "GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "Identity", "LecunNormal", "LecunUniform",
     "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "VarianceScaling", "Zeros",
 )  # fmt: skip
-# Settings that are not the layer's: how it is called, of what type, and what it was built on.
+# Entries of a layer's configuration that are not settings: its name, its type, and the shapes that it was built for.
 _NOT_SETTINGS = ("name", "dtype", "batch_input_shape", "batch_shape", "build_config", "quantization_config")
 _NOT_OF_INITIALIZERS = ("seed", "dtype", "input_axes", "output_axes")
-# What Keras 2.6 or 3 writes of depthwise and separable convolutions, whose own class it is not: 1, or overridden.
+# Settings of Conv2D that Keras 2.6 or 3 also writes for depthwise and separable convolutions: 1, or overridden.
 _WITHOUT_EFFECT = ("groups", "kernel_initializer", "bias_initializer", "filters")
 _FUNCTIONAL = "give a functional or sequential model with one input and one output"
 
@@ -58,11 +58,11 @@ class Layer(NamedTuple):
     """A layer of an architecture.
 
     Attributes:
-        name: unique.
-        kind: name of a class of ``PER_SAMPLE``; of a class of the user's own that class's.
-        settings: plain values; None for a class of the user's own, which has them itself.
-        inputs: names of the layers it reads.
-        own: class of the user's own and its configuration, of a network that their function has just made.
+        name: unique name.
+        kind: class name, which is in ``PER_SAMPLE`` unless it is a class of the user's own.
+        settings: plain values; None for a class of the user's own, which has its settings itself.
+        inputs: names of the layers that it reads.
+        own: the user's class and its configuration, in a network that the user's function has just made.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Layer(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """A network as data; the layers come after those that they read, and "input" is none of them.
+    """A network as data; each layer comes after the layers that it reads, and "input" is not one of the layers.
 
     Attributes:
-        layers: in the order in which they run.
-        input_shape: (height, width, channels), None where any will do.
-        notes: what was left out of it, a sentence each.
+        layers: layers in the order in which they run.
+        input_shape: (height, width, channels); None for a size that is not fixed.
+        notes: a sentence for each thing that was left out.
     """
 
     layers: Tuple[Layer, ...]
@@ -92,24 +92,24 @@ class Architecture(NamedTuple):
 
     @property
     def num_outputs(self) -> Optional[int]:
-        """Logits of the last layer, where it says how many."""
+        """Number of logits, from the last layer's ``units``; None if it has none."""
         settings = self.layers[-1].settings or {}
         units = settings.get("units")
         return units if isinstance(units, int) else None
 
     def to_data(self) -> Dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """The architecture as plain values, for a checkpoint."""
         return {"input_shape": list(self.input_shape), "layers": [list(layer[:4]) for layer in self.layers]}
 
 
 def from_data(data: PlainValue, what: str) -> Architecture:
-    """What :meth:`Architecture.to_data` gave, checked as if others had written it.
+    """Reads the data of :meth:`Architecture.to_data`, which are not trusted.
 
     Args:
-        what: that holds it, for messages.
+        what: name of their source, for messages.
 
     Raises:
-        DataError: it is none.
+        DataError: they are not an architecture.
     """
     try:
         shape = tuple(data["input_shape"])
@@ -138,19 +138,22 @@ def from_data(data: PlainValue, what: str) -> Architecture:
         ) from None
 
 
-# --- from a model of Keras
+# --- from a Keras model
 
 
 def _layer_of(
     network: str, call: LayerCall, num_calls: int, inputs: Tuple[str, ...], model: Optional[KerasModel]
 ) -> Layer:
-    """The layer of a call.
+    """The layer of a call, checked.
 
     Args:
-        network: its name, for messages.
-        num_calls: of the layer.
-        inputs: names of the layers it reads.
-        model: the network itself; None of one in a file.
+        network: name of the network, for messages.
+        num_calls: number of calls of the layer.
+        inputs: names of the layers that it reads.
+        model: the network itself; None for one in a file.
+
+    Raises:
+        ConfigurationError: training would not compute the layer as Keras does.
     """
     name, kind = call.name, call.kind
     where = f"{network}: layer '{shown_value(name)}'"
@@ -165,7 +168,7 @@ def _layer_of(
         )
     if num_calls != 1:
         raise ConfigurationError(f"{where} is called {num_calls} times", "give each call a layer of its own")
-    # Keras 3 notes the default of Dropout as if it had been given.
+    # Keras 3 records Dropout's default as if it had been given.
     others = [
         f"{key}={value}"[:40] if key else str(value)[:40]
         for key, value in call.arguments
@@ -207,7 +210,7 @@ def _layer_of(
 
 
 def _layer_for(network: str, call: LayerCall, num_inputs: int, others: Sequence[str]) -> str:
-    """The class of layers that computes what an operation does."""
+    """The name of the layer class that computes the same as an operation."""
     kind = LAYER_OF_OPERATION.get(call.kind)
     if kind is None:
         raise ConfigurationError(
@@ -224,10 +227,10 @@ def _layer_for(network: str, call: LayerCall, num_inputs: int, others: Sequence[
 
 
 def _check_untrained(network: str, live: KerasLayer, settings: Mapping[str, PlainValue]) -> None:
-    """Refuses a layer whose weights were loaded: what begins at 0 or 1 tells.
+    """Refuses a layer whose weights were loaded, which shows in weights that no longer equal their initial 0 or 1.
 
     Raises:
-        ConfigurationError: naming it.
+        ConfigurationError: the weights were loaded; the message names the layer.
     """
     for weight in live.weights:
         base = weight.name.split("/")[-1].split(":")[0]
@@ -241,14 +244,14 @@ def _check_untrained(network: str, live: KerasLayer, settings: Mapping[str, Plai
 
 
 def _is_stock(layer: KerasLayer) -> bool:
-    """Whether a layer is exactly of the class of Keras that its class is called after."""
+    """Whether a layer's class is Keras' own class of that name."""
     from tensorflow import keras
 
     return type(layer) is getattr(keras.layers, type(layer).__name__, None)
 
 
 def own_layers(model: KerasModel) -> Tuple[str, ...]:
-    """Names of the layers of a built network whose classes are neither Keras' nor this package's."""
+    """Names of the layers of a built network whose classes are neither from Keras nor from this package."""
     return tuple(
         layer.name
         for layer in model.layers
@@ -257,10 +260,10 @@ def own_layers(model: KerasModel) -> Tuple[str, ...]:
 
 
 def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
-    """Settings of a stock layer as numbers and words that are known.
+    """The settings of a stock layer as plain values, checked.
 
     Raises:
-        ConfigurationError: one of them is something else, or would have an effect that training does not have.
+        ConfigurationError: a setting is not a plain value, or training does not support it.
     """
     settings: Dict[str, Any] = {}
     for key, value in dict(config).items():
@@ -307,7 +310,7 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
 
 
 def _plain(value: object, where: str, key: str) -> Any:
-    """Numbers, words, truth values, and lists of them."""
+    """Converts a setting to a number, word, truth value, or a list of them; raises ConfigurationError for others."""
 
     def of_numpy(number: object) -> Any:
         if getattr(number, "shape", None) == () and hasattr(number, "item"):
@@ -315,7 +318,7 @@ def _plain(value: object, where: str, key: str) -> Any:
         raise TypeError
 
     def refuse(_: object) -> None:
-        # Keras takes a mapping in some of them, as in the value of Constant, for an object that it is to import.
+        # In some settings, such as Constant's value, Keras would take a mapping for an object to import.
         raise TypeError
 
     try:
@@ -329,7 +332,7 @@ def _plain(value: object, where: str, key: str) -> Any:
 
 
 def _type_name(value: PlainValue) -> str:
-    """The type of numbers of a layer, as Keras 2.6 and 3 write it."""
+    """The number type of a layer, from the forms in which Keras 2.6 and 3 write it."""
     while isinstance(value, dict):
         value = (value.get("config") or {}).get("name", value.get("class_name"))
     return "float32" if value is None else str(value)
@@ -341,12 +344,12 @@ def architecture_of(
     """The architecture of a functional or sequential model.
 
     Args:
-        name: of the network, for messages.
-        calls: of its layers.
-        model: the model itself, of which layers of the user's own classes may be taken; None of one in a file.
+        name: name of the network, for messages.
+        calls: calls of its layers.
+        model: the model itself, which provides layers of the user's own classes; None for one in a file.
 
     Raises:
-        ConfigurationError: something in it that cannot be trained as Keras would, by name.
+        ConfigurationError: training would not compute a layer as Keras does; the message names it.
     """
     num_calls = Counter(call.name for call in calls)
     names = {calls[0].call: INPUT_NAME}
@@ -375,10 +378,10 @@ def architecture_of(
 def _between_images_and_logits(
     network: str, layers: List[Layer], output: str
 ) -> Tuple[List[Layer], List[str]]:
-    """The layers without preprocessing at the beginning and softmax at the end; the last one ends the network."""
+    """The layers, output layer last, without preprocessing at the beginning and softmax at the end; and notes."""
     notes: List[str] = []
     for first in [layer for layer in layers if layer.kind in _PREPROCESSING]:
-        # Those before it are gone already.
+        # The preprocessing layers before this one have been removed.
         if next(layer.inputs for layer in layers if layer.name == first.name) != (INPUT_NAME,):
             continue
         layers = _without(layers, first.name)
@@ -417,7 +420,7 @@ def _between_images_and_logits(
 
 
 def _without(layers: Sequence[Layer], name: str) -> List[Layer]:
-    """The layers without one of one input, whose readers read that input."""
+    """The layers without one layer, which has one input; its readers now read that input."""
     (source,) = next(layer.inputs for layer in layers if layer.name == name)
     return [
         layer._replace(inputs=tuple(source if read == name else read for read in layer.inputs))
@@ -426,18 +429,18 @@ def _without(layers: Sequence[Layer], name: str) -> List[Layer]:
     ]
 
 
-# --- into a network
+# --- to a network
 
 
 def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple[Blueprint, KerasModel]:
-    """The steps of a network, with stock layers, and what Keras makes of them.
+    """The blueprint of an architecture, still with stock layers, and the Keras model built from it.
 
     Args:
-        images: Keras tensor.
-        what: the network, for messages.
+        images: Keras tensor of the images.
+        what: name of the network, for messages.
 
     Raises:
-        ConfigurationError: Keras can't build it, or this Keras lacks a layer of it.
+        ConfigurationError: Keras can't build the network, or this version of Keras lacks one of its layers.
     """
     from tensorflow import keras
 
@@ -477,7 +480,11 @@ def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple
 
 
 def _accepted(kind: type, settings: Dict[str, PlainValue], name: str, what: str) -> Dict[str, Any]:
-    """Those of the settings that this Keras' layer takes; others must say nothing."""
+    """The settings that this version of Keras' layer takes; the others must have no effect.
+
+    Raises:
+        ConfigurationError: a setting that the layer does not take would have an effect.
+    """
     known = {"trainable", *inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
     for key, value in settings.items():
         if key not in known and key not in _WITHOUT_EFFECT and value not in (None, False, "linear"):

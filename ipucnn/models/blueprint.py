@@ -1,8 +1,8 @@
 """A Keras functional model as plain data that can be edited and built again.
 
-``keras.models.clone_model`` can swap a layer for another one, but neither rewire nor rename on Keras 2.6
-and Keras 3 alike, and it stumbles over operations that are not layers (``x + 3`` in MobileNetV3).  A
-blueprint is read from the model's public configuration, edited as a list, and assembled into a new model.
+``keras.models.clone_model`` can replace a layer, but cannot rewire or rename layers in both Keras 2.6 and Keras 3, and
+it fails on operations that are not layers (``x + 3`` in MobileNetV3).  A blueprint is read from the model's public
+configuration, edited as a list, and assembled into a new model.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ipucnn.models.keras_config import read_calls
 
 @dataclass
 class Step:
-    """One layer and where its inputs come from.
+    """A layer and the sources of its inputs.
 
     Attributes:
         name: name of the layer, unique in the blueprint.
-        kind: class name of the layer, or of the operation where Keras records a bare operation.
-        layer_class: class of the layer; None for a bare operation, which has to be edited away.
-        config: what ``layer_class.from_config`` takes.
-        inputs: names of the steps it reads, in the order of its arguments.
+        kind: class name of the layer; for a bare operation, the name under which Keras records it.
+        layer_class: class of the layer; None for a bare operation, which must be replaced or removed.
+        config: argument of ``layer_class.from_config``.
+        inputs: names of the steps that it reads, in the order of its arguments.
         channels: last dimension of its output.
         constants: numbers among a bare operation's arguments.
     """
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Blueprint:
-    """Steps in topological order, the first the input; ``output`` names the one that is returned."""
+    """Steps in topological order, of which the first is the input; ``output`` is the name of the output step."""
 
     steps: List[Step]
     output: str
@@ -57,13 +57,15 @@ class Blueprint:
         return [step for step in self.steps if name in step.inputs]
 
     def insert(self, position: int, source: str, chain: Iterable[Tuple[str, type, KerasConfig]]) -> str:
-        """Puts layers at a position, of which the first reads ``source`` and each other one the one before it.
+        """Inserts a chain of layers: the first reads ``source``, and each other one the layer before it.
 
         Args:
-            chain: (name, class, settings) of each.
+            position: index of the first in ``steps``.
+            source: name of the step that the first reads.
+            chain: (name, class, settings) of each layer.
 
         Returns:
-            The name of the last.
+            The name of the last layer.
         """
         for name, kind, config in chain:
             step = Step(name, kind.__name__, kind, {"name": name, **config}, [source])
@@ -72,21 +74,21 @@ class Blueprint:
         return source
 
     def reroute(self, old: str, new: str) -> None:
-        """Makes everything that reads ``old`` read ``new``."""
+        """Makes all readers of ``old`` read ``new``."""
         for step in self.steps:
             step.inputs = [new if name == old else name for name in step.inputs]
         if self.output == old:
             self.output = new
 
     def bypass(self, names: Iterable[str]) -> None:
-        """Removes steps of one input, connecting their readers to that input."""
-        doomed: Set[str] = set(names)
-        for name in doomed:
+        """Removes steps of one input, and connects their readers to that input."""
+        removed: Set[str] = set(names)
+        for name in removed:
             step = self[name]
             if len(step.inputs) != 1:
                 raise ValueError(f"{name} has {len(step.inputs)} inputs and can't be bypassed")
             self.reroute(name, step.inputs[0])
-        self.steps = [step for step in self.steps if step.name not in doomed]
+        self.steps = [step for step in self.steps if step.name not in removed]
 
     def rename(self, new_name: Callable[[Step], str]) -> None:
         """Renames every step.
@@ -107,13 +109,13 @@ class Blueprint:
 
 
 def read_blueprint(model: KerasModel) -> Blueprint:
-    """The blueprint of a functional model with one input and one output in which every layer is called once.
+    """Reads the blueprint of a functional model with one input and one output in which every layer is called once.
 
     Raises:
-        ValueError: if a layer is shared.
+        ValueError: a layer is called several times.
     """
     with warnings.catch_warnings():
-        # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
+        # Keras 2.6 warns that it could not find custom layers when loading; nothing is loaded here.
         warnings.simplefilter("ignore")
         calls = read_calls(model.name, "Functional", model.get_config())
     names = {call.name: call.place[-1] for call in calls}
@@ -142,19 +144,19 @@ def _channels(layer: KerasLayer) -> Optional[int]:
 
 
 def layer_order(model: KerasModel) -> List[str]:
-    """Names of the network's steps in order: what splits refer to."""
+    """Names of the network's steps in order, as splits use them."""
     return [step.name for step in read_blueprint(model).steps]
 
 
 def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
-    """The stage of each layer of the network: a split opens the next one.
+    """The pipeline stage of each layer; every split begins the next stage.
 
     Args:
         order: names of the layers in the order in which they run.
-        splits: layers that open stages 1, 2, ...
+        splits: names of the first layers of stages 1, 2, ...
 
     Raises:
-        ValueError: a split that is no layer of the network, or out of order.
+        ValueError: a split is not a layer of the network, or is out of order.
     """
     stages, stage = {}, 0
     remaining = list(splits)
@@ -169,12 +171,15 @@ def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, in
 
 
 def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:
-    """Builds the model.
+    """Builds the model of a blueprint.
 
     Args:
-        blueprint: its first step, the input, is taken by ``inputs``.
+        blueprint: the steps; ``inputs`` replaces the first one, the input.
         inputs: Keras tensor of the images.
-        name: of the model.
+        name: name of the model.
+
+    Raises:
+        ValueError: the blueprint has a bare operation.
     """
     from tensorflow import keras
 

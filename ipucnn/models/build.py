@@ -1,4 +1,4 @@
-"""Building a registered model: network, substitutions, seeded weights.
+"""Builds registered models: network, substitutions, seeded weights.
 
 TensorFlow is imported on the first build.
 """
@@ -17,22 +17,22 @@ from ipucnn.text import counted, shown_value
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What of a network can be chosen.
+    """Options for building a network.
 
     Attributes:
         input_shape: (height, width, channels).
         num_classes: logits per image or pixel.
         norm: "batch", "group" or "none"; None for the network's own.
-        norm_momentum: of batch norm's moving statistics.
-        norm_epsilon: None for the network's own (batch) or 1e-5 (group).
-        norm_moves_once: batch norm's moving statistics move once per weight update.
-        norm_groups: groups of group norm.
-        norm_channels_per_group: instead of ``norm_groups``; both None: the largest common divisor of 32 and
-            the layer's channels.
-        dropout: rate of the element-wise dropout, None for its own; 0 switches drop connect off, too.
+        norm_momentum: momentum of batch norm's moving statistics.
+        norm_epsilon: epsilon of the norm; None for the network's own (batch) or 1e-5 (group).
+        norm_moves_once: whether batch norm's moving statistics move once per weight update.
+        norm_groups: number of groups of group norm.
+        norm_channels_per_group: channels of a group, instead of ``norm_groups``; if both are None, the number of
+            groups is the greatest common divisor of 32 and the layer's channels.
+        dropout: rate of the element-wise dropout; None for the network's own; 0 also switches drop connect off.
         base_filters: filters of U-Net's first block; None for the network's own.
-        batch_size: static batch size, None for any.
-        seed: of the initial weights.
+        batch_size: static batch size; None for any.
+        seed: seed of the initial weights.
     """
 
     input_shape: Tuple[int, int, int]
@@ -50,8 +50,10 @@ class BuildOptions:
 
 
 def check_requirements(record: ModelRecord) -> None:
-    """Raises:
-    MissingError: if the installed Keras is older than the network needs.
+    """Checks that the installed Keras is new enough for a network.
+
+    Raises:
+        MissingError: it is older than the network needs.
     """
     if record.requires is None:
         return
@@ -83,13 +85,13 @@ def _check_norm(record: ModelRecord, options: BuildOptions) -> str:
 
 
 def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict[str, Any]]:
-    """Refuses what can be refused without building; TensorFlow is not needed.
+    """Checks the options that can be checked without building; does not need TensorFlow.
 
     Returns:
         The normalisation and the builder's arguments.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: the network does not support an option.
     """
     validate_input_shape(record, options.input_shape)
     if options.num_classes < 1:
@@ -110,22 +112,22 @@ def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict
 
 
 BACKBONE = "backbone"
-"""Stands for all layers with weights but the last one, the head."""
+"""Value of ``--freeze`` for all layers with weights except the last one, the head."""
 
 
 def layers_to_freeze(freeze: str, names: Sequence[str], model: str) -> Tuple[str, ...]:
-    """The layers that ``--freeze`` names.
+    """The layers that ``--freeze`` selects.
 
     Args:
-        freeze: a number, counted from the input; ``backbone``; or patterns as of a shell, between commas.
-        names: of the layers that have weights, in the network's order.
-        model: its name.
+        freeze: a number of layers, counted from the input; ``backbone``; or shell patterns separated by commas.
+        names: names of the layers with weights, in the network's order.
+        model: name of the network, for messages.
 
     Returns:
-        Their names, in the network's order.
+        Names of the selected layers, in the network's order.
 
     Raises:
-        ConfigurationError: nothing has such a name, or nothing would be left to train.
+        ConfigurationError: no layer matches a pattern, or no layer would be left to train.
     """
     if freeze == BACKBONE:
         chosen = list(names[:-1])
@@ -151,16 +153,19 @@ def layers_to_freeze(freeze: str, names: Sequence[str], model: str) -> Tuple[str
 
 
 def freeze_layers(model: KerasModel, freeze: str, has_new_head: bool = False) -> Tuple[str, ...]:
-    """Freezes what ``--freeze`` names: no gradient, no optimizer state; a frozen batch norm keeps its statistics.
+    """Freezes the layers that ``--freeze`` selects.
+
+    Frozen layers have no gradients and no optimizer state; a frozen batch norm keeps its statistics.
 
     Args:
-        has_new_head: the last layer has its initial weights.
+        freeze: as in :func:`layers_to_freeze`.
+        has_new_head: whether the last layer has its initial weights.
 
     Returns:
         The names of the frozen layers.
 
     Raises:
-        ConfigurationError: see :func:`layers_to_freeze`; or a new head would be frozen.
+        ConfigurationError: as :func:`layers_to_freeze`; or a new head would be frozen.
     """
     names = [layer.name for layer in model.layers if layer.weights]
     frozen = layers_to_freeze(freeze, names, model.name)
@@ -177,12 +182,12 @@ def freeze_layers(model: KerasModel, freeze: str, has_new_head: bool = False) ->
 def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     """Builds a registered network as a functional Keras model.
 
-    Batch norm, group norm and dropout are those of ``ipucnn.models.layers``; layer names are canonical; the
-    output is logits, (batch, classes) or (batch, height, width, classes).  The initial weights are a pure
-    function of ``options.seed`` and the layer's name.
+    Batch norm, group norm and dropout are the layers of ``ipucnn.models.layers``.  Layer names are canonical.  The
+    outputs are logits, (batch, classes) or (batch, height, width, classes).  The initial weights are a pure function
+    of ``options.seed`` and the layers' names.
 
     Raises:
-        ConfigurationError: an option the network can't have.
+        ConfigurationError: the network does not support an option.
         MissingError: the installed Keras lacks the network.
     """
     norm, arguments = check_options(record, options)
@@ -217,7 +222,7 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     editing.set_dropout(blueprint, options.dropout)
     editing.seed_weights(blueprint, options.seed)
     if record.own is not None:
-        # Layers of the user's own draw their initial weights from generators that all of the process shares.
+        # The user's own layers draw their initial weights from the process' global generators.
         with record.own.seeded(options.seed):
             return assemble(blueprint, images(), record.own.label)
     return assemble(blueprint, images(), record.name)

@@ -1,7 +1,8 @@
-"""Parameters and multiply-accumulates: of the registered networks, and counted on the layers of a built model.
+"""Parameters and multiply-accumulates of registered networks and of built models.
 
-Those of the registered networks at their home data sets' sizes and classes are read from ``counts.json``, which is
-derived from their layer graphs (``python -m ipucnn.planning.graphs.shipped``).
+The counts of registered networks, for the image size and classes of their default data sets, are read from
+``counts.json``, which is derived from their layer graphs (``python -m ipucnn.planning.graphs.shipped``).  The counts of
+a built model are computed from its layers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FILE = Path(__file__).with_name("counts.json")
 
 
 class Counts(NamedTuple):
-    """Of a registered network with its own norm.
+    """The counts of a registered network with its own norm.
 
     Attributes:
         parameters: trainable parameters.
@@ -31,17 +32,17 @@ class Counts(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def registered_counts() -> Dict[str, Counts]:
-    """By the networks' names; one that was registered since the file was written is absent."""
+    """The counts by network name; networks that were registered after the file was written are absent."""
     return {name: Counts(**entry) for name, entry in json.loads(FILE.read_text(encoding="utf-8")).items()}
 
 
 def counts_text(counts: Dict[str, Counts]) -> str:
-    """The text of the file that ``registered_counts`` reads, a line per network."""
+    """The text of the file that ``registered_counts`` reads, with a line per network."""
     lines = [f" {json.dumps(name)}: {json.dumps(entry._asdict())}" for name, entry in sorted(counts.items())]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-# --- on a built model
+# --- counts of a built model
 
 
 def _size(weight: TfVariable) -> int:
@@ -49,7 +50,7 @@ def _size(weight: TfVariable) -> int:
 
 
 def _spatial(shape: Sequence[Optional[int]]) -> int:
-    """Positions of a (batch, height, width, channels) or (batch, ..., features) tensor."""
+    """Number of positions of a (batch, height, width, channels) or (batch, ..., features) tensor, for one sample."""
     if any(n is None for n in shape[1:]):
         raise ValueError(f"multiply-accumulates need a static shape, got {tuple(shape)}")
     return math.prod(n for n in shape[1:-1] if n is not None)
@@ -58,8 +59,9 @@ def _spatial(shape: Sequence[Optional[int]]) -> int:
 def layer_macs(layer: KerasLayer) -> int:
     """Multiply-accumulates of one forward pass of one sample; 0 for layers without a kernel.
 
-    Every position of the output uses each number of a convolution's kernel once (grouped and depthwise
-    kernels are smaller by just that factor); in a transposed convolution every position of the input does.
+    In a convolution each position of the output uses every number of the kernel once; kernels of grouped and depthwise
+    convolutions are smaller by exactly the factor by which these compute less.  In a transposed convolution each
+    position of the input uses every number of the kernel once.
     """
     kind = type(layer).__name__
     weights = layer.weights
@@ -78,7 +80,7 @@ def count_macs(model: KerasModel) -> int:
 
 
 def layer_parameters(layer: KerasLayer) -> int:
-    """Trainable parameters of a layer (moving statistics are not)."""
+    """Trainable parameters of a layer; moving statistics are not trainable."""
     return sum(_size(weight) for weight in layer.trainable_weights)
 
 

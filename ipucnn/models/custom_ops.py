@@ -1,6 +1,6 @@
-"""Where the compiled Poplar custom operations lie (``custom_ops/``, built by ``make`` where the SDK is).
+"""Location of the compiled Poplar custom operations (``custom_ops/``, built by ``make`` on a machine with the SDK).
 
-No TensorFlow: whether there is one is asked before anything is imported.
+This module does not import TensorFlow, because the location is needed before that.
 """
 
 import os
@@ -12,9 +12,9 @@ CROP_LIBRARY = "libipucnn_crop.so"
 
 
 def crop_library() -> Optional[Path]:
-    """The library with the crop, None if it was not built.
+    """The library with the crop operation; None if it was not built.
 
-    Looked for in the folder IPUCNN_CUSTOM_OPS names, else in ``custom_ops/build`` of the source tree.
+    Its folder is IPUCNN_CUSTOM_OPS if that is set, else ``custom_ops/build`` of the source tree.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "custom_ops" / "build"

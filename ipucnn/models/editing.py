@@ -1,7 +1,7 @@
 """Layer substitution on blueprints: normalisation, dropout, stride, grouped convolutions, logits, initial weights.
 
-Initial weights are a pure function of (seed, layer name, weight name), whatever was built before.  Keras draws them
-from one generator after the other, so a model's weights depend on what the process built earlier, and Keras 2.6 and 3
+Initial weights are a pure function of (seed, layer name, weight name).  Keras draws the weights of all models from one
+sequence of generators, so a model's weights depend on the models that the process built before, and Keras 2.6 and 3
 draw differently.  Here each weight has its own generator.
 """
 
@@ -32,7 +32,7 @@ from ipucnn.models.layers import (
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
 _PREPROCESSING = ("Rescaling", "Normalization")
-# Where GroupNormalization does not get a number of groups: the paper's 32 where the channels allow it.
+# Default number of groups of GroupNormalization, as in the paper, if the channels are divisible by it.
 _USUAL_GROUPS = 32
 
 
@@ -44,12 +44,12 @@ def replace_layer(step: Step, layer_class: type, config: KerasConfig) -> None:
 
 
 def strip_preprocessing(blueprint: Blueprint) -> None:
-    """Removes the rescaling some Keras Applications start with: the input pipeline does it."""
+    """Removes the preprocessing at the start of some Keras Applications, which the input pipeline does instead."""
     blueprint.bypass([s.name for s in blueprint.steps if s.kind in _PREPROCESSING])
 
 
 def end_in_logits(blueprint: Blueprint) -> None:
-    """Removes the softmax at the end, as a layer of its own or as the last layer's activation."""
+    """Removes the softmax at the end, which is a layer of its own or the last layer's activation."""
     last = blueprint[blueprint.output]
     if last.kind in ("Activation", "Softmax"):
         blueprint.bypass([last.name])
@@ -66,13 +66,13 @@ def set_group_norm(
     """Replaces every batch norm by group norm.
 
     Args:
-        groups: groups of every layer; None with ``channels_per_group`` None: the largest common divisor of 32
-            and the layer's channels.
-        channels_per_group: the alternative; excludes ``groups``.
-        epsilon: None for 1e-5.
+        groups: number of groups of every layer; if this and ``channels_per_group`` are None, the greatest common
+            divisor of 32 and the layer's channels.
+        channels_per_group: channels of a group, instead of ``groups``.
+        epsilon: epsilon of the norm; None for 1e-5.
 
     Raises:
-        ConfigurationError: if a layer's channels can't be divided so.
+        ConfigurationError: a layer's channels are not divisible by this number, or both numbers were given.
     """
     if groups is not None and channels_per_group is not None:
         raise ConfigurationError(
@@ -86,9 +86,9 @@ def set_group_norm(
         if divisor is not None and (divisor < 1 or channels % divisor):
             common = functools.reduce(math.gcd, (int(s.channels or 0) for s in steps))
             legal = [str(d) for d in range(1, common + 1) if common % d == 0]
-            asked = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
+            grouping = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
             raise ConfigurationError(
-                f"the {step.channels} channels of layer {step.name} can't be normalised in {asked}",
+                f"the {step.channels} channels of layer {step.name} can't be normalised in {grouping}",
                 f"all layers of this network can take {' or '.join(legal)}",
             )
         number = math.gcd(channels, _USUAL_GROUPS) if groups is None else groups
@@ -102,12 +102,12 @@ def set_group_norm(
 def set_batch_norm(
     blueprint: Blueprint, momentum: float, epsilon: Optional[float] = None, moves_once: bool = False
 ) -> None:
-    """Replaces Keras' batch norm by this package's, which knows micro-batches.
+    """Replaces Keras' batch norm by this package's, which uses the statistics of each micro-batch.
 
     Args:
-        momentum: of the moving statistics.
-        epsilon: None to keep each layer's own.
-        moves_once: the moving statistics move once per weight update.
+        momentum: momentum of the moving statistics.
+        epsilon: epsilon of the norm; None for each layer's own.
+        moves_once: whether the moving statistics move once per weight update.
     """
     for step in blueprint.steps:
         if step.kind == "BatchNormalization":
@@ -128,7 +128,7 @@ def set_batch_norm(
 
 
 def remove_norm(blueprint: Blueprint) -> None:
-    """Removes every batch norm; convolutions that left their bias to one get it."""
+    """Removes every batch norm, and gives all convolutions a bias, which the norms had in their place."""
     norms = [s.name for s in blueprint.steps if s.kind == "BatchNormalization"]
     for step in blueprint.steps:
         if step.kind in CONVOLUTIONS and norms:
@@ -140,11 +140,11 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
     """Replaces Keras' dropout by this package's, whose masks are a function of the seed and the step.
 
     Args:
-        rate: None for each layer's own; 0 switches drop connect (stochastic depth) off as well, any other
-            value sets the element-wise dropout only.
+        rate: rate of the element-wise dropout; None for each layer's own.  0 also switches drop connect (stochastic
+            depth) off; any other rate leaves drop connect as it is.
 
     Raises:
-        ConfigurationError: if ``rate`` is above 0 and the network has no element-wise dropout.
+        ConfigurationError: ``rate`` is above 0, and the network has no element-wise dropout.
     """
     has_elementwise = False
     for step in blueprint.steps:
@@ -162,7 +162,7 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
 
 
 def drop_bias_before_norm(blueprint: Blueprint) -> None:
-    """Convolutions whose output goes only into a batch norm lose their bias, which the norm cancels."""
+    """Removes the bias of convolutions whose output is read only by batch norms, which cancel it."""
     for step in blueprint.steps:
         if step.kind in CONVOLUTIONS:
             readers = blueprint.consumers(step.name)
@@ -174,7 +174,7 @@ def move_stride(blueprint: Blueprint, moves: Callable[[str], Optional[str]]) -> 
     """Moves the stride of some convolutions to others.
 
     Args:
-        moves: name of the convolution that takes the stride over from the named one, or None.
+        moves: function from a convolution's name to the name of the one that gets its stride, or to None.
     """
     for step in blueprint.steps:
         target = moves(step.name) if step.kind == "Conv2D" else None
@@ -191,19 +191,19 @@ def set_kernel_initializer(blueprint: Blueprint, initializer: KerasInitializer) 
 
 
 def use_grouped_convolutions(blueprint: Blueprint) -> None:
-    """Makes every ``Conv2D`` with groups the one that trains on CPUs, too."""
+    """Replaces every ``Conv2D`` with groups by ``GroupedConv2D``, which can also be trained on CPUs."""
     for step in blueprint.steps:
         if step.kind == "Conv2D" and step.config.get("groups", 1) > 1:
             replace_layer(step, GroupedConv2D, step.config)
 
 
 def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
-    """Turns depthwise convolutions into convolutions over groups of ``group_size`` channels.
+    """Replaces depthwise convolutions by convolutions over groups of ``group_size`` channels.
 
     Masters et al. 2021, arXiv:2106.03640, section 3.1.
 
     Raises:
-        ValueError: if a layer's channels are not a multiple of ``group_size``.
+        ValueError: a layer's channels are not a multiple of ``group_size``.
     """
     for step in blueprint.steps:
         if step.kind != "DepthwiseConv2D":
@@ -222,7 +222,7 @@ def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
 
 
 def seed_weights(blueprint: Blueprint, seed: int) -> None:
-    """Gives each weight that starts from random numbers a generator of its own."""
+    """Gives each weight with random initial values its own generator."""
     for step in blueprint.steps:
         for key in [k for k in step.config if k.endswith("_initializer")]:
             weight = key[: -len("_initializer")]
@@ -246,13 +246,13 @@ _OTHERS_DRAWN = ("VarianceScaling", "RandomNormal", "TruncatedNormal", "RandomUn
 
 
 def generator(seed: int, key: str) -> np.random.Generator:
-    """A generator of its own for each (seed, key)."""
+    """The random generator of (seed, key); different keys have independent generators."""
     digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def _fans(shape: Sequence[int]) -> Tuple[float, float]:
-    """Fan in and fan out as Keras counts them: (..., in, out), times the receptive field."""
+    """Fan-in and fan-out as Keras computes them for a shape (..., in, out): the channels times the receptive field."""
     if len(shape) < 2:
         return float(shape[0]), float(shape[0])
     field = float(np.prod(shape[:-2])) if len(shape) > 2 else 1.0
@@ -260,7 +260,7 @@ def _fans(shape: Sequence[int]) -> Tuple[float, float]:
 
 
 def _truncated(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Normal numbers, those beyond two standard deviations drawn again."""
+    """Draws normal numbers, and draws those beyond two standard deviations again."""
     values = rng.standard_normal(int(np.prod(shape)), dtype=np.float32)
     bad = np.flatnonzero(np.abs(values) > 2)
     while bad.size:
@@ -270,10 +270,10 @@ def _truncated(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
 
 
 def draw(kind: str, config: KerasConfig, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """float32 numbers as the Keras initialiser ``kind`` with ``config`` distributes them.
+    """Draws float32 numbers from the distribution of the Keras initialiser ``kind`` with ``config``.
 
     Raises:
-        ValueError: for an initialiser this module does not know.
+        ValueError: this module does not have the initialiser.
     """
     if kind in _SCALING or kind == "VarianceScaling":
         if kind in _SCALING:
@@ -306,7 +306,7 @@ class SeededInitializer(keras.initializers.Initializer):
 
     Args:
         kind: class name of the Keras initialiser.
-        config: its configuration.
+        config: configuration of the Keras initialiser.
         seed: the run's seed.
         key: canonical name of the weight, such as "stem_conv/kernel".
     """
@@ -323,28 +323,29 @@ class SeededInitializer(keras.initializers.Initializer):
 
 
 def seeded(initializer: KerasInitializer, seed: int, key: str) -> Optional[KerasInitializer]:
-    """The seeded version of an initialiser (an object or its configuration), itself if it draws nothing."""
+    """The seeded version of an initialiser (an object or its configuration); unchanged if it draws nothing."""
     unseeded = keras.initializers.get(initializer)
     if unseeded is None or isinstance(unseeded, SeededInitializer):
         return unseeded
     kind = type(unseeded).__name__
-    if kind not in (*_SCALING, *_OTHERS_DRAWN):  # it draws nothing, or is of a layer of the user's own
+    if kind not in (*_SCALING, *_OTHERS_DRAWN):  # it draws nothing, or belongs to a layer of the user's own
         return unseeded
     return SeededInitializer(kind, unseeded.get_config(), seed, key)
 
 
-# --- layers of Keras alone
+# --- conversion to Keras' own layers
 
 
 def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
-    """Replaces this package's layers by Keras' own that compute the same in evaluation, under the same names.
+    """Replaces this package's layers by Keras' own layers, which compute the same in evaluation and keep the names.
 
-    Weights keep their order, so that each new layer takes those of the old one; the convolution that stands for
-    ``SubsamplePad`` needs an identity (:func:`stock_model`).
+    Weights keep their order, so that each new layer can take the weights of the old one; the convolution that replaces
+    ``SubsamplePad`` needs an identity kernel (:func:`stock_model`).
 
     Args:
-        all_of_them: also grouped convolutions, which TensorFlow 2.6 cannot run on a CPU and Keras 3 compiles by XLA,
-            and group norm, which Keras 2.6 lacks.  Where False, they stay: they are operations of TensorFlow alone.
+        all_of_them: whether to replace grouped convolutions, which TensorFlow 2.6 cannot run on a CPU and Keras 3
+            compiles with XLA, and group norm, which Keras 2.6 lacks.  If False, these stay; they consist of
+            TensorFlow operations only.
 
     Raises:
         ConfigurationError: Keras 2.6 has no layer that computes the same.
@@ -352,7 +353,7 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
     for step in list(blueprint.steps):
         layer_class, config = step.layer_class, dict(step.config)
         for key in [k for k in config if k.endswith("_initializer")]:
-            del config[key]  # Keras' own; weights are copied
+            del config[key]  # the default will do, because weights are copied
         config.pop("name", None)
         if layer_class is BatchNormalization:
             del config["moves_once"]
@@ -382,7 +383,7 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
 
 
 def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
-    """A ``HardSigmoid``, or ``HardSwish``, as layers that all versions of Keras have; the last keeps the name."""
+    """Replaces a ``HardSigmoid`` or ``HardSwish`` by layers of all versions of Keras; the last one keeps the name."""
     layers = keras.layers
     chain: List[Tuple[str, type, Dict[str, Any]]] = [
         (f"{step.name}_plus_3", layers.Rescaling, {"scale": 1.0, "offset": 3.0}),
@@ -399,16 +400,16 @@ def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
 
 
 def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
-    """Puts what the input pipeline does to pixels of 0..255 before the first layer, as layers of Keras.
+    """Inserts the input pipeline's normalisation of pixels of 0..255 before the first layer, as Keras layers.
 
     Args:
-        affine: of the network's range.
+        affine: the normalisation for the network's input range.
     """
     layers, source = keras.layers, blueprint.steps[0].name
     channels = int(blueprint.steps[0].channels or 0)
     chain: List[Tuple[str, type, Dict[str, Any]]] = []
     if affine.per_image:
-        # The smallest variance of 8-bit images that have any is 1/(pixels squared) and above this by far.
+        # This is far below 1/(pixels squared), the smallest variance of 8-bit images that are not constant.
         per_image = {"axis": [1, 2, 3], "epsilon": 1e-12, "center": False, "scale": False}
         chain = [
             ("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}),
@@ -418,7 +419,7 @@ def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
         factors = [affine.scale * factor for factor in affine.factors]
         offsets = [-offset * factor for offset, factor in zip(affine.offsets, affine.factors)]
         if affine.reverse:
-            # One 1x1 convolution turns the channels around.
+            # A 1x1 convolution reverses the order of the channels.
             chain.append(("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}))
             turn = {"filters": channels, "kernel_size": 1, "use_bias": False, "trainable": False}
             chain.append((_BGR, layers.Conv2D, turn))
@@ -441,17 +442,17 @@ def stock_model(
     pixels: Optional[ChannelAffine] = None,
     probabilities: bool = False,
 ) -> KerasModel:
-    """A network of the registry as Keras' own layers, with its weights: what leaves this package.
+    """A network with its weights, converted to Keras' own layers for export.
 
     Args:
-        model: with its weights.
+        model: the network with its weights.
         inputs: Keras tensor of the images.
         all_of_them: see :func:`use_stock_layers`.
-        pixels: the inputs are pixels of 0..255, which this brings to the network's range; None: they are in it.
-        probabilities: the outputs are probabilities, in place of logits.
+        pixels: the normalisation to insert, for inputs that are pixels of 0..255; None for normalised inputs.
+        probabilities: whether the outputs are probabilities instead of logits.
 
     Returns:
-        A functional model whose output layer is called "logits" or "probabilities".
+        A functional model whose output layer is named "logits" or "probabilities".
     """
     blueprint = read_blueprint(model)
     special = {step.name: step.layer_class for step in blueprint.steps}
@@ -459,7 +460,7 @@ def stock_model(
     if pixels is not None:
         begin_with_pixels(blueprint, pixels)
     output = blueprint.output
-    # MobileNetV3 has a layer of that name before its last.
+    # MobileNetV3 already has a layer of this name, before its last one.
     new_names = {step.name: f"network_{step.name}" for step in blueprint.steps if step.name in _OUTPUTS}
     new_names[output] = _OUTPUTS[0]
     blueprint.rename(lambda step: new_names.get(step.name, step.name))
@@ -482,10 +483,10 @@ def stock_model(
 
 
 def in_64_bits(model: KerasModel) -> KerasModel:
-    """The network with the same weights, computed in float64: what 32-bit results are measured against.
+    """The network with the same weights in float64, as the reference for 32-bit results.
 
     Raises:
-        ValueError, TypeError: a layer of the user's own class that computes in one type alone.
+        ValueError, TypeError: a layer of a user's class supports only one number type.
     """
     blueprint = read_blueprint(model)
     for step in blueprint.steps:

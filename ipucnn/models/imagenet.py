@@ -1,4 +1,4 @@
-"""What Keras publishes for ImageNet: the weights of its Applications, and the names of the 1000 classes in order."""
+"""Keras' public files for ImageNet: the weights of Keras Applications, and the names of the 1000 classes in order."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ipucnn.models.registry import ModelRecord
 
 NUM_CLASSES = 1000
 CLASS_INDEX = "imagenet_class_index.json"
-# As in keras.applications.imagenet_utils.
+# URL and MD5 are those of keras.applications.imagenet_utils.
 _URL = f"https://storage.googleapis.com/download.tensorflow.org/data/{CLASS_INDEX}"
 _MD5 = "c2c37ea517e94d9795004a39431a14cb"
 _INDEX_BYTES = 2**20
 TIMEOUT_S = 20.0
-"""How long a server may be silent.  Keras itself waits for as long as the system does, which can be minutes."""
+"""Seconds that a server may be silent.  Keras itself waits as long as the system does, which can be minutes."""
 
 
 def check_has_weights(record: ModelRecord) -> str:
     """The name of the Keras application whose ImageNet weights fit the network.
 
     Raises:
-        ConfigurationError: there are none for it.
+        ConfigurationError: there are no ImageNet weights for it.
     """
     if record.keras_application is None:
         raise ConfigurationError(
@@ -41,10 +41,10 @@ def check_has_weights(record: ModelRecord) -> str:
 
 
 def class_names() -> Tuple[str, ...]:
-    """The 1000 names, e.g. "tench"; downloaded once into ``~/.keras/models`` (imports TensorFlow).
+    """The names of the 1000 classes, such as "tench"; downloaded once into ``~/.keras/models`` (imports TensorFlow).
 
     Raises:
-        MissingError: they are not there, and there is no network.
+        MissingError: the names are not there and could not be downloaded.
     """
     try:
         with quiet_download():
@@ -60,7 +60,7 @@ def class_names() -> Tuple[str, ...]:
 
 
 def _fetch() -> str:
-    """The path of the class index; Keras keeps what it downloaded, and checks its MD5."""
+    """The path of the class index; Keras caches the download and checks its MD5."""
     from tensorflow import keras
 
     path: str = keras.utils.get_file(CLASS_INDEX, _URL, cache_subdir="models", file_hash=_MD5)
@@ -69,7 +69,7 @@ def _fetch() -> str:
 
 @contextlib.contextmanager
 def quiet_download() -> Iterator[None]:
-    """Keras downloads inside: its progress leaves stdout alone, and a silent server is given up soon."""
+    """Keeps the progress of Keras' downloads inside the block off stdout, and limits the wait for a silent server."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)
     try:
@@ -87,7 +87,7 @@ _PREPROCESSING = ("Rescaling", "Normalization")
 
 
 def weight_layers(model: KerasModel) -> List[KerasLayer]:
-    """The layers that have weights, input preprocessing left out, in the model's order."""
+    """The layers with weights, without input preprocessing, in the model's order."""
     return [layer for layer in model.layers if layer.weights and type(layer).__name__ not in _PREPROCESSING]
 
 
@@ -96,13 +96,13 @@ def copy_weights(source: KerasModel, target: KerasModel) -> int:
 
     Args:
         source: a model with the same layers under any names.
-        target: the model to fill; its last layer keeps its own weights where the shapes differ.
+        target: the model to fill; its last layer keeps its own weights if the shapes differ.
 
     Returns:
-        The number of weights (tensors) that were left as they were.
+        The number of weights (tensors) that were not copied.
 
     Raises:
-        ConfigurationError: if the layers do not match; nothing has been changed then.
+        ConfigurationError: the layers do not match; the target is unchanged.
     """
     sources, targets = weight_layers(source), weight_layers(target)
     plan, skipped = [], 0
@@ -140,16 +140,16 @@ def load_imagenet_weights(model: KerasModel, record: ModelRecord) -> int:
     """Loads Keras Applications' ImageNet weights into a model from ``build_model``.
 
     Args:
-        model: built with batch norm; input size and classes may differ from ImageNet's.  The last layer
-            keeps its initial weights where the classes differ.
+        model: a model with batch norm; input size and classes may differ from ImageNet's.  If the classes differ,
+            the last layer keeps its initial weights.
         record: the model's record.
 
     Returns:
-        The number of weights (tensors) left as they were: 0, or those of the last layer.
+        The number of weights (tensors) that were not loaded: 0, or those of the last layer.
 
     Raises:
-        ConfigurationError: there are none for this network, or the model's layers differ from it.
-        MissingError: they could not be downloaded.
+        ConfigurationError: there are no weights for this network, or the model's layers differ from theirs.
+        MissingError: the weights could not be downloaded.
     """
     application_name = check_has_weights(record)
     check_requirements(record)

@@ -1,6 +1,6 @@
-"""The calls of a Keras model's layers, read off its configuration as plain values: nothing is looked up or run.
+"""Reads the calls of a Keras model's layers from its configuration, as plain values; nothing is imported or run.
 
-Read are functional and sequential models of Keras 2.6 and 3.  Models inside models are taken apart.
+It reads functional and sequential models of Keras 2.6 and 3.  Models inside models are flattened.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import shown_value
 
 INPUT_NAME = "input"
-"""What the input of every network is called."""
+"""The name of the input of every network."""
 MAX_CALLS = 3000
 INPUT_LAYER = "InputLayer"
 _MODELS = ("Functional", "Sequential", "Model")
 _FUNCTIONAL = "give a functional or sequential model with one input and one output"
-# Layers that compute what an operation on tensors does: by the operation's name in Keras 3, and in Keras 2.6.
+# Name of an operation on tensors, in Keras 3 or Keras 2.6 -> the layer that computes the same.
 LAYER_OF_OPERATION = {
     "Add": "Add", "Subtract": "Subtract", "Multiply": "Multiply", "Maximum": "Maximum", "Minimum": "Minimum",
     "Relu": "ReLU", "sub": "Subtract", "mul": "Multiply", **{n: n.title() for n in
@@ -26,22 +26,22 @@ LAYER_OF_OPERATION = {
 }  # fmt: skip
 
 Call = Tuple[str, int]
-"""A layer's name, and which of its calls."""
+"""A layer's name, and the number of the call, from 0."""
 
 
 class LayerCall(NamedTuple):
     """A call of a layer.
 
     Attributes:
-        call: the layer's name and the number of the call. The name of a layer in a model begins with the model's.
-        kind: class of the layer, or name of the operation.
-        settings: of the layer.
+        call: the layer's name and the number of the call; names of layers in an inner model begin with its name.
+        kind: class name of the layer, or name of the operation.
+        settings: configuration of the layer.
         reads: the calls whose tensors it reads.
         arguments: (name, value) of its further arguments; the name of a positional one is "".
-        place: names of the models the layer is in, and its name there.
-        is_operation: it is an operation on tensors and no layer.
-        is_stock: the configuration says that the class is Keras' own.
-        is_trained: neither the layer nor a model around it is frozen.
+        place: names of the models that contain the layer, from the outermost, and the layer's name in the innermost.
+        is_operation: whether it is an operation on tensors instead of a layer.
+        is_stock: whether the class is Keras' own according to the configuration.
+        is_trained: whether neither the layer nor a model around it is frozen.
     """
 
     call: Call
@@ -59,7 +59,7 @@ class LayerCall(NamedTuple):
         return self.call[0]
 
     def layer_in(self, model: KerasModel) -> Optional[KerasLayer]:
-        """The layer itself, of the model whose configuration was read; None for an operation."""
+        """The layer itself in the model whose configuration was read; None for an operation."""
         for part in self.place:
             model = next((layer for layer in model.layers if layer.name == part), None)
             if model is None:
@@ -68,16 +68,17 @@ class LayerCall(NamedTuple):
 
 
 def read_calls(name: str, kind: str, config: PlainValue, renumbers: bool = False) -> List[LayerCall]:
-    """The calls of a model's layers in an order in which they can run; the first is the input, the last the output.
+    """Reads the calls of a model's layers in an order in which they can run, from the input to the output.
 
     Args:
-        name: of the network, for messages.
-        kind: class of the model.
-        config: of the model.
-        renumbers: layers that Keras named by its counter are numbered from zero, in each model by itself.
+        name: name of the network, for messages.
+        kind: class name of the model.
+        config: configuration of the model.
+        renumbers: whether to number layers that Keras named by its counter from zero, separately in each model.
 
     Raises:
-        ConfigurationError: several inputs or outputs, or layers that are not listed, not connected, or too many.
+        ConfigurationError: there are several inputs or outputs, or too many layers, or layers that are not listed or
+            not connected.
         DataError: the configuration is damaged.
     """
     reader = _Reader(name, renumbers)
@@ -95,7 +96,7 @@ class _Reader:
     def __init__(self, name: str, renumbers: bool) -> None:
         self.name, self._renumbers = name, renumbers
         self.calls: List[LayerCall] = []
-        # Of each layer how often it has been called, and its place.
+        # Name of each layer -> its number of calls so far, and its place.
         self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
         self._num_calls = 0
 
@@ -113,11 +114,11 @@ class _Reader:
         """Adds the calls of a model's layers for one call of the model.
 
         Args:
-            model: its class and configuration.
-            place: names of the models around its layers.
-            prefix: of the names of its layers.
-            source: what it reads; None for the outermost.
-            is_trained: no model around it is frozen.
+            model: class and configuration of the model.
+            place: names of the models that contain its layers.
+            prefix: prefix for the names of its layers.
+            source: the call whose tensor it reads; None for the outermost model.
+            is_trained: whether no model around it is frozen.
 
         Returns:
             The call that is the model's output.
@@ -154,7 +155,7 @@ class _Reader:
         return done[_known(last, nodes)]
 
     def _entries(self, model: PlainDict, where: str) -> Tuple[Dict[str, PlainDict], str, Call]:
-        """A model's layers by their names, the one that is its input, and the call that is its output."""
+        """A model's layers by name, the name of its input, and the call that is its output."""
         kind, config = model["class_name"], model["config"]
         layers = config.get("layers") if isinstance(config, dict) else None
         if kind not in _MODELS or not isinstance(layers, list) or not layers:
@@ -203,7 +204,11 @@ class _Reader:
         return name, number
 
     def _end(self, config: PlainDict, key: str, where: str) -> Call:
-        """The one input or output."""
+        """The call that is the model's only input or output.
+
+        Raises:
+            ConfigurationError: the model has several of them.
+        """
         ends, _ = _arguments(config[key] if isinstance(config[key], list) else list(config[key].values()))
         names = list(dict.fromkeys(name for name, _ in ends))
         if len(names) != 1:
@@ -212,7 +217,7 @@ class _Reader:
         return ends[0]
 
     def _ordered(self, nodes: _Nodes) -> List[Call]:
-        """Calls in the given order as far as each comes after those that it reads."""
+        """Sorts calls so that each comes after those that it reads, and otherwise keeps their order."""
         reads = {
             (local, number): {_known(read, nodes) for read in node[0]}
             for local, calls in nodes.items()
@@ -232,17 +237,17 @@ class _Reader:
 
 _Node = Tuple[List[Call], List[Tuple[str, Any]]]
 _Nodes = Mapping[str, Sequence[_Node]]
-"""What each call of each layer reads, see :func:`_arguments`."""
+"""Name of a layer -> the result of :func:`_arguments` for each of its calls."""
 
 
 def _known(call: Call, nodes: _Nodes) -> Call:
-    """A call as it is counted here: Keras 2.6 counts those of some models from 1."""
+    """A call counted from 0: Keras 2.6 counts the calls of some models from 1."""
     name, number = call
     return call if number < len(nodes.get(name, ())) else (name, number - 1)
 
 
 def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
-    """The entries of a sequential model as those of a functional one."""
+    """Converts the layer entries of a sequential model to those of a functional model."""
     chain = [{**layer, "name": layer["config"]["name"]} for layer in layers]
     if chain[0]["class_name"] != INPUT_LAYER:
         shape = config.get("build_input_shape")
@@ -284,7 +289,7 @@ def _arguments(node: PlainValue) -> _Node:
                 walk(inner, key)
         is_empty = value is None or (isinstance(value, (list, tuple)) and not value)
         if len(reads) == num_reads and not is_empty and key != "name":
-            others[num_others:] = [(key, value)]  # without tensors, as a whole
+            others[num_others:] = [(key, value)]  # a value without tensors is kept as a whole
 
     if isinstance(node, dict):
         for value in node.get("args") or ():
@@ -301,27 +306,27 @@ def _is_operation(entry: PlainDict) -> bool:
 
 
 def _operation(entry: PlainDict) -> str:
-    """Name of an operation."""
+    """The name of an operation, as in ``LAYER_OF_OPERATION``."""
     if entry["class_name"] == "TFOpLambda":
         return str(entry["config"].get("function")).rpartition(".")[2]
     return str(entry["class_name"])
 
 
 def snake_case(kind: str) -> str:
-    """The name Keras gives a layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
+    """The default name of a Keras layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
     partly = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
 
 
 def counted_from_zero(named: Iterable[Tuple[str, str, str, Iterable[str]]]) -> Dict[str, str]:
-    """The names that a fresh process would give: add, add_1, add_2, ...
+    """The names that Keras would give layers in a new process: add, add_1, add_2, ...
 
     Args:
-        named: (name, the part of it that may be counted, the name without a number, what Keras may have written for
-            that) of the layers.
+        named: for each layer (name, part of the name that may end in a counter, new name without a number,
+            possible spellings by Keras of the name without a number).
 
     Returns:
-        New names, of those that Keras counts.
+        Old name -> new name, for the layers that Keras named by its counter.
     """
     counted: Dict[str, List[Tuple[int, str]]] = {}
     for name, spelt, base, bases in named:
@@ -336,7 +341,7 @@ def counted_from_zero(named: Iterable[Tuple[str, str, str, Iterable[str]]]) -> D
 
 
 def _numbered(entries: Mapping[str, PlainDict]) -> Dict[str, str]:
-    """The names that a fresh process would give, for those that Keras counts."""
+    """Renames layer entries as :func:`counted_from_zero` does."""
     counted = []
     for name, entry in entries.items():
         kind, spelt, bases = entry["class_name"], name, set()

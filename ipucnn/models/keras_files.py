@@ -1,16 +1,16 @@
-"""Weight files that Keras wrote, and putting their weights into a model of the registry.
+"""Reads Keras' weight files, and loads their weights into a model from ``build_model``.
 
-Nothing in such a file is executed or deserialised.
+Nothing in such a file is executed or deserialised.  For weights, only HDF5 data sets and the attributes with names of
+layers are read.  A model's configuration, which can contain code (the function of a Lambda layer) or names of functions
+to call, is read as plain values (``keras_config.py``).
 
-Of weights only HDF5 data sets and the attributes that name layers are read.  A model's configuration, which can hold
-code (the function of a Lambda layer) or names of functions to call, is read as plain values (``keras_config.py``).
-Three layouts of weights:
+Weights have one of three layouts:
 
-- HDF5 of Keras 2 (``save_weights("w.h5")``, below ``model_weights`` with ``save("m.h5")``, also of Keras 3): the
-  attribute ``layer_names`` lists the layers in the network's order, ``weight_names`` of each its tensors;
-- HDF5 of Keras 3 (``w.weights.h5``): ``layers/conv2d_1/vars/0``, counted per class of layer, in no order across
-  classes; since Keras 3.4 or so the attribute ``name`` of ``vars`` is the layer's name;
-- a zip of Keras 3 (``m.keras``) that holds the latter as ``model.weights.h5``.
+- HDF5 of Keras 2 (``save_weights("w.h5")``; below ``model_weights`` for ``save("m.h5")``, also in Keras 3): the
+  attribute ``layer_names`` lists the layers in the network's order, and ``weight_names`` of each layer its tensors;
+- HDF5 of Keras 3 (``w.weights.h5``): ``layers/conv2d_1/vars/0``, counted per class of layer, without an order across
+  classes; since about Keras 3.4 the attribute ``name`` of ``vars`` is the layer's name;
+- a zip of Keras 3 (``m.keras``) that contains the second layout as ``model.weights.h5``.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _MOST_EXPANSION, _SMALL_BYTES = 100, 2**16
 _MOST_NAMES = 100_000
 _MOST_NAMES_OF_ANY_LENGTH = 4096
 _FILTERS = (1, 2, 3)
-"""Deflate, shuffle and checksums of HDF5; any other makes it load a library."""
+"""HDF5's filters for deflate, shuffle and checksums; for any other filter HDF5 loads a library."""
 _ZIP_MEMBER = "model.weights.h5"
 _ZIP_CONFIGURATION = "config.json"
-# Layers of preprocessing and of random numbers: what they hold are no weights of the network.
+# Layers of preprocessing and random numbers; their values are not weights of the network.
 _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of a layer, of a file or of a model.
+    """The weights of a layer in a file or in a model.
 
     Attributes:
-        name: the layer's name, "" where a file does not tell.
-        kind: its class in snake case, "" where a file does not tell.
-        tensors: HDF5 data sets, which are not read yet, or variables; in the order of the layer's weights.
-        weights: their canonical names, in a model.
-        position: the layer's number among those of its kind, in a file.
+        name: the layer's name; "" if a file does not have it.
+        kind: the layer's class in snake case; "" if a file does not have it.
+        tensors: HDF5 data sets, not read yet, or variables, in the order of the layer's weights.
+        weights: canonical names of the weights; only for a model.
+        position: the layer's number among those of its kind; only for a file.
     """
 
     name: str
@@ -76,23 +76,23 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class KerasFile:
-    """The layers with weights of a file; ``in_order`` says whether they stand in the network's order."""
+    """The layers with weights of a file; ``in_order`` says whether they are in the network's order."""
 
     layers: Tuple[LayerWeights, ...]
     in_order: bool
 
 
 def is_keras_file(path: Path) -> bool:
-    """Whether a path is a weight file of Keras by its name."""
+    """Whether a path has the extension of a Keras weight file."""
     return path.name.lower().endswith(EXTENSIONS)
 
 
 @contextmanager
 def open_keras_file(path: Path) -> Iterator[KerasFile]:
-    """Opens a weight file; its tensors can be read inside the ``with``.
+    """Opens a weight file; its tensors can be read inside the ``with`` block.
 
     Raises:
-        DataError: absent, damaged, or not a weight file of Keras.
+        DataError: the file is absent, damaged, or not a Keras weight file.
         MissingError: h5py is not installed.
     """
     try:
@@ -107,12 +107,12 @@ def open_keras_file(path: Path) -> Iterator[KerasFile]:
     except UserError:
         raise
     except Exception as error:
-        # A damaged file makes h5py raise OSError, KeyError, RuntimeError, ValueError and more.
+        # For damaged files h5py raises OSError, KeyError, RuntimeError, ValueError and others.
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())}", HINT) from error
 
 
 def _hdf5_of(path: Path) -> Any:
-    """What h5py opens: the path, or the HDF5 file inside a zip."""
+    """The argument for h5py: the path, or the HDF5 file inside a zip."""
     with open_regular(path, hint=HINT) as handle:
         start = handle.read(8)
     if start == _HDF5:
@@ -124,22 +124,22 @@ def _hdf5_of(path: Path) -> Any:
         members = [entry for entry in archive.infolist() if entry.filename == _ZIP_MEMBER]
         if len(members) != 1:
             raise DataError(f"{path} is no weight file of Keras: it holds no {_ZIP_MEMBER}", HINT)
-        # Weights hardly shrink: what expands a thousand times is none.
+        # Weights hardly compress, so a member that expands a hundred times is not a weight file.
         if members[0].file_size > _MOST_EXPANSION * max(members[0].compress_size, _SMALL_BYTES):
             raise DataError(f"{path} is no weight file of Keras: its {_ZIP_MEMBER} is too large for it", HINT)
         check_memory(members[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
-        # As many bytes as its header says: zipfile ends there.
+        # zipfile reads no more bytes than the header says.
         return io.BytesIO(archive.read(members[0]))
 
 
 def read_configuration(path: Path, hint: str) -> Any:
-    """The configuration of the model in a ``.keras`` file, as plain values.
+    """Reads the configuration of the model in a ``.keras`` file, as plain values.
 
     Args:
-        hint: what to give instead of a file that is none.
+        hint: what to give instead of an unusable file.
 
     Raises:
-        DataError: absent, damaged, larger than any network's, or not a zip of Keras 3.
+        DataError: the file is absent, damaged, larger than any network's, or not a zip of Keras 3.
     """
     with open_regular(path, hint=hint) as handle:
         is_zip = handle.read(4) == _ZIP
@@ -159,20 +159,20 @@ def read_configuration(path: Path, hint: str) -> Any:
     except DataError:
         raise
     except Exception as error:
-        # A damaged zip makes zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError
-        # and more; the reader of JSON says what it does not read in ValueErrors.
+        # For damaged zips zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError and
+        # others; the JSON reader raises ValueErrors.
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
 def read_saved_calls(path: Path, name: str, hint: str) -> List[LayerCall]:
-    """The calls of the layers of the model in a ``.keras`` file; its weights are not read.
+    """Reads the calls of the layers of the model in a ``.keras`` file, without its weights.
 
     Args:
-        name: of the file, for messages.
-        hint: what to give instead of a file that is none.
+        name: name of the file, for messages.
+        hint: what to give instead of an unusable file.
 
     Raises:
-        DataError: there is none, it is damaged, or it has other than one input and one output.
+        DataError: the file is absent or damaged, holds no model, or its model has several inputs or outputs.
     """
     config = read_configuration(path, hint)
     if not isinstance(config, dict):
@@ -180,7 +180,7 @@ def read_saved_calls(path: Path, name: str, hint: str) -> List[LayerCall]:
     try:
         return read_calls(name, str(config.get("class_name")), config.get("config"))
     except ConfigurationError as error:
-        raise DataError(error.message, error.hint) from None  # wrong with the file, not with what was typed
+        raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
 
 
 def _read_layout(file: HdfItem, path: Path) -> KerasFile:
@@ -209,7 +209,7 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
 
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
-    """A list of names in an attribute; Keras cuts long ones into ``<attribute>0``, ``<attribute>1``, ..."""
+    """The list of names in an attribute; Keras splits long lists into ``<attribute>0``, ``<attribute>1``, ..."""
     if attribute in group.attrs:
         names = _attribute(group, attribute)
     else:
@@ -221,16 +221,16 @@ def _names(group: HdfItem, attribute: str) -> List[str]:
 
 
 def _attribute(group: HdfItem, name: str) -> List[Any]:
-    """The entries of an attribute, if they are as few as a network has layers.
+    """The entries of an attribute.
 
     Raises:
-        ValueError: they are not.
+        ValueError: there are more entries than a network can have layers, or they are too long.
     """
     number = group.attrs.get_id(name)
     length = 1
     for side in number.shape:
         length *= int(side)
-    # Of text of variable length many entries may name the same large one; HDF5 does not tell its length beforehand.
+    # Many entries of variable length can refer to one large text, and HDF5 does not give its length beforehand.
     if number.dtype.kind == "O" and length > _MOST_NAMES_OF_ANY_LENGTH:
         raise ValueError(f"its attribute {name} has {length} entries of variable length")
     if len(number.shape) != 1 or length > _MOST_NAMES or length * number.dtype.itemsize > _MOST_NAMES * 256:
@@ -239,7 +239,7 @@ def _attribute(group: HdfItem, name: str) -> List[Any]:
 
 
 def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[LayerWeights]:
-    """The layers below a ``layers`` group of Keras 3, nested models flattened."""
+    """The layers below a ``layers`` group of Keras 3, with nested models flattened."""
     import h5py
 
     layers: List[LayerWeights] = []
@@ -266,14 +266,14 @@ def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[Laye
 
 
 def _count_of(key: str) -> Tuple[str, int]:
-    """``conv2d_3`` -> ("conv2d", 3); the first of a class has no number."""
+    """Splits a key into class and number: ``conv2d_3`` -> ("conv2d", 3); the first of a class has no number."""
     match = re.fullmatch(r"(.*?)(?:_(\d+))?", key, re.DOTALL)
     assert match is not None
     return match.group(1), int(match.group(2) or 0)
 
 
 def _child(group: HdfItem, name: str, path: Path) -> HdfItem:
-    """An object inside the file itself; links could lead into any other file of this machine."""
+    """An object inside the file itself; links are refused, because they could open any other file on this machine."""
     import h5py
 
     for part in name.strip("/").split("/"):
@@ -301,7 +301,7 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
 
 
 def _is_bounded(tensor: HdfItem) -> bool:
-    """Whether a data set is read without a library that it names, and in chunks no larger than itself."""
+    """Whether HDF5 can read a tensor without loading a filter library, and in chunks no larger than the tensor."""
     plist = tensor.id.get_create_plist()
     if any(plist.get_filter(i)[0] not in _FILTERS for i in range(plist.get_nfilters())):
         return False
@@ -313,15 +313,15 @@ def _is_bounded(tensor: HdfItem) -> bool:
 
 # --- into a model
 
-# What this project's own layers are called in a file that stock Keras wrote.
+# Class of a layer of this project -> the class in a file that stock Keras wrote.
 _STOCK_KINDS = {"grouped_conv2d": "conv2d"}
 
 
 def load_keras_weights(model: KerasModel, path: Path) -> None:
-    """Copies all weights of a file into a model from ``build_model``; all of them, or none.
+    """Copies all weights of a file into a model from ``build_model``.
 
     Raises:
-        DataError: the file is absent, damaged, or of another model; nothing has been changed then.
+        DataError: the file is absent, damaged, or of another model; the model is then unchanged.
     """
     values = read_keras_weights(model, path)
     for name, variable in named_weights(model).items():
@@ -329,10 +329,10 @@ def load_keras_weights(model: KerasModel, path: Path) -> None:
 
 
 def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
-    """The weights of a file by the canonical names of a model from ``build_model``.
+    """Reads the weights of a file, by the canonical names of a model from ``build_model``.
 
-    Layers are matched by their canonical names if all agree in name and shapes.  Otherwise by position: in
-    the network's order where the file keeps it, else by number among the layers of one class.
+    Layers are matched by their canonical names if all names and shapes agree.  Otherwise they are matched by position:
+    in the network's order if the file has it, else by number among the layers of one class.
 
     Raises:
         DataError: the file is absent, damaged, or of another model.
@@ -368,10 +368,10 @@ def _targets(model: KerasModel) -> List[LayerWeights]:
 def _match(
     file: KerasFile, targets: Sequence[LayerWeights], path: Path, model: str
 ) -> List[Tuple[LayerWeights, LayerWeights]]:
-    """Pairs of layers with equal shapes.
+    """Pairs of layers of the file and of the model, with equal shapes.
 
     Raises:
-        DataError: there is no such pairing.
+        DataError: the layers cannot be paired.
     """
     if len(file.layers) != len(targets):
         raise DataError(
@@ -401,12 +401,12 @@ def _match(
 
 
 def _by_class(file: KerasFile, targets: Sequence[LayerWeights]) -> Optional[List[LayerWeights]]:
-    """The file's layers in the order of the targets, the n-th of a class for the n-th; None if classes differ."""
+    """The file's layers in the order of the targets, matched by number within a class; None if the classes differ."""
     of_file = Counter(layer.kind for layer in file.layers)
     for names in ({}, _STOCK_KINDS):  # type: Dict[str, str]
         kinds = [names.get(target.kind, target.kind) for target in targets]
         if Counter(kinds) == of_file:
-            # In the order of their numbers; nested models keep theirs.
+            # The file's layers are in the order of their numbers, within nested models too.
             waiting = {kind: iter([layer for layer in file.layers if layer.kind == kind]) for kind in of_file}
             return [next(waiting[kind]) for kind in kinds]
     return None

@@ -1,8 +1,8 @@
-"""Canonical names: what splits, presets and checkpoints call a layer or a weight on every version of Keras.
+"""Canonical names of layers and weights, which splits, presets and checkpoints use with every version of Keras.
 
-Where the versions of Keras agree their names are the canonical ones.  They differ in DenseNet and MobileNetV3
-(a slash or an underscore between the parts), in layers named by a counter that runs on from one model to
-the next (Inception, Xception, NASNet), and in the input.  A weight is called ``<layer>/<weight>``.
+If the versions of Keras agree on a name, it is the canonical one.  They differ in DenseNet and MobileNetV3 (a slash or
+an underscore between the parts), in layers named by a counter that continues from one model to the next (Inception,
+Xception, NASNet), and in the input.  The name of a weight is ``<layer>/<weight>``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.keras_config import INPUT_NAME, counted_from_zero, snake_case
 
 MOVING_STATISTICS = ("moving_mean", "moving_variance")
-# Keras 3 shortened the names of these weights; the longer, older one tells two kernels of a layer apart.
+# Keras 3 shortened the names of these weights; the older, longer name distinguishes two kernels of a layer.
 _KERAS_3_NAMES = {"DepthwiseConv2D": {"kernel": "depthwise_kernel"}}
 
 
@@ -24,7 +24,7 @@ def is_moving_statistic(name: str) -> bool:
 
 
 def moved_statistics(model: KerasModel) -> List[str]:
-    """The names of the moving statistics that training moves: those of frozen layers stay as they are."""
+    """The names of the moving statistics that training changes, which excludes those of frozen layers."""
     frozen = tuple(f"{layer.name}/" for layer in model.layers if not layer.trainable)
     return [
         name for name in named_weights(model) if is_moving_statistic(name) and not name.startswith(frozen)
@@ -37,10 +37,10 @@ def canonical_names(model: KerasModel) -> List[str]:
 
 
 def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
-    """Numbers the layers that Keras named by a counter as a fresh process would: add, add_1, add_2, ...
+    """Numbers layers that Keras named by a counter as in a new process: add, add_1, add_2, ...
 
     Args:
-        keep: names that look counted, but are the network's own.
+        keep: names that look like Keras' counted names, but are the network's own.
     """
     table = counted_from_zero(
         (step.name, step.name, snake_case(step.kind), (snake_case(step.kind),))
@@ -51,7 +51,7 @@ def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
 
 
 def underscores(blueprint: Blueprint) -> None:
-    """Keras 2.6's ``conv1/conv`` under Keras 3's name ``conv1_conv``."""
+    """Replaces slashes in names by underscores: Keras 2.6's ``conv1/conv`` is Keras 3's ``conv1_conv``."""
     blueprint.rename(lambda step: step.name.replace("/", "_"))
 
 
@@ -64,7 +64,7 @@ def name_input(blueprint: Blueprint) -> None:
 def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
     """All weights of a flat functional model by canonical name, as tf.Variables, in layer order.
 
-    A layer that holds layers itself may have several weights of one name: from the second on they are numbered.
+    A layer that contains layers can have several weights of the same name; from the second on they are numbered.
     """
     from ipucnn.compat import tf_variable
 
