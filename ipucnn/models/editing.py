@@ -86,9 +86,11 @@ def set_group_norm(
         if divisor is not None and (divisor < 1 or channels % divisor):
             common = functools.reduce(math.gcd, (int(s.channels or 0) for s in steps))
             legal = [str(d) for d in range(1, common + 1) if common % d == 0]
-            grouping = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
+            division = (
+                f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
+            )
             raise ConfigurationError(
-                f"the {step.channels} channels of layer {step.name} can't be normalised in {grouping}",
+                f"the {step.channels} channels of layer {step.name} can't be normalised in {division}",
                 f"all layers of this network can take {' or '.join(legal)}",
             )
         number = math.gcd(channels, _USUAL_GROUPS) if groups is None else groups
@@ -128,7 +130,7 @@ def set_batch_norm(
 
 
 def remove_norm(blueprint: Blueprint) -> None:
-    """Removes every batch norm, and gives all convolutions a bias, which the norms had in their place."""
+    """Removes every batch norm; if there were any, all convolutions get a bias, which the norms provided."""
     norms = [s.name for s in blueprint.steps if s.kind == "BatchNormalization"]
     for step in blueprint.steps:
         if step.kind in CONVOLUTIONS and norms:
