@@ -1,7 +1,6 @@
-"""Fetches the original files of the small sets from where they are published, when asked to.
+"""Downloads the original files of the small sets from their publishers, for ``--download``.
 
-pooch checks every file against a known SHA-256 before it is unpacked or takes its place; nothing half-fetched stays
-behind.
+pooch checks every file against a known SHA-256 before it is unpacked or stored; no incomplete file remains.
 """
 
 import os
@@ -18,12 +17,12 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Remote:
-    """Where a set is published.
+    """The published files of a set.
 
     Attributes:
-        base: the https address the file names are appended to.
-        files: (file name, SHA-256) each.
-        folder: what the files are put into, below the data folder; for archives, what they unpack to.
+        base: the https address that file names are appended to.
+        files: (file name, SHA-256) of each file.
+        folder: the folder of the files, below the data folder; for archives, the folder that they unpack to.
     """
 
     base: str
@@ -73,7 +72,7 @@ REMOTES: Dict[str, Remote] = {
 
 
 def download(name: str, path: Path) -> Path:
-    """Fetches ``name`` below ``path`` and returns the folder it lies in.  Progress goes to stderr.
+    """Downloads ``name`` to a folder below ``path`` and returns that folder.  Progress goes to stderr.
 
     Raises:
         MissingError: the network or the server fails, or pooch is not installed.
@@ -99,11 +98,11 @@ def download(name: str, path: Path) -> Path:
 
 
 def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[str]:
-    """The files that ``file_name`` is or unpacks to, in ``folder``, which is deleted at the end.
+    """Downloads ``file_name`` to ``folder``, a temporary folder, and unpacks archives; returns the resulting files.
 
     Raises:
-        MissingError: it could not be fetched.
-        DataError: it is something else than was published.
+        MissingError: the file cannot be downloaded, or pooch is not installed.
+        DataError: the file differs from its published SHA-256.
     """
     try:
         import pooch
@@ -111,7 +110,7 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
         raise MissingError(
             f"--download needs the package pooch: {error}", "install it with: python -m pip install pooch"
         ) from None
-    # Its log would be a second report of the same.
+    # pooch's log would report the same a second time.
     pooch.get_logger().setLevel("CRITICAL")
     url = remote.base + file_name
     try:
@@ -131,7 +130,7 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
         raise DataError(
             f"{url} does not have the SHA-256 {sha256}; it was not kept", "try again, or fetch it elsewhere"
         ) from None
-    except Exception as error:  # requests and urllib3 have errors of their own
+    except Exception as error:  # requests and urllib3 raise their own types
         raise _not_fetched(url, error) from error
     return list(fetched) if remote.archive else [fetched]
 
@@ -145,7 +144,7 @@ def _not_fetched(url: str, error: Exception) -> MissingError:
 
 
 class _Progress:
-    """The progress bar of a download, as pooch calls it."""
+    """The progress bar of a download, with the methods that pooch calls."""
 
     total = num_bytes = 0
 

@@ -1,6 +1,6 @@
-"""``digits``: 1,797 real handwritten digits of 8x8 pixels that come with scikit-learn, so no download.
+"""``digits``: 1,797 real handwritten digits of 8x8 pixels that scikit-learn contains, so that nothing is downloaded.
 
-The test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin and Kaynak, 1998).
+They are the test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin and Kaynak, 1998).
 """
 
 from dataclasses import replace
@@ -17,10 +17,10 @@ LOCATION = "embedded (scikit-learn)"
 
 
 def open_digits() -> DataSource:
-    """1,437 training and 360 evaluation images, stratified, the stored 0..16 scaled to 0..255.
+    """Returns 1,437 training and 360 evaluation images, with the stored values 0..16 scaled to 0..255.
 
-    The split is scikit-learn's stratified one with its generator seeded by 0: the same everywhere (its test
-    pins the indices), and anyone can repeat it in one line.
+    The split is scikit-learn's stratified split with seed 0.  It is the same everywhere (a test pins the indices), and
+    anyone can repeat it in one line.
     """
     try:
         from sklearn.datasets import load_digits
@@ -47,7 +47,7 @@ def open_digits() -> DataSource:
     )
 
 
-# ``random``: noise images with random labels, made on the host.  For throughput; nothing can be learned.
+# ``random``: noise images with random labels, made on the host to measure throughput.  Nothing can be learned.
 
 
 NUM_TRAIN, NUM_EVAL = 1024, 256
@@ -64,16 +64,16 @@ def open_random(
     num_train: int = NUM_TRAIN,
     num_eval: int = NUM_EVAL,
 ) -> DataSource:
-    """Training and evaluation images of uniform noise, a pure function of ``seed``, the sizes and the numbers.
+    """Returns training and evaluation images of uniform noise, a pure function of the arguments.
 
-    Labels are uniform over ``num_classes``: int32 per image, or per pixel as masks for segmentation.
+    Labels are uniform over ``num_classes``: int32 per image, or uint8 masks for segmentation.
 
     Raises:
-        InfeasibleError: it takes more than half of the memory that is free.
+        InfeasibleError: the noise takes more than half of the free memory.
     """
     random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
     total = num_train + num_eval
-    # Labels are drawn in 8 bytes each, and kept in 1 per pixel, or 4 per image.
+    # Labels take 8 bytes each while they are drawn; those that are kept take 1 byte per pixel, or 4 per image.
     labels_bytes = 9 * height * width if task == "segmentation" else 12
     try:
         check_memory(
@@ -81,7 +81,7 @@ def open_random(
             f"noise of {total} images of {height}x{width}x{channels}",
             "use smaller batches or images: the noise is for one weight update at least",
         )
-    except DataError as error:  # nothing is wrong with files
+    except DataError as error:  # no file is at fault
         raise InfeasibleError(error.message, error.hint) from None
     images: np.ndarray = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
@@ -110,7 +110,10 @@ def open_blank(
     limit_eval: Optional[str] = None,
     num_examples: Tuple[int, int] = (NUM_TRAIN, NUM_EVAL),
 ) -> DataSource:
-    """The facts of :func:`open_random`'s set after limits, for validation: all of its pixels are one zero in memory."""
+    """Returns the set of :func:`open_random` after limits, with black pixels that share one byte of memory.
+
+    It serves checks that need only the facts of the set.
+    """
     source = open_random(1, 1, channels, num_classes, task, 0, *num_examples)
     source = limit_source(source, limit_train, limit_eval, 0)
 

@@ -1,6 +1,6 @@
 """``mnist`` and ``fashion_mnist`` from their original idx files, plain or gzipped.
 
-The format (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist): two zero bytes, a type (8: unsigned
+The format (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist) is: two zero bytes, a type (8: unsigned
 byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the data.
 """
 
@@ -44,13 +44,13 @@ CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
 }
 AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
 _PIECE_BYTES = 2**24
-# Types of numbers besides unsigned bytes, by the third byte of the file.
+# The third byte of files with other types of numbers than unsigned bytes.
 _OTHER_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 AGAIN = "copy or download the file again"
 
 
 def find_file(folder: Path, stem: str) -> Optional[Path]:
-    """The plain or gzipped file of that name, also under the name some tools unpack to (``idx3.ubyte``)."""
+    """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``)."""
     for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
         if is_file(folder / name):
             return folder / name
@@ -58,18 +58,18 @@ def find_file(folder: Path, stem: str) -> Optional[Path]:
 
 
 def has_files(folder: Path) -> bool:
-    """Whether any of the four files lies in ``folder``."""
+    """Returns whether any of the four files lies in ``folder``."""
     return any(find_file(folder, stem) is not None for stem in FILES.values())
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """The uint8 array of an idx file.
+    """Reads the uint8 array of an idx file.
 
-    No more is read, or unpacked, than the header promises.
+    At most one byte more than the header announces is read or unpacked.
 
     Raises:
-        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than
-            half of the memory, or its length differs from what its header promises.
+        DataError: the file is unreadable, is not idx of unsigned bytes with ``num_dimensions`` dimensions, is larger
+            than half of the memory, or has another length than its header announces.
     """
     name = printable(str(path))
     with open_regular(path, hint=AGAIN) as file:
@@ -81,7 +81,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
         try:
             return _read_idx(stream, name, num_dimensions, None if is_packed else file_size(path))
         except (OSError, EOFError, zlib.error) as error:
-            # gzip's own words of a wrong checksum.
+            # gzip's message for a wrong checksum.
             is_changed = str(error).startswith("CRC check failed")
             code = "truncated" if isinstance(error, EOFError) else "checksum" if is_changed else "unreadable"
             raise DataError(f"cannot read {name}: {error}", AGAIN, code) from error
@@ -90,7 +90,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
 def _read_idx(
     stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, num_stored: Optional[int]
 ) -> np.ndarray:
-    """``num_stored`` is how long the stream is, where that is known."""
+    """Reads the array from a stream of ``num_stored`` bytes; None if the length is unknown."""
     header_bytes = 4 + 4 * num_dimensions
     header = stream.read(header_bytes)
     if len(header) < header_bytes:
@@ -111,7 +111,7 @@ def _read_idx(
         check_memory(size, f"{name} of {shown} bytes")
         data: np.ndarray = np.empty(size, np.uint8)
         num_stored = header_bytes
-        # In pieces: gzip unpacks what it is asked for into memory of its own.
+        # In pieces, because gzip unpacks each read into memory of its own.
         for begin in range(0, size, _PIECE_BYTES):
             piece = stream.read(min(_PIECE_BYTES, size - begin))
             data[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -132,10 +132,11 @@ def _read_idx(
 def read_part(
     folder: Path, part: str, name: str, problems: Problems = STRICT
 ) -> Dict[str, Tuple[Path, np.ndarray]]:
-    """ "images" [n, h, w] and "labels" [n] of "train" or "eval", each with its file.
+    """Returns "images" [n, h, w] and "labels" [n] of "train" or "eval", each with its file.
 
     Raises:
-        DataError: one is absent, or cannot be read; with ``problems`` that only it is not among what is returned.
+        DataError: a file is absent or cannot be read, or the two differ in length.  If ``problems`` does not raise, the
+            result lacks files that cannot be read.
     """
     arrays: Dict[str, Tuple[Path, np.ndarray]] = {}
     for kind, num_dimensions in (("images", 3), ("labels", 1)):

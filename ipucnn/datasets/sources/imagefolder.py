@@ -1,6 +1,6 @@
-"""An image folder, one sub-folder per class, any image sizes and formats.
+"""An image folder with one subfolder per class, for images of any size and format.
 
-It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each class is held out for evaluation.
+Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of each class held out for evaluation.
 """
 
 import hashlib
@@ -23,32 +23,36 @@ MOST_NAMED = 10
 LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
 FEW_IMAGES = 20
 UNBALANCED = 5
-"""Users are told of fewer training images of a class, and of classes with so many times as many as others."""
+"""Training warns about a class with fewer than ``FEW_IMAGES`` images, and about classes whose numbers of images differ
+by a factor of ``UNBALANCED`` or more."""
 
 
 def find_eval(folder: Path) -> Optional[Path]:
-    """The evaluation part: val, or as some sets name it."""
+    """Returns the folder of the evaluation part, val or another usual name, or None."""
     return next((folder / name for name in EVAL_NAMES if _is_part(folder / name)), None)
 
 
 def find_train(folder: Path) -> Optional[Path]:
-    """The training part."""
+    """Returns the folder of the training part, or None."""
     return folder / "train" if _is_part(folder / "train") else None
 
 
 def _is_part(folder: Path) -> bool:
-    """Whether a folder is a part of a data set; one of images alone is a class that is called as a part."""
+    """Returns whether a folder is a part of a data set.
+
+    A folder that has images and no subfolders is a class, even if it has the name of a part.
+    """
     if not is_folder(folder):
         return False
     try:
         has_folders = any(leads_to(entry, Kind.FOLDER) for entry in list_folder(folder))
         return has_folders or not _has_image(folder)
-    except DataError:  # which is told once the set is read
+    except DataError:  # reading the set reports it
         return True
 
 
 def has_parts(folder: Path) -> bool:
-    """Whether a folder has a training or an evaluation part."""
+    """Returns whether a folder has a training or an evaluation part."""
     return find_train(folder) is not None or find_eval(folder) is not None
 
 
@@ -57,14 +61,14 @@ def is_image_folder(folder: Path) -> bool:
 
 
 def is_undivided(folder: Path) -> bool:
-    """Whether a folder has two or more folders of images, and no part of a data set."""
+    """Returns whether a folder has two or more folders of images, and no part of a data set."""
     if not is_folder(folder) or has_parts(folder):
         return False
     return sum(map(_is_class, list_folder(folder))) > 1
 
 
 def _is_class(entry: "os.DirEntry[str]") -> bool:
-    """Whether an entry is a folder with images; one that cannot be looked at is refused once the set is read."""
+    """Returns whether an entry is a folder with images; False for an unreadable one, which reading the set reports."""
     try:
         return leads_to(entry, Kind.FOLDER) and _has_image(Path(entry.path))
     except DataError:
@@ -79,14 +83,14 @@ def _has_image(folder: Path) -> bool:
 
 
 def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
-    """What lies in a folder, in the order of names; hidden files are left out."""
-    # Not filesystem.entries: scandir knows the kind of most files without a question for each.
+    """Returns the entries of a folder in the order of names, without hidden files."""
+    # Not filesystem.entries, because scandir knows the kind of most files without a system call for each.
     with asking(folder), os.scandir(folder) as listing:
         return sorted((e for e in listing if not e.name.startswith(".")), key=lambda e: e.name)
 
 
 def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
-    """Whether an entry is, or links to, a folder or a regular file."""
+    """Returns whether an entry is, or links to, a folder or a regular file, as ``kind`` says."""
     with asking(Path(entry.path)):
         return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
 
@@ -98,18 +102,18 @@ def scan(
     problems: Problems = STRICT,
     is_undivided: bool = False,
 ) -> Tuple[FileExamples, int]:
-    """The images below one part in the order of class and file name, and how many files were passed over.
+    """Returns the images of one part, in the order of class and file name, and the number of skipped files.
 
     Args:
-        part: of the data set.
-        subset: which of them it is.
-        classes: labels by name; filled with the class folders of the first part, of a folder that is divided here those
-            with images.
-        problems: what hears of the rest; with it images of unknown classes have the label -1.
-        is_undivided: the part is a folder that is divided here.
+        part: the folder of the part.
+        subset: "train" or "eval".
+        classes: labels by class name; if it is empty, this call adds the class folders of the part (for an undivided
+            folder, only those with images).
+        problems: receiver of problems; if it does not raise, images of unknown classes get the label -1.
+        is_undivided: whether the part is a whole folder without train/ and val/.
 
     Raises:
-        DataError: the part has a class that the first one lacks, or cannot be listed.
+        DataError: the part has a class that the first part lacks, or cannot be listed.
     """
     is_first = not classes
     paths: List[str] = []
@@ -141,7 +145,7 @@ def scan(
 
 
 def _list_images(folder: Path, shown_name: str, subset: str, problems: Problems) -> Tuple[List[str], int]:
-    """The image files of a class folder by their names, and how many other files there are."""
+    """Returns the files of a class folder with the name of an image, and the number of other files."""
     images, others = [], 0
     for entry in list_folder(folder):
         name = f"{shown_name}/{printable(entry.name)}"
@@ -161,7 +165,7 @@ def _list_images(folder: Path, shown_name: str, subset: str, problems: Problems)
 
 
 def divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
-    """Training and evaluation examples, of each class as :func:`held_out` has it."""
+    """Splits examples into training and evaluation, with :func:`held_out` for each class."""
     chosen: List[int] = []
     for label in np.unique(examples.labels):
         (members,) = np.nonzero(examples.labels == label)
@@ -173,17 +177,17 @@ def divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExam
 
 
 def held_out(paths: Sequence[str], share: float) -> Set[int]:
-    """Which images of one class are for evaluation: that share of them, one at least and not all.
+    """Returns the indices of one class's images for evaluation: a share of them, at least one, and not all.
 
-    It depends on their names: every run on every machine, whatever its seed, holds out the same, and images that
-    are added or taken away move at most as many others from one part to the other.
+    The choice depends only on the images' names, so every run on every machine holds out the same images, whatever its
+    seed.  Adding or removing n images moves at most n others between the parts.
     """
     count = min(max(1, round(len(paths) * share)), len(paths) - 1)
     return set(sorted(range(len(paths)), key=lambda index: _draw(paths[index]))[:count])
 
 
 def division(folder: Path, num_train: int, num_eval: int) -> str:
-    """What to tell the user of a folder that is divided here."""
+    """Returns the message about the images that are held out of a folder without train/ and val/."""
     return (
         f"{printable(str(folder))} has no train/ and val/: {num_eval} of its {counted(num_train + num_eval, 'image')}, "
         "the same in every run, are held out for evaluation (--validation-fraction says how many)"
@@ -191,39 +195,40 @@ def division(folder: Path, num_train: int, num_eval: int) -> str:
 
 
 def _draw(path: str) -> bytes:
-    """A number that looks drawn, of an image's class and file name."""
+    """Returns a pseudo-random key from an image's class and file name."""
     return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
 def _few(names: Sequence[str], counts: np.ndarray) -> List[str]:
-    """What to tell the user of classes with few training images, and of numbers that differ much."""
+    """Returns warnings about classes with few training images, and about unbalanced classes."""
     present = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
     (least, rarest), (most, commonest) = min(present), max(present)
-    told = []
+    messages = []
     if least < FEW_IMAGES:
-        told.append(
+        messages.append(
             f"few training images: the smallest class, {rarest}, has {least}. What helps most are more images, or "
             "trained weights to start from (--weights FILE)"
         )
     if most >= UNBALANCED * least:
-        told.append(
+        messages.append(
             f"unbalanced classes: {commonest} has {most} training images, and {rarest} has {least}. The accuracy over "
             f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class"
         )
-    return told
+    return messages
 
 
 def read_parts(
     folder: Path, share: float, problems: Problems = STRICT
 ) -> Tuple[Dict[str, FileExamples], Tuple[str, ...], int]:
-    """The images of "train" and "eval", the classes, and how many files were passed over.
+    """Returns the images of "train" and "eval", the names of the classes, and the number of skipped files.
 
     Args:
-        folder: with train/ and val/, or class folders alone, of each of which ``share`` is for evaluation.
-        problems: what is told of the rest; with it a part that is not there is not among what is returned.
+        folder: a folder with train/ and val/, or with class folders alone.
+        share: share of each class that is held out of a folder with class folders alone.
+        problems: receiver of problems; if it does not raise, the result lacks parts that are absent.
 
     Raises:
-        DataError: a part is absent, cannot be listed, or has a class that the first one lacks.
+        DataError: a part is absent, cannot be listed, or has a class that the first part lacks.
     """
     classes: Dict[str, int] = {}
     parts: Dict[str, FileExamples] = {}
@@ -247,12 +252,12 @@ def read_parts(
 def open_imagefolder(
     folder: Path, name: str = "imagefolder", validation_fraction: float = HELD_OUT_SHARE
 ) -> DataSource:
-    """Lists the images; none is decoded yet.  Classes are numbered in the order of their names.
+    """Lists the images of a folder without decoding them.  Classes are numbered in the order of their names.
 
-    Where the folder has class folders and no parts, ``validation_fraction`` of each class is for evaluation.
+    If the folder has class folders and no parts, ``validation_fraction`` of each class is for evaluation.
 
     Raises:
-        DataError: a part is absent or without images, or the evaluation part has a class of its own.
+        DataError: a part is absent or has no images, or the evaluation part has a class that training lacks.
     """
     parts, names, skipped = read_parts(folder, validation_fraction)
     train, evaluation, warnings = parts["train"], parts["eval"], []
@@ -273,7 +278,7 @@ def open_imagefolder(
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
         warnings.append(f"{part}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
-    # Random crops of files, which are their augmentation, happen while they are decoded.
+    # No augmentation is set: files are augmented by random crops while they are decoded.
     return file_source(
         train,
         evaluation,

@@ -1,5 +1,5 @@
-"""Data sets of Python's memory: arrays that ``ipucnn.train`` and ``ipucnn.evaluate`` are given in place of a name, and
-what functions of the user's own return."""
+"""Data sets in Python's memory: arrays passed to ``ipucnn.train`` and ``ipucnn.evaluate`` in place of a name, and data
+sets that users' functions return."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ from ipucnn.errors import DataError
 from ipucnn.text import printable, shown_value
 
 PREFIX = "arrays-"
-"""What the names begin with under which they stand in a run's configuration."""
+"""The prefix of the arrays' name in a run's configuration."""
 _ARRAYS_HINT = (
     "dataset=(images, labels), or ((images, labels), (eval_images, eval_labels)), and class names after them"
 )
@@ -33,17 +33,17 @@ _kept: Dict[str, Tuple[Tuple[Any, ...], Tuple[str, ...]]] = {}
 
 
 def keep(given: object, is_evaluated: bool) -> str:
-    """Keeps arrays for this process; the same ones have the same name everywhere.
+    """Keeps arrays for this process under a name; equal arrays have the same name in all processes.
 
     Args:
-        given: (images, labels), or two such pairs, for training and for evaluation; names of the classes after them.
-        is_evaluated: all of one pair is for evaluation; otherwise a share of each class is held out.
+        given: (images, labels), or two such pairs for training and evaluation; then, optionally, the class names.
+        is_evaluated: whether all of a single pair is for evaluation; otherwise a share of each class is held out.
 
     Returns:
-        The name that ``--dataset`` takes in this process.
+        The name for ``--dataset`` in this process.
 
     Raises:
-        DataError: it is neither.
+        DataError: ``given`` has another form.
     """
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
         raise DataError(f"dataset={shown_value(type(given).__name__)} is no pair of arrays", _ARRAYS_HINT)
@@ -58,39 +58,39 @@ def keep(given: object, is_evaluated: bool) -> str:
             )
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in (train, evaluation)):
         raise DataError("dataset= has no two pairs of arrays", _ARRAYS_HINT)
-    made = (train, evaluation, *names)
+    dataset_parts = (train, evaluation, *names)
     digest = hashlib.sha256(repr(names).encode())
     for part in (train, evaluation):
         for array in map(np.asarray, part):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
     name = f"{PREFIX}{digest.hexdigest()[:12]}"
-    _kept[name] = made, notes
+    _kept[name] = dataset_parts, notes
     return name
 
 
 def find(name: str) -> Callable[[], DataSource]:
-    """What opens the arrays that are kept under a name.
+    """Returns the function that opens the arrays with a name.
 
     Raises:
-        DataError: this process has none.
+        DataError: this process has no arrays with the name.
     """
     if name not in _kept:
         raise DataError(
             f"data set {shown_value(name)} was given as arrays, and is in the memory of that Python alone",
             "give them again, in Python: dataset=(images, labels)",
         )
-    made, notes = _kept[name]
+    dataset_parts, notes = _kept[name]
 
     def open_arrays() -> DataSource:
-        source = source_of(made, name, "the arrays of dataset=")
+        source = source_of(dataset_parts, name, "the arrays of dataset=")
         return replace(source, info=replace(source.info, own_split=bool(notes), warnings=notes))
 
     return open_arrays
 
 
 def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
-    """Training and evaluation: a share of each class, or of all images with masks, is held out."""
+    """Splits arrays into training and evaluation; a share of each class, or of all images with masks, is held out."""
     if len(images) != len(labels):
         raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _ARRAYS_HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
@@ -105,11 +105,11 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
     return (images[~chosen], labels[~chosen]), (images[chosen], labels[chosen])
 
 
-# Data sets that a function of the user's own returned.
+# Data sets that a user's function returned.
 
 _HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 _MOST_CLASSES = 2**17
-# Of each kind of examples, what says where the images are, and its type.
+# The attribute of each kind of examples that holds its images or their names, and the type of its items.
 _CONTENTS: Dict[type, Tuple[str, type]] = {
     ArrayExamples: ("names", str),
     FileExamples: ("paths", str),
@@ -119,17 +119,17 @@ _CONTENTS: Dict[type, Tuple[str, type]] = {
 
 
 def source_of(made: object, name: str, location: str) -> DataSource:
-    """The data set that a function of the user's own returned.
+    """Converts the result of a user's function to a data set.
 
     Args:
-        made: a DataSource; or pairs of images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels, whole numbers [n] or
-            [n, 1], or masks, uint8 [n, h, w]: of training and of evaluation, and after them, if wanted, the names of
-            the classes.
-        name: of the set.
-        location: where it is from.
+        made: a DataSource; or two pairs, for training and evaluation, and optionally the class names after them.  A
+            pair is images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels: integers [n] or [n, 1], or masks, uint8
+            [n, h, w].
+        name: name of the set.
+        location: source of the set, for messages.
 
     Raises:
-        DataError: it is neither.
+        DataError: ``made`` has another form.
     """
     if isinstance(made, DataSource):
         return _checked(made, location)
@@ -166,7 +166,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
 
 
 def _examples(part: object, what: str, location: str) -> ArrayExamples:
-    """One pair of arrays.  Raises DataError where they are no images and labels."""
+    """Converts one pair of arrays to examples.  Raises DataError if they are not images and labels."""
     try:
         images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -194,10 +194,10 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
 
 
 def _checked(made: DataSource, location: str) -> DataSource:
-    """A DataSource of the user's own, with labels of the type that readers give.
+    """Checks a user's DataSource, and returns it with labels of the type that readers return.
 
     Raises:
-        DataError: facts and examples contradict each other, or are not of the types that their documentation names.
+        DataError: facts and examples contradict each other, or do not have their documented types.
     """
 
     def need(is_right: object, what: str) -> None:
@@ -247,20 +247,20 @@ def _checked(made: DataSource, location: str) -> DataSource:
         is_right = all(isinstance(value, content) for value in getattr(examples, attribute))
         need(is_right, f"has {what} with {kind} that are not all {content.__name__}")
         labels: np.ndarray = np.zeros(0)
-        with contextlib.suppress(ValueError):  # of several lengths
+        with contextlib.suppress(ValueError):  # lists of several lengths
             labels = np.asarray(examples.labels)
         is_right = number == len(examples) > 0 and labels.dtype.kind in "iu" and labels.shape == shape
-        told = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
-        need(is_right, told)
+        text = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
+        need(is_right, text)
         low, high = int(labels.min()), int(labels.max())
-        told = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
-        need(0 <= low <= high < info.num_classes, told)
+        text = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
+        need(0 <= low <= high < info.num_classes, text)
         parts.append(replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32)))
     return replace(made, info=info, train=parts[0], eval=parts[1])
 
 
 def _plain(value: object) -> object:
-    """NumPy's numbers, alone or in a tuple, as Python's."""
+    """Converts NumPy's numbers, alone or in a tuple, to Python's."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value

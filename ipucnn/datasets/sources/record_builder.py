@@ -1,8 +1,8 @@
-"""Builds ImageNet's record files, as :mod:`ipucnn.datasets.sources.records` reads them, from class folders.
+"""Builds ImageNet's record files, which :mod:`ipucnn.datasets.sources.records` reads, from class folders.
 
-A record depends on its image alone, and the names of all images decide which file it goes into.  So any number of
-workers make the same files, and the files that were finished before a build was killed stay.  The features are
-those of the public builders (for example tensorflow/models, ``build_imagenet_data.py``), in the order of their names.
+A record depends only on its image, and the names of all images determine its file.  So any number of workers make the
+same files, and an interrupted build keeps its finished files.  The features are those of the public builders (for
+example tensorflow/models, ``build_imagenet_data.py``), in the order of their names.
 """
 
 import hashlib
@@ -48,11 +48,11 @@ from ipucnn.filesystem import (
 from ipucnn.text import printable
 
 CHECKSUMS_FILE = "SHA256SUMS"
-"""The digests of all other files of a finished build, as ``sha256sum -c`` reads them."""
+"""The file with the digests of a finished build's record and class files, in the format of ``sha256sum -c``."""
 PLAN_FILE = "build.json"
 NUM_SHARDS, NUM_VALIDATION_SHARDS = 1024, 128
 QUALITY = 100
-"""Quality of the JPEG that an image in another format becomes; the public builders' value."""
+"""JPEG quality for images that are converted from another format; the public builders' value."""
 _SHUFFLE_SEED = 12345
 _VERSION = 1
 _MOST_TEXT_BYTES = 2**26
@@ -60,14 +60,14 @@ _POLL_S = 0.2
 
 
 class Built(NamedTuple):
-    """What a build did.
+    """The result of a build.
 
     Attributes:
-        num_images: by subset.
-        num_shards: by subset.
-        num_classes: of the folder.
-        num_kept: files that were there already, and are whole.
-        num_converted: images of the files that were made now which were no JPEG of grey or colour.
+        num_images: number of images by subset.
+        num_shards: number of files by subset.
+        num_classes: number of classes in the folder.
+        num_kept: number of files that an earlier build finished.
+        num_converted: number of images in this build's files that were not JPEG in grey or colour.
     """
 
     num_images: Dict[str, int]
@@ -79,7 +79,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class _Shard:
-    """A file that is to be made: which images it holds, in their order."""
+    """A file to make, with its images in order."""
 
     path: Path
     images: Tuple[str, ...]
@@ -88,7 +88,7 @@ class _Shard:
 
 
 class _Stopped(Exception):
-    """Another file could not be made."""
+    """Stops making a file, because the build failed or was interrupted elsewhere."""
 
 
 def build(
@@ -100,20 +100,20 @@ def build(
     max_pixels: int = MAX_IMAGE_PIXELS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Built:
-    """Makes the record files, or those of them that an earlier call did not come to.
+    """Makes the record files that an earlier call has not finished.
 
     Args:
-        folder: ``{train,val}/CLASS/*``.
-        out: the folder that the files are written into.
-        num_shards, num_validation_shards: how many files.
-        num_workers: files that are made at once.
-        max_pixels: what an image may have at most.
-        progress: hears how many of how many images are done.
+        folder: a folder with ``{train,val}/CLASS/*``.
+        out: the folder to write the files to.
+        num_shards, num_validation_shards: number of files of each subset.
+        num_workers: number of files that are made at the same time.
+        max_pixels: the most pixels of an image.
+        progress: function that gets the number of finished images, and of all images.
 
     Raises:
-        ConfigurationError: more files than images.
-        DataError: an image cannot be read, or ``out`` holds something else, cannot be written or is written by another
-            process.
+        ConfigurationError: there are more files than images.
+        DataError: an image cannot be read; or ``out`` holds other files, cannot be written, or is in use by another
+            build.
     """
     check_makeable(out)
     source = open_imagefolder(folder)
@@ -150,9 +150,9 @@ def build(
 def _deal_out(
     out: Path, subset: str, count: int, examples: FileExamples, names: Tuple[str, ...]
 ) -> List[_Shard]:
-    """The files of a subset: its images in an order by chance that is always the same, cut into ``count`` runs.
+    """Returns the files of a subset: its images in a fixed pseudo-random order, cut into ``count`` runs.
 
-    Readers that shuffle within a few files only see all classes in each.
+    So each file holds a mixture of classes, for readers that shuffle only within a few files.
     """
     order = permutation(len(examples), _SHUFFLE_SEED, ORDER, 0 if subset == TRAIN else 1).tolist()
     edges = [len(order) * k // count for k in range(count + 1)]
@@ -171,10 +171,10 @@ def _deal_out(
 def _begin(
     out: Path, shards: Sequence[_Shard], folder: Path, counts: Dict[str, int], names: Tuple[str, ...]
 ) -> None:
-    """Writes down what is built here, or compares it with what was; removes what a killed build left half-written.
+    """Writes the plan of the build, or compares it with that of an earlier build; removes incomplete files.
 
     Raises:
-        DataError: other images, or as many files as no build of these has, were built here.
+        DataError: the folder holds records of other images, another number of files, or no plan.
     """
     digest = hashlib.sha256(json.dumps([_VERSION, names]).encode())
     for shard in shards:
@@ -205,7 +205,7 @@ def _begin(
 def _make_all(
     shards: Sequence[_Shard], num_workers: int, max_pixels: int, progress: Callable[[int, int], None]
 ) -> Tuple[Dict[str, str], int, int]:
-    """Makes the files; the SHA-256 of each by its name, how many were there, and how many images were converted."""
+    """Makes the files; returns the SHA-256 of each by name, the number of kept files, and that of converted images."""
     total, done, stop = sum(len(shard.images) for shard in shards), [0] * len(shards), threading.Event()
 
     def make(number: int) -> Tuple[str, bool, int]:
@@ -226,7 +226,7 @@ def _make_all(
         try:
             waiting = set(futures)
             while waiting:
-                # In small pieces: a signal that comes just before an endless wait would go unnoticed.
+                # With a timeout, because a signal just before an endless wait would be handled only at its end.
                 ended, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
                 progress(sum(done), total)
                 for future in ended:
@@ -241,7 +241,7 @@ def _make_all(
 
 
 def _made(shard: _Shard, max_pixels: int, tell: Callable[[int], None]) -> Tuple[str, bool, int]:
-    """Makes a file; its SHA-256, that it was not there, and how many images were converted."""
+    """Makes a file; returns its SHA-256, False because it was not kept, and the number of converted images."""
     digest, num_converted = hashlib.sha256(), 0
 
     def write(temporary: Path) -> None:
@@ -260,22 +260,23 @@ def _made(shard: _Shard, max_pixels: int, tell: Callable[[int], None]) -> Tuple[
 
 
 def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tuple[bytes, bool]:
-    """The Example of an image file, and whether the image was converted.
+    """Returns the Example of an image file, and whether the image was converted.
 
-    JPEG of grey or colour is stored as it is; all else (PNG, CMYK, ...) as training sees it, in JPEG.
+    JPEG files in grey or colour are stored unchanged.  Other images (PNG, CMYK, ...) are converted as for training and
+    stored as JPEG.
 
     Args:
-        path: of the file.
-        label: its class from 0; records count from 1.
-        class_name: of that class.
-        max_pixels: what it may have at most.
+        path: path of the file.
+        label: its class, from 0; the record stores it from 1.
+        class_name: name of that class.
+        max_pixels: the most pixels it may have.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the image cannot be read.
     """
     data, origin = read_file(path), f"image {printable(path)}"
     with opened(data, origin, max_pixels) as image:
-        # MPO is what telephones write: a JPEG with a second one behind it.
+        # MPO, which telephones write, is a JPEG followed by a second one.
         is_kept = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
         if is_kept:
             image.load()
@@ -301,7 +302,7 @@ def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tupl
 
 
 def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
-    """Whether a file is there that has the records it should have, each with the right checksum, name and label."""
+    """Returns whether the file exists with all its records, each with the right checksum, name and label."""
     if not is_file(shard.path):
         return False
     names = {ENCODED: bytes, LABEL: int, FILENAME: bytes}
@@ -320,7 +321,7 @@ def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
 
 
 def check_checksums(folder: Path) -> Optional[Dict[str, bool]]:
-    """Whether each file that a build listed has its SHA-256 still; None where there is no such list.
+    """Checks the SHA-256 of each present file in a build's list; returns the results by name, or None without a list.
 
     Raises:
         DataError: a line of the list is damaged.

@@ -1,7 +1,7 @@
-"""ImageNet as TFRecord files, ``train-00000-of-01024`` and ``validation-00000-of-00128``, or of any other number.
+"""ImageNet as TFRecord files, ``train-00000-of-01024`` and ``validation-00000-of-00128``, or any other number of files.
 
-Training takes any sample at any time, so where each record begins, and its label, is found once and kept in the user's
-cache folder: the files are 144 GB, of which the index is 25 MB.  What a record holds is read when it is needed.
+Training reads samples in any order, so an index of the start and the label of each record is made and kept in the
+user's cache folder (25 MB for files of 144 GB).  The content of a record is read when it is needed.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from ipucnn.text import printable
 TRAIN, VALIDATION = "train", "validation"
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
 CLASSES_FILE = "classes.txt"
-"""Beside the files: a line for each class, in the order of labels.  Without it there are ImageNet's 1000."""
+"""A file beside the records with one line per class, in the order of labels; without it, there are ImageNet's 1000."""
 NUM_CLASSES = 1000
 MOST_CLASSES = 100_000
 LAYOUT = (
@@ -54,20 +54,20 @@ _Columns = Dict[str, np.ndarray]
 
 
 def shard_name(subset: str, number: int, count: int) -> str:
-    """``train-00003-of-01024``."""
+    """Returns the name of a record file, such as ``train-00003-of-01024``."""
     return f"{subset}-{number:05d}-of-{count:05d}"
 
 
 def has_shards(folder: Path) -> bool:
-    """Whether a file of a folder is called as one of ImageNet's record files."""
+    """Returns whether a folder has a file with the name of one of ImageNet's record files."""
     return is_folder(folder) and any(_SHARD.fullmatch(path.name) for path in entries(folder))
 
 
 def list_shards(folder: Path) -> Dict[str, List[Path]]:
-    """The files that each subset consists of by the names of those that are there; others of them may be absent.
+    """Returns all files of each subset, derived from the names of the present ones; some of them may be absent.
 
     Raises:
-        DataError: names of one subset tell different numbers of files.
+        DataError: the names of one subset contain different numbers of files.
     """
     counts: Dict[str, int] = {}
     for path in entries(folder):
@@ -89,7 +89,7 @@ def list_shards(folder: Path) -> Dict[str, List[Path]]:
 
 
 def class_names(folder: Path) -> Tuple[str, ...]:
-    """The classes in the order of their labels, of which the first is 1.
+    """Returns the names of the classes in the order of their labels, which begin at 1.
 
     Raises:
         DataError: the file of the classes is damaged.
@@ -114,7 +114,7 @@ _progress: ContextVar[Optional[Progress]] = ContextVar("records_progress", defau
 
 @contextlib.contextmanager
 def telling_progress(progress: Progress) -> Iterator[None]:
-    """Within the block ``progress`` hears how many of how many files are indexed, where they are."""
+    """Calls ``progress`` within the block with the number of indexed files, and of all files, if files are indexed."""
     token = _progress.set(progress)
     try:
         yield
@@ -123,10 +123,10 @@ def telling_progress(progress: Progress) -> Iterator[None]:
 
 
 def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
-    """The class of a record, from 0, where ``read`` gives bytes of it.
+    """Returns the class of a record, from 0; ``read`` reads bytes of the record.
 
     Raises:
-        DataError: it has none, or one that is not among 1 to ``num_classes``.
+        DataError: the record has no label, or one outside 1 to ``num_classes``.
     """
     try:
         label = read_features(read, length, {LABEL: int})[LABEL]
@@ -142,7 +142,7 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
 
 
 def _index_shard(path: Path, num_classes: int) -> np.ndarray:
-    """int64 [3, n]: number, place and class of each record of a file."""
+    """Returns number, place and class of each record of a file: int64 [3, n]."""
     rows = [
         (number, at, label_of(read, length, place_of(path, number, at), num_classes))
         for number, at, length, read in scan_records(path)
@@ -151,7 +151,7 @@ def _index_shard(path: Path, num_classes: int) -> np.ndarray:
 
 
 def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> _Columns:
-    """The columns of :class:`RecordExamples` of one subset; several files are read at a time."""
+    """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time."""
     with ThreadPoolExecutor(num_cores()) as pool:
         futures = [pool.submit(_index_shard, path, num_classes) for path in shards]
         parts = []
@@ -169,7 +169,7 @@ def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -
 
 
 def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Path:
-    """The file of the index: another one as soon as a file's name, size or time of change is another."""
+    """Returns the path of the index; it depends on the name, size and modification time of each file."""
     described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
         with asking(path):
@@ -180,7 +180,7 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
 
 
 def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Columns]]:
-    """The columns of both subsets; None if there is no such file, or it is not what was written."""
+    """Reads the columns of both subsets; returns None if the file is absent or damaged."""
     with contextlib.suppress(UserError, OSError, ValueError, KeyError, EOFError):
         digest, _, packed = read_bytes(path, _MOST_INDEX_BYTES).partition(b"\n")
         if digest.decode() == hashlib.sha256(packed).hexdigest():
@@ -190,7 +190,7 @@ def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Colu
 
 
 def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
-    """Keeps an index whole or not at all; a folder that can't be written means that none is kept."""
+    """Writes an index atomically; does nothing if the cache folder cannot be written."""
     packed = io.BytesIO()
     columns: Dict[str, Numbers] = {
         f"{subset}.{name}": column for subset in subsets for name, column in subsets[subset].items()
@@ -203,10 +203,11 @@ def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
 
 
 def open_records(folder: Path) -> DataSource:
-    """Indexes the record files of a folder, or reads the index that was kept; no image is read yet.
+    """Indexes the record files of a folder, or reads the cached index; images are read later.
 
     Raises:
-        DataError: naming file and record: a file is missing, a record truncated or damaged, a label beyond the classes.
+        DataError: a file is missing, a record is truncated or damaged, or a label is beyond the classes; the message
+            names file and record.
     """
     shards = list_shards(folder)
     for subset in (TRAIN, VALIDATION):

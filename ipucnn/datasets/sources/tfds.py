@@ -1,7 +1,7 @@
 """Any classification set in the format of TensorFlow Datasets (TFDS), read into memory.
 
-Training needs any sample at any time, which TFDS's files don't offer, so a set is held in memory: decoded
-where all images have one size, else as the encoded bytes.  A set too large for that is refused.
+Training reads samples in any order, which TFDS's files do not support.  So a set is kept in memory: decoded if all
+images have one size, else as encoded bytes.  Larger sets are rejected.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ def _import_tfds() -> ModuleType:
     try:
         import tensorflow_datasets
 
-        # What it needs itself it imports when it is first used.
+        # TFDS imports its own dependencies at first use.
         tensorflow_datasets.disable_progress_bar()
         connector = tensorflow_datasets.features.FeatureConnector
     except ImportError as error:
@@ -50,9 +50,9 @@ def _import_tfds() -> ModuleType:
 
 
 def refuse_foreign_features(connector: Type[Any]) -> None:
-    """Keeps TFDS from importing what a data set's ``features.json`` names, unless it is of TFDS itself.
+    """Prevents TFDS from importing modules that a data set's ``features.json`` names, except TFDS's own.
 
-    A prepared set is data of anybody; TFDS imports the module of each class that is named in it.
+    A prepared set may come from anybody, and TFDS imports the module of each class that it names.
 
     Args:
         connector: ``tfds.features.FeatureConnector``, changed in place.
@@ -76,7 +76,8 @@ def refuse_foreign_features(connector: Type[Any]) -> None:
 def prepare(name: str, data_dir: Path) -> Path:
     """Downloads and prepares a TFDS set below ``data_dir``; returns the folder of its version.
 
-    Raises MissingError: no such set, or the network fails.
+    Raises:
+        MissingError: the set does not exist, the network fails, or tensorflow-datasets is not installed.
     """
     tfds = _import_tfds()
     try:
@@ -91,7 +92,7 @@ def prepare(name: str, data_dir: Path) -> Path:
 
 
 def _features(builder: TfdsBuilder, tfds: ModuleType, name: str) -> Tuple[str, str]:
-    """The names of the image and the class in an example."""
+    """Returns the names of the image and the class in an example."""
     features = dict(builder.info.features.items())
     images = [key for key, f in features.items() if isinstance(f, tfds.features.Image)]
     labels = [key for key, f in features.items() if isinstance(f, tfds.features.ClassLabel)]
@@ -106,11 +107,11 @@ def _features(builder: TfdsBuilder, tfds: ModuleType, name: str) -> Tuple[str, s
 
 
 def open_builder(name: str, folder: Path) -> Tuple[TfdsBuilder, str, str]:
-    """TFDS's builder of a prepared version, and the names of the image and the class in its examples.
+    """Returns TFDS's builder of a prepared version, and the names of the image and the class in its examples.
 
     Raises:
         MissingError: tensorflow-datasets is not installed.
-        DataError: the description is damaged, or it is no 8-bit image classification set.
+        DataError: the description is damaged, or the set is no 8-bit image classification set.
     """
     tfds = _import_tfds()
     try:
@@ -121,7 +122,7 @@ def open_builder(name: str, folder: Path) -> Tuple[TfdsBuilder, str, str]:
             raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels", _OTHER_HINT)
     except DataError:
         raise
-    except Exception as error:  # an info file that is no JSON
+    except Exception as error:  # for example, an info file that is not JSON
         raise _cannot_read(name, folder, error) from error
     return builder, image_key, label_key
 
@@ -132,7 +133,7 @@ def _cannot_read(name: str, folder: Path, error: Exception) -> DataError:
 
 
 def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, List[str]]:
-    """The train and evaluation parts, and a warning where the set has no part for evaluation."""
+    """Returns the training and evaluation splits, and a warning if the set has no split for evaluation."""
     available = builder.info.splits
     if "train" not in available:
         raise DataError(
@@ -153,7 +154,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
 
     Raises:
         MissingError: tensorflow-datasets is not installed.
-        DataError: it is damaged, no 8-bit image classification set, or larger than half of the memory.
+        DataError: the set is damaged, is no 8-bit image classification set, or takes more than half of the memory.
     """
     tfds = _import_tfds()
     builder, *keys = open_builder(name, folder)
@@ -175,7 +176,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
                 raise DataError(f"data set {name} has images without a class in '{split}'", _OTHER_HINT)
     except DataError:
         raise
-    except Exception as error:  # damaged records, a missing shard
+    except Exception as error:  # for example, damaged records or a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
     class_names, location = builder.info.features[keys[1]].names, str(folder)
@@ -208,8 +209,8 @@ def _as_dataset(
     keys: Tuple[str, str],
     decoders: Optional[Dict[str, object]] = None,
 ) -> TfDataset:
-    """Image and class of each example."""
-    # One file after the other: the stored order, the same on every machine.
+    """Returns image and class of each example."""
+    # One file after the other, for the stored order, which is the same on every machine.
     config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     options = {"shuffle_files": False, "read_config": config, "decoders": decoders}
     return builder.as_dataset(split=split, **options).map(lambda example: tuple(example[key] for key in keys))

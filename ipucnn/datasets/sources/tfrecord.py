@@ -1,11 +1,11 @@
-"""TFRecord files and the ``tf.train.Example`` messages in them, without TensorFlow: any record is read by its place.
+"""Reads TFRecord files and the ``tf.train.Example`` messages in them at any position, without TensorFlow.
 
 A file is a sequence of: length (8 bytes), checksum of the length (4), content, checksum of the content (4), all
 little-endian.  A checksum is the CRC32C (Castagnoli), rotated by 15 bits, plus a constant
 (https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").  The content is a message of
 protobuf (https://protobuf.dev/programming-guides/encoding; tensorflow/core/example/example.proto and feature.proto):
-Example{1: Features{1: map entries{1: name, 2: Feature{1: BytesList, 2: FloatList or 3: Int64List}}}}, of which each
-list is {1: values}.
+Example{1: Features{1: map entries{1: name, 2: Feature{1: BytesList, 2: FloatList or 3: Int64List}}}}; each list is
+{1: values}.
 """
 
 import os
@@ -21,20 +21,20 @@ from ipucnn.filesystem import asking, open_handle, open_regular, shown
 
 HEAD_BYTES = 12
 FRAME_BYTES = 16
-"""What a record takes in its file besides its content."""
+"""The bytes of a record in its file, without its content."""
 AGAIN = "copy, download or build the file again"
 _FEW_BYTES = 512
 
 Feature = Union[bytes, int]
 Read = Callable[[int, int], bytes]
-"""The bytes at a position, at most so many: of a message in memory, or of a file that is not read as a whole."""
+"""A function of a position and a size that returns at most that many bytes of a message, in memory or in a file."""
 
 
 # -- checksums ------------------------------------------------------------------------------------------------
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of some bytes as TFRecord files store it."""
+    """Returns the checksum of some bytes as TFRecord files store it."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -50,7 +50,10 @@ def _damaged(place: _Place, problem: str, code: str) -> DataError:
 
 
 def _length(head: bytes, place: _Place, num_bytes: int) -> int:
-    """The length of a record that begins with ``head``, in a file of ``num_bytes``.  Raises DataError."""
+    """Returns the length of a record that begins with ``head``, in a file of ``num_bytes``.
+
+    Raises DataError if the record is truncated or the checksum of its length is wrong.
+    """
     if len(head) < HEAD_BYTES:
         text = f"truncated: {len(head)} bytes where a record's length should be"
         raise _damaged(place, text, "truncated")
@@ -66,15 +69,16 @@ def _length(head: bytes, place: _Place, num_bytes: int) -> int:
 
 
 def place_of(path: Union[str, Path], number: int, at: int) -> str:
-    """How messages call a record: by its file, its number from 0, and the byte that it begins at."""
+    """Returns the name of a record in messages: its file, its number from 0, and its first byte."""
     return f"{shown(path)}, record {number} at byte {at}"
 
 
 def read_record(path: str, number: int, at: int) -> bytes:
-    """The content of the record that begins at byte ``at`` of a file.
+    """Reads the content of the record that begins at byte ``at`` of a file.
 
     Raises:
-        DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
+        DataError: the record is truncated, has a wrong checksum, or takes more than half of the memory; the message
+            names file and record.
     """
     place = (path, number, at)
     handle, num_bytes = open_handle(path)
@@ -96,14 +100,14 @@ def read_record(path: str, number: int, at: int) -> bytes:
 
 
 def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> Dict[str, Feature]:
-    """The first value of each of some features of the Example in a record; see :func:`read_record`.
+    """Reads the first value of each named feature from the Example in a record; see :func:`read_record`.
 
     Args:
-        path, number, at: the record's file, number and place.
-        names: the features and whether they are ``bytes`` or an ``int``.
+        path, number, at: the record's file, number and first byte.
+        names: names of the features, with their type, ``bytes`` or ``int``.
 
     Raises:
-        DataError: the record is damaged, or no Example with such features.
+        DataError: the record is damaged, or is no Example with these features.
     """
     content = read_record(path, number, at)
     try:
@@ -113,14 +117,14 @@ def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> 
 
 
 def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
-    """Number, place and length of each record of a file, of which no more is read than asked for.
+    """Finds the records of a file, and reads only their lengths and the parts that the caller reads.
 
     Yields:
-        The record's number, the byte it begins at, the length of its content, and what reads the content: at a position
-        in it, at most so many bytes.
+        The record's number, its first byte, the length of its content, and a function that reads the content: at a
+        position in it, at most a number of bytes.
 
     Raises:
-        DataError: naming file and record: truncated, or a length whose checksum is wrong.
+        DataError: a record is truncated, or the checksum of its length is wrong; the message names file and record.
     """
     with open_regular(path) as file:
         handle = file.fileno()
@@ -143,7 +147,7 @@ def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
 
 
 def frame(data: bytes) -> bytes:
-    """A record as it stands in a file."""
+    """Returns a record in the format of the file: length, content and both checksums."""
     head = struct.pack("<Q", len(data))
     return b"".join(
         [head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data))]
@@ -154,7 +158,7 @@ def frame(data: bytes) -> bytes:
 
 
 class BadExample(ValueError):
-    """A message that is no ``tf.train.Example``, or lacks a feature."""
+    """Reports a message that is no ``tf.train.Example``, or lacks a feature."""
 
 
 _VARINT, _DELIMITED = 0, 2
@@ -163,7 +167,7 @@ _VARINT_BYTES = 10
 
 
 def _varint(read: Read, at: int) -> Tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and where it ends."""
+    """Reads a number with 7 bits per byte, lowest first; returns it and its end."""
     value = 0
     for k, byte in enumerate(read(at, _VARINT_BYTES)):
         value |= (byte & 127) << 7 * k
@@ -173,9 +177,9 @@ def _varint(read: Read, at: int) -> Tuple[int, int]:
 
 
 def _fields(read: Read, at: int, end: int) -> Iterator[Tuple[int, int, int]]:
-    """The fields of a message that are messages, texts or packed numbers: number, begin and end.
+    """Yields number, begin and end of the content of each field of a message.
 
-    Of a plain number, which has no length, begin and end are those of the number.
+    The content is a message, a text, packed numbers, or a plain number, which has no length before it.
     """
     while at < end:
         key, at = _varint(read, at)
@@ -195,15 +199,15 @@ def _fields(read: Read, at: int, end: int) -> Iterator[Tuple[int, int, int]]:
 
 
 def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[str, Feature]:
-    """The first value of each of some features of an Example; what else the message holds is passed over unread.
+    """Reads the first value of each named feature of an Example, and skips the rest of the message.
 
     Args:
-        read: its bytes.
-        length: of the message.
-        names: the features and whether they are ``bytes`` or an ``int``.
+        read: function that reads bytes of the message.
+        length: length of the message.
+        names: names of the features, with their type, ``bytes`` or ``int``.
 
     Raises:
-        BadExample: no Example, or one of them is absent, empty or of another type.
+        BadExample: the message is no Example, or a feature is absent, empty or of another type.
     """
     values: Dict[str, Feature] = {}
     for number, begin, end in _fields(read, 0, length):
@@ -240,12 +244,12 @@ def _first_value(read: Read, begin: int, end: int) -> Optional[Feature]:
 
 
 def features_of(data: bytes, names: Mapping[str, type]) -> Dict[str, Feature]:
-    """:func:`read_features` of a message in memory."""
+    """Calls :func:`read_features` for a message in memory."""
     return read_features(lambda at, size: data[at : at + size], len(data), names)
 
 
 def make_example(features: Mapping[str, Feature]) -> bytes:
-    """An Example of features with one value each, in the order of their names: the same bytes for the same values."""
+    """Returns an Example of features with one value each, sorted by name, so that equal values give equal bytes."""
 
     def field(number: int, content: bytes) -> bytes:
         return bytes([number << 3 | _DELIMITED]) + _as_varint(len(content)) + content

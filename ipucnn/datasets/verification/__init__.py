@@ -1,6 +1,6 @@
-"""Verifying data sets: every sample is checked, and checking goes on where training would stop.
+"""Verification of data sets: it checks every sample, and continues after problems that would end training.
 
-``verify.py`` decides which set is meant and decodes all samples.  ``lots.py`` finds the samples of each kind of set
-with training's own readers.  ``survey.py`` is told what is wrong with files and samples, and concludes; ``samples.py``
-has what is kept of samples, and ``findings.py`` every code with its severity and hint.
+``verify.py`` chooses the set and decodes all samples.  ``lots.py`` finds the samples of each kind of set with
+training's own readers.  ``survey.py`` collects problems of files and samples, and draws conclusions from all samples.
+``samples.py`` has the types of samples, and ``findings.py`` has every code with its severity and hint.
 """

@@ -1,4 +1,4 @@
-"""What can be wrong with a data set: a code, a severity and a hint for each kind of problem."""
+"""The kinds of problems of data sets: a code, a severity and a hint for each."""
 
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple
 ERROR, WARNING = "error", "warning"
 TRAIN, EVAL = "train", "eval"
 IMBALANCE = 10
-"""The largest class may have so many times the samples of the smallest."""
+"""The largest ratio between the samples of the largest class and of the smallest that is not reported."""
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,12 @@ class Code:
     """A kind of finding.
 
     Attributes:
-        severity: ERROR where training would fail or its result mislead, else WARNING.
-        message: what is wrong, of all that a finding counts.
-        hint: what to do about it.
-        partial: something of the set is not there, which ``--allow-partial`` makes a warning.
-        as_published: where all files are byte for byte the published ones, nobody can correct it: then it is a warning.
+        severity: ERROR if training would fail or give a misleading result, else WARNING.
+        message: the problem, in words that fit all files or samples of a finding.
+        hint: the way to correct it.
+        partial: whether a part of the set is missing, which ``--allow-partial`` makes a warning.
+        as_published: whether the published set itself may have the problem.  It is then a warning if all files are byte
+            for byte the published ones, because nobody can correct it.
     """
 
     severity: str
@@ -31,7 +32,7 @@ class Code:
 _AGAIN = "copy or download the files again"
 _PARTIAL = "copy or download what is missing"
 CODES: Dict[str, Code] = {
-    # -- what should be there
+    # -- missing and additional parts
     "missing-subset": Code(ERROR, "a subset without samples", "add it", partial=True),
     "no-eval-subset": Code(
         WARNING, "the set has no subset for evaluation: the last 10 % of train serve as one", "none is needed"
@@ -55,7 +56,7 @@ CODES: Dict[str, Code] = {
         "files or folders that are not samples, and are skipped",
         "remove them, or check their names",
     ),
-    # -- whether it can be read
+    # -- reading
     "empty-file": Code(ERROR, "files of 0 bytes", _AGAIN),
     "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
     "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
@@ -69,7 +70,7 @@ CODES: Dict[str, Code] = {
     "not-checked": Code(
         WARNING, "parts that this command cannot look into", "store them as TFRecord to have them checked"
     ),
-    # -- what a sample is
+    # -- properties of a sample
     "wrong-dtype": Code(ERROR, "pixels or labels of another type than bytes", "convert them to uint8"),
     "wrong-shape": Code(
         ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
@@ -120,7 +121,7 @@ CODES: Dict[str, Code] = {
     "nothing-to-learn": Code(
         ERROR, "all samples of the set are of one class", "add samples of other classes"
     ),
-    # -- samples among each other
+    # -- equal samples
     "duplicate": Code(
         WARNING, "samples that are in a subset more than once, pixel for pixel", "keep one of each"
     ),
@@ -136,7 +137,7 @@ CODES: Dict[str, Code] = {
         "remove them from one of the subsets",
         as_published=True,
     ),
-    # -- all samples together
+    # -- statistics of all samples
     "statistics": Code(
         ERROR,
         "mean or standard deviation is not the published one",
@@ -158,10 +159,10 @@ class Finding:
         code: a key of CODES.
         severity: ERROR or WARNING.
         subset: "train" or "eval"; None for the set as a whole.
-        count: files, samples or classes it is about.
-        message: what is wrong.
-        examples: the first of them, each with its file or sample and what is wrong with it.
-        hint: what to do.
+        count: number of files, samples or classes with the problem.
+        message: the problem.
+        examples: the first of them, each with its file or sample and the details.
+        hint: the way to correct it.
     """
 
     code: str

@@ -1,7 +1,7 @@
-"""The samples of each kind of data set, for verification.
+"""Finds the samples of each kind of data set, for verification.
 
-The files of a set are read with training's readers, which tell a :class:`Survey` what they refuse and go on with the
-next file, page or record.  A set that needs no more than that is opened as for training.
+Training's readers read the files of a set; they report problems to a :class:`Survey` and continue with the next file,
+page or record.  Embedded and generated sets, and those of users' functions, are opened as for training.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ from ipucnn.filesystem import file_size, is_file, is_folder
 from ipucnn.text import printable
 
 Lots = Mapping[str, Lot]
-"""By subset: TRAIN and EVAL."""
+"""The samples of each subset, TRAIN and EVAL."""
 BATCH = 256
-"""Samples in memory that are measured at once."""
+"""Number of samples in memory that are measured in one call."""
 LARGE_BYTES = 64 * 2**20
-"""Files of more are read one at a time: each may take half of the memory that is free when it is opened."""
+"""Larger files are read one at a time, because each may take half of the memory that is free when it is opened."""
 _large_files = threading.Lock()
 
 
@@ -70,12 +70,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 def decode_image(
     data: bytes, origin: str, label: int, is_drawn: bool, max_pixels: int, channels: int = 3
 ) -> Decoded:
-    """Decodes an image as training does, and says what it was before.  Raises DataError."""
+    """Decodes an image as training does, and records its original mode, format and frames.  Raises DataError."""
     check_png(data, origin)
     with opened(data, origin, max_pixels) as image:
         mode, form, frames = str(image.mode), str(image.format), 1
         if form in ("GIF", "WEBP", "TIFF", "PNG"):
-            with contextlib.suppress(Exception):  # training reads the first frame alone
+            with contextlib.suppress(Exception):  # training reads only the first frame
                 frames = int(getattr(image, "n_frames", 1))
         if mode == "P" and "transparency" in image.info:
             mode = "PA"
@@ -88,10 +88,10 @@ def decode_image(
 
 
 def check_png(data: bytes, origin: str) -> None:
-    """Compares the checksums of a PNG file's chunks, which decoding does not look at where the pixels can be made out.
+    """Compares the checksums of a PNG file's chunks, which decoding ignores if it can still compute the pixels.
 
     Raises:
-        DataError: one is wrong, or the file has no end.
+        DataError: a checksum is wrong, or the file has no end.
     """
     at = len(_PNG)
     if data[:at] != _PNG:
@@ -111,7 +111,13 @@ def check_png(data: bytes, origin: str) -> None:
 
 
 def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: Optional[int] = None) -> Lot:
-    """Samples in memory: name, images [n, h, w, c] and labels, [n] or masks [n, h, w], of files with one size."""
+    """Returns samples in memory.
+
+    Args:
+        files: name, images [n, h, w, c] and labels (classes [n] or masks [n, h, w]) of each file; all images have one
+            size.
+        num_stored: number of stored samples, if it is larger.
+    """
     sizes = [min(len(images), len(labels)) for _, images, labels in files]
     starts = [0, *itertools.accumulate(sizes)]
     images, labels = files[0][1:]
@@ -125,7 +131,7 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
 
     def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
         is_run = numbers[-1] + 1 - numbers[0] == len(numbers)
-        rows = slice(numbers[0], numbers[-1] + 1) if is_run else numbers  # a slice is no copy
+        rows = slice(numbers[0], numbers[-1] + 1) if is_run else numbers  # a slice needs no copy
         part, size = images[rows], (int(images.shape[1]), int(images.shape[2]))
         if labels.ndim == 3:
             return Decoded(measure(part), size, (), part, labels[rows])
@@ -135,7 +141,7 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
 
 
 def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], channels: int = 3) -> Lot:
-    """Encoded images, decoded one by one."""
+    """Returns samples that are encoded images, decoded one by one."""
 
     def path(number: int) -> Optional[Path]:
         return Path(examples.paths[number]) if isinstance(examples, FileExamples) else None
@@ -154,7 +160,7 @@ def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], c
 
 
 def source_lots(survey: Survey, source: DataSource) -> Lots:
-    """The samples of a set that was opened as for training."""
+    """Returns the samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
     return {
         subset: array_lot([("", examples.images, examples.labels)])
@@ -168,7 +174,7 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 
 
 def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
-    """MNIST and Fashion-MNIST, whose packed files have published checksums."""
+    """Returns the samples of MNIST or Fashion-MNIST, and compares packed files with their published checksums."""
     survey.class_names = idx.CLASS_NAMES[name]
     published = dict(REMOTES[name].files)
     survey.is_published = True
@@ -178,7 +184,7 @@ def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
             stem = idx.FILES[f"{subset}_{kind}"]
             path = idx.find_file(folder, stem)
             if path is None or path.suffix != ".gz":
-                survey.is_published = False  # nobody publishes checksums of the unpacked files
+                survey.is_published = False  # there are no published checksums of unpacked files
                 continue
             with survey.noting(subset, path.name, path):
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
@@ -190,7 +196,7 @@ def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
     return lots
 
 
-# MD5 of the files in the archives of https://www.cs.toronto.edu/~kriz/cifar.html, as torchvision checks them.
+# MD5 of the files in the archives of https://www.cs.toronto.edu/~kriz/cifar.html, from torchvision.
 _CIFAR_MD5: Mapping[Tuple[str, str], str] = {
     ("cifar10", "data_batch_1"): "c99cafc152244af753f735de768cd75f",
     ("cifar10", "data_batch_2"): "d4bba439e000b95fd0a9bffe97cbabec",
@@ -204,9 +210,12 @@ _CIFAR_MD5: Mapping[Tuple[str, str], str] = {
 
 
 def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
-    """CIFAR-10 and CIFAR-100, file by file.  Raises DataError where they take more than half of the memory."""
+    """Returns the samples of CIFAR-10 or CIFAR-100, file by file.
+
+    Raises DataError if a subset takes more than half of the memory.
+    """
     layout = cifar.find_layout(name, folder)
-    assert layout is not None  # or the set would not have been found
+    assert layout is not None  # otherwise the set would not have been chosen
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
     if not is_file(folder / layout.meta):
         survey.find("class-names", None, layout.meta)
@@ -218,7 +227,9 @@ def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
     for subset, names, full in parts:
         present = [folder / n for n in names if is_file(folder / n)]
         check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
-        for file_name in names if present else ():  # else the subset is missing, which says more
+        for file_name in (
+            names if present else ()
+        ):  # without any file, the whole subset is reported as missing
             if folder / file_name not in present:
                 survey.find("missing-file", subset, file_name)
         files = []
@@ -256,7 +267,7 @@ def _name_of_file(paths: Sequence[str], number: int) -> str:
 
 
 def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
-    """The pages of the two volumes; pages of one without one of the other are stored, and cannot be decoded."""
+    """Returns the pages of the two volumes; a page that only one volume has counts as stored, but is not decoded."""
     survey.class_names = isbi2012.CLASS_NAMES
     volumes: List[List[Optional[np.ndarray]]] = []
     paths = [isbi2012.find_volume(folder, stem) for stem in (isbi2012.IMAGES, isbi2012.LABELS)]
@@ -287,12 +298,15 @@ def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
 
 
 def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Decoded:
-    """What a sample with a mask is.
+    """Measures a sample with a mask.
 
     Args:
         image: uint8 [h, w], or [h, w, 3] of colour.
-        stored: the mask's values, where they are to be 0 and one other, the same in all masks.
-        mask: its classes.
+        stored: the mask's values if they must be 0 and one other value, the same in all masks; else empty.
+        mask: the mask's classes.
+
+    Raises:
+        DataError: image and mask differ in size.
     """
     if image.shape[:2] != mask.shape:
         sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
@@ -308,7 +322,7 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
 
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
-    """Pairs of images and masks.  All masks are read first: what their values mean is decided by all of them."""
+    """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
     parts = imagemasks.part_folders(folder)
     pairs = {subset: _pairs(survey, subset, part) for subset, part in parts.items()}
     if parts == {TRAIN: folder} and len(pairs[TRAIN]) > 1:
@@ -321,7 +335,7 @@ def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     stored = _stored_masks(survey, folder, pairs, table is not None and table.colours)
     if classes is None:
         classes = BINARY
-        with contextlib.suppress(DataError):  # each mask is judged by itself
+        with contextlib.suppress(DataError):  # values that are no classes are reported for each mask
             classes = imagemasks.classes_of_masks(folder, stored.items())
     survey.class_names = tuple(map(printable, classes.names))
     for mask_path in list(stored)[:1]:
@@ -356,7 +370,7 @@ def _pairs_lot(
 def _stored_masks(
     survey: Survey, folder: Path, pairs: Mapping[str, Sequence[Tuple[Path, Path]]], colours: bool
 ) -> Dict[Path, np.ndarray]:
-    """The masks that can be read, each of which is decoded once."""
+    """Reads each mask once; returns those that can be read."""
     stored: Dict[Path, np.ndarray] = {}
     total = sum(map(len, pairs.values()))
     for subset, files in pairs.items():
@@ -374,7 +388,7 @@ def _stored_masks(
 
 
 def _pairs(survey: Survey, subset: str, part: Path) -> List[Tuple[Path, Path]]:
-    """Images with their masks in the order of names; what has no partner is noted."""
+    """Returns images with their masks in the order of names, and reports files without a partner."""
     files: List[Dict[str, Path]] = []
     for below in imagemasks.BELOW:
         with survey.noting(subset, below, part / below):
@@ -383,7 +397,7 @@ def _pairs(survey: Survey, subset: str, part: Path) -> List[Tuple[Path, Path]]:
             else:
                 survey.find("missing-file", subset, f"the folder {below}")
     if len(files) < len(imagemasks.BELOW):
-        return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
+        return []  # One folder is missing or unreadable, which is reported; files without a partner follow from it.
     pairs = imagemasks.find_pairs(*files)
     for name in pairs.alone:
         rename = next((f": rename {words}" for words in pairs.renames if words.startswith(name + " to ")), "")
@@ -401,11 +415,11 @@ _RECORDS = "CRC32C of records"
 
 
 def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
-    """A prepared version of a TFDS set.
+    """Returns the samples of a prepared version of a TFDS set.
 
     Raises:
         MissingError: tensorflow-datasets is not installed.
-        DataError: its description is damaged, or it is no set of 8-bit images with a class each.
+        DataError: its description is damaged, or it is no set of 8-bit images with one class each.
     """
     from ipucnn.datasets.sources import tfds
 
@@ -431,10 +445,10 @@ def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
 
 
 def records_lots(survey: Survey, folder: Path) -> Lots:
-    """ImageNet's record files.
+    """Returns the samples in ImageNet's record files.
 
     Raises:
-        DataError: files of several sets lie in the folder, or that of the classes is damaged.
+        DataError: the folder has files of several sets, or the file of the classes is damaged.
     """
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
     with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
@@ -462,8 +476,11 @@ def _shards_lot(
     ending: str,
     read: Callable[[str, int, int, bool], Decoded],
 ) -> Lot:
-    """The records of files, each with how many it should have, or -1; ``ending`` is in the names of those that can be
-    read.  The records of others count as stored."""
+    """Returns the records of files as samples.
+
+    Each file comes with its expected number of records, or -1.  Only files whose name contains ``ending`` can be read;
+    the records of others count as stored.
+    """
     examples, num_unread = _scan_shards(survey, subset, files, ending)
 
     def place(number: int) -> Tuple[str, int, int]:
@@ -486,8 +503,10 @@ def _shards_lot(
 def _scan_shards(
     survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], ending: str
 ) -> Tuple[RecordExamples, int]:
-    """Where the records of a subset's files begin, as far as they can be found, and how many are in files that cannot
-    be read; what is wrong with the files is noted."""
+    """Returns the positions of the records in a subset's files, and the number of records in files of another format.
+
+    Problems of the files are reported.
+    """
     places: List[np.ndarray] = [np.zeros((3, 0), np.int64)]
     differences: List[Tuple[str, int]] = []
     num_unread = 0
@@ -515,7 +534,7 @@ def _scan_shards(
     num_stored = columns.shape[1] + num_unread
     expected = survey.known.counts.get(subset, num_stored)
     for text, difference in differences:
-        # What differs from the published number is counted where all subsets are compared with it.
+        # Differences from the published number are counted later, when each subset is compared with it.
         is_counted = (num_stored - expected) * difference > 0
         code = "fewer-samples" if difference < 0 else "more-samples"
         survey.find(code, subset, text, 0 if is_counted else abs(difference))
@@ -535,12 +554,15 @@ def _read_record(
     at: int,
     is_drawn: bool,
 ) -> Decoded:
-    """The image of a record, under the first of two keys, of the class under the second, which counts from
-    ``first_label``; of ``num_classes`` others are refused."""
+    """Decodes the image of a record.
+
+    ``keys`` are the features of the image and of the class.  Classes count from ``first_label``; with ``num_classes``,
+    other classes raise DataError.
+    """
     try:
         features = read_example(path, record, at, {keys[0]: bytes, keys[1]: int})
     except DataError as error:
-        if error.code != "truncated":  # of which there is no checksum to compare
+        if error.code != "truncated":  # a truncated record has no checksum to compare
             survey.check(_RECORDS, error.code != "checksum")
         raise
     survey.check(_RECORDS, True)

@@ -1,4 +1,4 @@
-"""Samples while a data set is verified: how they are decoded, and what is kept of them."""
+"""Types of samples during verification: their decoding, and the measurements that are kept."""
 
 import hashlib
 import math
@@ -15,13 +15,13 @@ DIGEST_BYTES = 16
 
 
 class Measured(NamedTuple):
-    """What is kept of the pixels of some images.
+    """Measurements of the pixels of n images.
 
     Attributes:
         digests: 16 bytes per image.
-        histogram: int64 [channels, 256] of all of them.
+        histogram: int64 [channels, 256] of all images.
         means: float64 [n, channels].
-        constant: bool [n]: all pixels of an image are one colour.
+        constant: bool [n], whether all pixels of an image have one colour.
     """
 
     digests: bytes
@@ -58,17 +58,17 @@ def measure(images: np.ndarray) -> Measured:
 
 
 class Decoded(NamedTuple):
-    """Some samples of one size, as they were read.
+    """Decoded samples of one size.
 
     Attributes:
-        measured: of their pixels as training sees them.
+        measured: measurements of the pixels that training sees.
         size: (height, width).
-        labels: of their classes; of masks none.
-        images: uint8 [n, h, w, c]; None where they are not drawn.
+        labels: one class per sample; empty for samples with masks.
+        images: uint8 [n, h, w, c]; None if no sample is drawn on the contact sheet and the pixels are not in memory.
         masks: uint8 [n, h, w] of classes.
         alike: properties that all samples should have in common; see ``survey.ALIKE``.
-        format: of an image file, Pillow's name of it.
-        frames: of an animation.
+        format: Pillow's name of an image file's format.
+        frames: number of frames of an image file.
     """
 
     measured: Measured
@@ -82,17 +82,17 @@ class Decoded(NamedTuple):
 
 
 class Lot(NamedTuple):
-    """The samples of a subset, as far as they could be found.
+    """The samples of a subset that the readers found.
 
     Attributes:
-        size: how many can be decoded, or tried.
-        name: the file, or file and number, of a sample by its number.
-        decode: decodes and measures the samples of some numbers, and keeps their pixels if they are drawn; raises
-            DataError, or returns None where a reader has refused a part of it before.
-        path: the file that is one sample, by its number; None for other samples.
-        place: what readers' messages call a sample, where that is not its path.
-        num_stored: samples that there are, if some cannot even be tried.
-        at_once: samples of one size that are decoded together.
+        size: number of samples to decode.
+        name: function that returns the file, or file and number, of a sample by its number.
+        decode: function that decodes and measures samples by their numbers, and keeps their pixels if they are drawn.
+            It raises DataError, or returns None if a reader has already reported a part of the sample.
+        path: function that returns the file that is one sample, by its number; None for other samples.
+        place: function that returns the name of a sample in readers' messages, if that is not its path.
+        num_stored: number of stored samples, if some cannot be decoded at all.
+        at_once: number of samples of one size to decode per call.
     """
 
     size: int
@@ -109,13 +109,13 @@ class Sample(NamedTuple):
 
     Attributes:
         name: file, or file and number.
-        label: of the class, or the masked share.
-        problems: codes of findings about this sample.  What only the whole set tells is added when it was read: that
-            there is another with the same pixels, or that most samples are of another size.
+        label: name of the class, or share and name of a mask's rarest class.
+        problems: codes of findings about this sample.  Some follow only from the whole set and are added at its end:
+            another sample has the same pixels, or most samples have another size.
         image: uint8 [h, w, 1 or 3].
-        mask: uint8 [h, w] of classes, of segmentation sets.
-        class_names: that masks may have.
-        class_colours: of the masks themselves; see ``DatasetInfo``.
+        mask: uint8 [h, w] of classes, for segmentation sets.
+        class_names: names of all classes.
+        class_colours: colours of the classes in masks; see ``DatasetInfo``.
     """
 
     name: str
@@ -129,13 +129,13 @@ class Sample(NamedTuple):
 
 @dataclass
 class Watcher:
-    """What is told of the work while it goes on: a progress bar and a contact sheet.
+    """Callbacks during the verification, for a progress bar and a contact sheet.
 
     Attributes:
-        on_total: called once with the number of samples that will be decoded.
-        on_progress: called with how many of how many are done.
-        wants: whether the sample at a position is to be drawn.
-        on_sample: called with the position and the sample that is.
+        on_total: called once with the number of samples to decode.
+        on_progress: called with the number of samples that are done, and of all.
+        wants: returns whether to draw the sample at a position.
+        on_sample: called with the position and the sample to draw.
     """
 
     on_total: Callable[[int], None] = lambda total: None
@@ -145,20 +145,21 @@ class Watcher:
 
 
 class SubsetSurvey:
-    """What is gathered about one subset.
+    """The measurements of one subset.
 
     Args:
         name: "train" or "eval".
 
     Attributes:
-        num_stored: samples there are, whether or not a limit leaves some out.
-        chosen: bool [lot.size] of those a limit keeps; None for all.
-        lot: its samples.
-        class_counts: samples (or pixels of masks) per class.
+        num_stored: number of stored samples, including those that a limit leaves out.
+        chosen: bool [lot.size], the samples that a limit keeps; None for all.
+        lot: the samples.
+        class_counts: number of samples (or pixels of masks) per class.
         class_unit: "samples" or "pixels".
-        checked: samples that were decoded, or could not be.
-        numbers, labels, digests: of those that could be, in their order; of a mask a checksum is the label.
-        sizes: (height, width) of them.
+        checked: number of samples that were tried, whether or not they could be decoded.
+        numbers, labels, digests: one item per decoded sample, in order; the label of a mask is a checksum of it.
+        histogram: int64 [channels, 256] of all decoded samples with the first one's channels; None before the first.
+        sizes: number of pixels by (height, width) of the decoded samples.
     """
 
     def __init__(self, name: str) -> None:
@@ -176,7 +177,7 @@ class SubsetSurvey:
         self._squares: Numbers = 0.0
 
     def record(self, numbers: Sequence[int], labels: Sequence[int], decoded: Decoded) -> None:
-        """Takes what is kept of some samples of one size."""
+        """Adds the measurements of decoded samples of one size."""
         measured = decoded.measured
         self.numbers.extend(numbers)
         self.labels.extend(labels)
@@ -190,7 +191,7 @@ class SubsetSurvey:
         self.sizes.setdefault(decoded.size, decoded.size[0] * decoded.size[1])
 
     def standard_error(self) -> float:
-        """Standard error of the mean of the images' means: the largest of all channels."""
+        """Returns the standard error of the mean of the images' means, the largest of all channels."""
         num = len(self.numbers)
         if num < 2:
             return math.inf

@@ -1,9 +1,9 @@
-"""What is gathered while a data set is verified, and what follows from it.
+"""Collects problems and measurements while a data set is verified, and makes the report.
 
-A :class:`Survey` hears of the problems that readers have with files, and of every sample.  It keeps no pixels: of each
-sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.  From these
-:meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in both
-subsets, and a mean that is not the published one.
+A :class:`Survey` receives readers' problems with files, and every sample.  It keeps no pixels of the samples, except of
+the few that are drawn: only a digest of 16 bytes, the number and the label of each sample, and a histogram of all
+samples.  From these, :meth:`Survey.finish` checks properties of the whole set: counts, balance, duplicates, samples in
+both subsets, and the published mean.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from ipucnn.filesystem import file_size, is_file, shown
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
-"""Version of the JSON report; it grows when a key changes its meaning or goes away."""
+"""Version of the JSON report; it increases when a key changes its meaning or is removed."""
 MOST_EXAMPLES = 10
-"""Samples or files that a finding names; the count says how many there are."""
+"""The most samples or files that a finding names; its count covers all of them."""
 _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
     "no-eval-subset"
 }
@@ -52,20 +52,21 @@ ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
     "pixels": ("wrong-mode", bool),
     "mask": ("mask-values", lambda values: "," not in values),
 }
-"""Properties that all samples should have in common: the finding of those that differ from most, and what is usual."""
+"""Properties that all samples should have in common, each with the code of the finding about samples that differ from
+the most common value, and a function that returns whether a value may be that common value."""
 LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is published about a set.
+    """Published facts of a set.
 
     Attributes:
-        counts: samples by subset.
-        mean, std: per channel in 0..255 units of the subsets in ``measured_on``; empty where nobody published them.
-        tolerance: how far a whole set may be from them: they are published rounded, or of other crops.
-        measured_on: the subsets they were computed from.
-        severity: of a difference.
+        counts: number of samples by subset.
+        mean, std: per channel in 0..255 units, of the subsets in ``measured_on``; empty if they are not published.
+        tolerance: the largest allowed difference of a whole set; published values are rounded, or of other crops.
+        measured_on: the subsets that mean and std were computed from.
+        severity: severity of a larger difference.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Known:
 
 @dataclass(frozen=True)
 class SubsetFacts:
-    """What a subset is, for the report; the attributes are the keys of the JSON (docs/verify-dataset.md)."""
+    """The facts of a subset for the report; the attributes are the keys of the JSON (docs/verify-dataset.md)."""
 
     name: str
     samples: int
@@ -96,10 +97,10 @@ class SubsetFacts:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result: what the set is, and what is wrong with it.
+    """The result of a verification: facts of the set, and findings.
 
     Attributes:
-        checksums: how many of each kind were compared: kind -> (right, wrong).
+        checksums: numbers of compared checksums by kind: kind -> (right, wrong).
     """
 
     dataset: str
@@ -121,7 +122,7 @@ class Verification:
         return len(self.findings) - self.num_errors
 
     def to_dict(self) -> PlainDict:
-        """Plain data for JSON; docs/verify-dataset.md describes the keys."""
+        """Returns plain data for JSON; docs/verify-dataset.md describes the keys."""
         subsets = [
             {**asdict(subset), "classes": [{"name": name, "count": count} for name, count in subset.classes]}
             for subset in self.subsets
@@ -148,7 +149,7 @@ class Verification:
 
 @dataclass
 class _Tally:
-    """Samples of a subset with one value of a property: how many, the names of the first, and the drawn ones."""
+    """The samples of a subset with one value of a property: their number, the first names, and the drawn samples."""
 
     count: int = 0
     names: List[str] = field(default_factory=list)
@@ -156,22 +157,22 @@ class _Tally:
 
 
 class Survey(Problems):
-    """Gathers everything about a data set.
+    """Collects problems and measurements of a data set.
 
     Args:
-        dataset: its name.
+        dataset: name of the set.
         task: "classification" or "segmentation".
-        location: where it lies.
-        known: what is published about it.
-        watcher: what is told of the progress.
-        limits: by subset, as given with ``--limit-train`` and ``--limit-eval``.
-        image_size: (height, width) of the network's input, where it was given.
-        max_pixels: what an image may have at most.
+        location: location of the set.
+        known: published facts of the set.
+        watcher: callbacks for progress and drawn samples.
+        limits: values of ``--limit-train`` and ``--limit-eval`` by subset.
+        image_size: (height, width) of the network's input, if given.
+        max_pixels: the most pixels of an image.
 
     Attributes:
-        class_names, class_colours: set by who reads the set's files.
-        shape: the (height, width) of all samples, if known; likewise.
-        is_published: all files that hold samples have their published checksums; likewise.
+        class_names, class_colours: names and colours of the classes, set by the readers.
+        shape: (height, width) of all samples, if known; set by the readers.
+        is_published: whether all files with samples have their published checksums; set by the readers.
         checksums: kind -> [right, wrong].
     """
 
@@ -202,7 +203,7 @@ class Survey(Problems):
         self._drawn: Dict[Tuple[str, int], Sample] = {}
         self._done = self._total = 0
 
-    # -- what readers say -------------------------------------------------------------------------------------
+    # -- problems that readers report --------------------------------------------------------------------------
 
     def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
         before, examples = self._findings.get((code, subset), (0, []))
@@ -223,31 +224,31 @@ class Survey(Problems):
     def note_error(
         self, subset: Optional[str], name: str, error: DataError, path: Optional[Path], place: str = ""
     ) -> None:
-        """Turns what a reader refused into a finding; of the arguments :meth:`noting` knows."""
+        """Turns a reader's error into a finding; the arguments are those of :meth:`noting`."""
         if path is not None and _is_empty(path):
             self.find("empty-file", subset, name)
             return
         reason = error.message
         for mention in (place, printable(str(path)), str(path), shown(path or "")):
-            if mention and mention in reason:  # which the finding's own name is in place of
+            if mention and mention in reason:  # the finding's own name replaces it
                 reason = reason.partition(mention)[2]
                 break
         reason = reason.strip(" :,")
         self.find(error.code, subset, f"{name}: {reason}" if reason else name)
 
     def check(self, kind: str, is_right: bool) -> None:
-        """Counts a checksum that was compared; from any thread."""
+        """Counts a compared checksum; any thread may call it."""
         with self._checking:
             self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
 
     def compare(self, subset: Optional[str], path: Path, kind: str, published: str) -> None:
-        """Compares a file with the published checksum, and notes a difference.
+        """Compares a file with the published checksum, and records a difference.
 
         Args:
-            subset: it is in.
-            path: of the file.
+            subset: the subset of the file.
+            path: path of the file.
             kind: MD5 or SHA-256.
-            published: hexadecimal.
+            published: the checksum in hexadecimal.
         """
         digest = file_digest(path, kind.lower().replace("-", ""))
         is_right = digest == published
@@ -259,7 +260,7 @@ class Survey(Problems):
     # -- samples ----------------------------------------------------------------------------------------------
 
     def expect(self, lots: Mapping[str, Lot]) -> None:
-        """Takes the samples of each subset, before any is decoded; limits are applied to their numbers."""
+        """Sets the samples of each subset, before any is decoded, and applies the limits to them."""
         for name, subset in self.subsets.items():
             subset.class_counts = np.zeros(len(self.class_names), np.int64)
             if name in lots:
@@ -270,7 +271,7 @@ class Survey(Problems):
         self._watcher.on_total(self._total)
 
     def chosen(self, name: str, size: int) -> Optional[np.ndarray]:
-        """bool [size] of the samples of a subset that a limit keeps; None for all."""
+        """Returns the samples of a subset that a limit keeps: bool [size], or None for all."""
         kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
         if kept == size:
             return None
@@ -279,7 +280,7 @@ class Survey(Problems):
         return chosen
 
     def groups(self) -> Iterator[Tuple[str, List[int], bool]]:
-        """Subset and numbers of samples that are to be decoded together, and whether one of them is drawn."""
+        """Yields the subset and the numbers of samples to decode in one call, and whether one of them is drawn."""
         position = 0
         for name, subset in self.subsets.items():
             for begin in range(0, subset.lot.size, subset.lot.at_once):
@@ -291,12 +292,12 @@ class Survey(Problems):
                 position = end
 
     def take(self, name: str, numbers: Sequence[int], decoded: Optional[Decoded]) -> None:
-        """Takes samples of one size, and checks each of them by itself.
+        """Records samples of one size, and checks each of them by itself.
 
         Args:
-            name: of the subset.
-            numbers: of the samples.
-            decoded: them, in order; None where they cannot be.
+            name: name of the subset.
+            numbers: numbers of the samples.
+            decoded: the decoded samples in order; None if they cannot be decoded.
         """
         subset, position = self.subsets[name], self._done
         subset.checked += len(numbers)
@@ -331,7 +332,7 @@ class Survey(Problems):
                 self._note(subset, "constant-image", [number])
 
     def _note(self, subset: SubsetSurvey, code: str, numbers: Sequence[int], text: str = "") -> None:
-        """A finding about samples, which are marked where they are drawn."""
+        """Adds a finding about samples, and marks those of them that are drawn."""
         name = subset.lot.name(numbers[0]) + (f" and {len(numbers) - 1} more" if len(numbers) > 1 else "")
         self.find(code, subset.name, f"{name}: {text}" if text else name, len(numbers))
         self._mark(code, subset.name, numbers)
@@ -343,7 +344,7 @@ class Survey(Problems):
                 sample.problems.append(code)
 
     def _check_together(self, subset: SubsetSurvey, numbers: Sequence[int], decoded: Decoded) -> None:
-        """What is odd about the file of samples, and about their size."""
+        """Checks the file and the size of samples, and counts properties that all samples should share."""
         height, width = decoded.size
         if self.shape is not None and decoded.size != self.shape:
             self._note(
@@ -368,9 +369,9 @@ class Survey(Problems):
             tally.drawn += [number for number in numbers if (subset.name, number) in self._drawn]
 
     def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
-        """A label that is no class."""
+        """Reports a label that is no class."""
         if label < 0 and subset.lot.path(number) is not None:
-            self._mark("unknown-class", subset.name, [number])  # of a folder, which has its finding
+            self._mark("unknown-class", subset.name, [number])  # the class folder already has a finding
         else:
             text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"
             self._note(subset, "label-range", [number], text)
@@ -389,15 +390,15 @@ class Survey(Problems):
         return self.class_names[label] if 0 <= label < len(self.class_names) else f"label {label}"
 
     def _rarest(self, mask: np.ndarray) -> str:
-        """The rarest class of a mask with its share."""
+        """Returns share and name of the rarest class of a mask."""
         counts: Numbers = np.bincount(mask.reshape(-1), minlength=len(self.class_names))
         rarest = int(counts[: len(self.class_names)].argmin())
         return f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
 
-    # -- what follows -----------------------------------------------------------------------------------------
+    # -- conclusions ------------------------------------------------------------------------------------------
 
     def finish(self, allow_partial: bool) -> Verification:
-        """Compares what was gathered, and gives the report."""
+        """Checks the properties of the whole set, and returns the report."""
         self._check_alike()
         for subset in self.subsets.values():
             self._check_counts(subset)
@@ -429,8 +430,8 @@ class Survey(Problems):
         kind = CODES[code]
         severity = self.known.severity if code == "statistics" else kind.severity
         hint = kind.hint + (", or pass --allow-partial" if kind.partial else "")
-        nothing = not any(len(one.numbers) for one in self.subsets.values())
-        if kind.partial and allow_partial and not nothing:
+        is_empty = not any(len(one.numbers) for one in self.subsets.values())
+        if kind.partial and allow_partial and not is_empty:
             severity, hint = WARNING, kind.hint
         if kind.as_published and self.is_published:
             severity, hint = WARNING, "the set was published so: nothing is wrong with this copy"
@@ -456,7 +457,7 @@ class Survey(Problems):
         )
 
     def _check_alike(self) -> None:
-        """Finds the samples whose property is not the one that most samples have."""
+        """Reports samples with a property that differs from that of most samples."""
         for what, values in self._tallies.items():
             code, is_usual = ALIKE[what]
             sums = {
@@ -474,7 +475,7 @@ class Survey(Problems):
     def _check_counts(self, subset: SubsetSurvey) -> None:
         expected = self.known.counts.get(subset.name)
         if not subset.num_stored:
-            # What was found says more, where it says why there are none.
+            # Other findings already explain why there are no samples.
             if not any(name in (subset.name, None) and code in _WHY_NONE for code, name in self._findings):
                 self.find("missing-subset", subset.name, f"{self.location} has no samples for it")
         elif expected is not None and subset.num_stored != expected:
@@ -488,7 +489,7 @@ class Survey(Problems):
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
         counts: Numbers = subset.class_counts
-        # A class may be absent, or rare, by chance in a part that a limit chose.
+        # In a part that a limit chose, a class may be absent or rare by chance.
         if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
         for label in np.nonzero(counts == 0)[0]:
@@ -505,7 +506,7 @@ class Survey(Problems):
 
     def _check_classes(self) -> None:
         train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
-        # Masks are counted in both subsets; what a limit left out may be of other classes.
+        # Masks are counted in both subsets.  Samples that a limit leaves out may have other classes.
         has_masks = train.class_unit == "pixels"
         counted = [train, evaluation] if has_masks else [train]
         if any(subset.chosen is not None for subset in counted):
@@ -517,7 +518,7 @@ class Survey(Problems):
             )
 
     def _check_same(self) -> None:
-        """Samples that are pixel for pixel the same: in one subset, in both, and with different labels."""
+        """Reports samples with identical pixels: in one subset, in both, and with different labels."""
         train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
         num_train = len(train.numbers)
         raw = bytes(train.digests + evaluation.digests)
@@ -525,7 +526,7 @@ class Survey(Problems):
         if len(digests) < 2:
             return
         labels: np.ndarray = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
-        order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in their order
+        order = np.lexsort((digests[:, 1], digests[:, 0]))  # a stable sort keeps the order of equal samples
         ordered = digests[order]
         same = (ordered[1:] == ordered[:-1]).all(axis=1)
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
@@ -555,13 +556,13 @@ class Survey(Problems):
         with_subset: bool = False,
         with_label: bool = False,
     ) -> None:
-        """A finding about samples with the same pixels.
+        """Adds a finding about samples with the same pixels.
 
         Args:
-            code, subset, count: of the finding.
-            pair: the samples that the example names, and how many more there are; numbered through both subsets.
-            group: those that it is about.
-            with_subset, with_label: whether the example says of which subset, or class, each is.
+            code, subset, count: code, subset and count of the finding.
+            pair: samples of the example, numbered through both subsets; it names the first two, and counts the others.
+            group: the samples to mark.
+            with_subset, with_label: whether the example names the subset, or the class, of each sample.
         """
         texts = []
         for member in pair[:2]:
@@ -578,7 +579,7 @@ class Survey(Problems):
             self._mark(code, among.name, [among.numbers[at]])
 
     def _place(self, member: int) -> Tuple[SubsetSurvey, int]:
-        """The subset of one of all samples that were read, those for training first, and its place there."""
+        """Returns the subset and the index in it of one of all decoded samples, numbered with training first."""
         num_train = len(self.subsets[TRAIN].numbers)
         return (
             (self.subsets[TRAIN], member) if member < num_train else (self.subsets[EVAL], member - num_train)
@@ -595,7 +596,7 @@ class Survey(Problems):
         if is_alike and min(len(subset.numbers) for subset in both) >= 10:
             means = [np.array(moments(histogram)[0]) for histogram in histograms]
             difference = float(np.abs(means[0] - means[1]).max())
-            # Photographs and slices differ a lot: a tenth of the range is more than any honest split shows.
+            # The means of photographs and slices vary.  A random split does not differ by a tenth of the range.
             if difference > 25.5 and difference > 6 * math.hypot(*(s.standard_error() for s in both)):
                 self.find(
                     "shift", None, f"mean of train and eval: {' and '.join(map(_numbers, means))} of 255"
@@ -605,7 +606,7 @@ class Survey(Problems):
         known, tolerance = self.known, self.known.tolerance
         num = sum(len(subset.numbers) for subset in measured)
         if num != sum(known.counts.get(subset.name, 0) for subset in measured):
-            # The mean of a part of the set differs by chance; five standard errors are beyond it.
+            # The mean of a part of the set differs by chance, but not by five standard errors.
             tolerance += 5 * max(subset.standard_error() for subset in measured)
         for what, got, should in zip(("mean", "deviation"), moments(histogram), (known.mean, known.std)):
             is_right = len(got) == len(should) and all(abs(a - b) <= tolerance for a, b in zip(got, should))

@@ -1,7 +1,7 @@
-"""Verifying a data set: which one is meant, what is published about it, and the look at every sample.
+"""Verifies a data set: chooses it, knows its published facts, and checks every sample.
 
-The walk over a set's files reads them as training does, with the same readers.  What a reader refuses is noted, and the
-walk goes on with the next file, page or record.  Nothing is executed.
+Files are read with the same readers as in training.  If a reader rejects a file, page or record, the problem is
+recorded and reading continues with the next one.  Nothing in a data set is executed.
 """
 
 from collections import deque
@@ -46,17 +46,19 @@ KNOWN: Dict[str, Known] = {
     "digits": Known({TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}),
     "membranes": Known({TRAIN: membranes.NUM_TRAIN, EVAL: membranes.NUM_EVAL}),
     "random": Known({TRAIN: embedded.NUM_TRAIN, EVAL: embedded.NUM_EVAL}),
-    # Means and deviations of the whole training subset, as they are published everywhere for normalisation: MNIST
+    # Means and standard deviations of the whole training subset, as widely published for normalisation: MNIST
     # 0.1307 and 0.3081 (PyTorch's MNIST example), Fashion-MNIST 0.2860 and 0.3530, CIFAR-10 0.4914 0.4822 0.4465 and
-    # 0.2470 0.2435 0.2616, CIFAR-100 0.5071 0.4865 0.4409 and 0.2673 0.2564 0.2762; here in 0..255 and four digits.
+    # 0.2470 0.2435 0.2616, CIFAR-100 0.5071 0.4865 0.4409 and 0.2673 0.2564 0.2762.  Here they are in 0..255 units, to
+    # four digits.
     "mnist": _published("mnist", (33.3184,), (78.5675,)),
     "fashion_mnist": _published("fashion_mnist", (72.9404,), (90.0212,)),
     "cifar10": _published("cifar10", (125.3069, 122.9501, 113.8660), (62.9932, 62.0887, 66.7049)),
     "cifar100": _published("cifar100", (129.3039, 124.0699, 112.4336), (68.1702, 65.3918, 70.4184)),
-    # Arganda-Carreras et al. 2015: 30 slices of 512x512.  Mean and deviation of the training stack as the challenge
-    # gave it, measured on a pixel-identical copy.
+    # Arganda-Carreras et al. 2015: 30 slices of 512x512.  Mean and standard deviation are those of the challenge's
+    # training stack, measured on a pixel-identical copy.
     "isbi2012": Known({TRAIN: 24, EVAL: 6}, (126.163,), (44.022,), 0.05, (TRAIN, EVAL)),
-    # The mean is that of resized crops, and nobody publishes that of whole images: a warning, beyond a wide margin.
+    # This is the mean of resized crops, because that of whole images is not published.  So the tolerance is wide, and a
+    # larger difference is only a warning.
     "imagenet": replace(_published("imagenet", IMAGENET_MEAN), tolerance=10.0, severity=WARNING),
 }
 
@@ -73,22 +75,23 @@ def verify(
     watcher: Optional[Watcher] = None,
     validation_fraction: Optional[float] = None,
 ) -> Verification:
-    """Looks at every sample of a data set.
+    """Checks every sample of a data set.
 
     Args:
-        choice: which set, of :func:`choose`.
-        download: whether it may be fetched.
-        allow_partial: whether what is missing of the set is a warning only.
-        limit_train, limit_eval: how many samples to look at: "500" or "10%".
-        image_size: (height, width) of the network's input: smaller images are noted; the size of generated sets.
-        max_pixels: what an image may have at most.
-        watcher: what hears of the progress.
-        validation_fraction: of each class of a folder without train/ and val/, the share that is for evaluation.
+        choice: the set, from :func:`choose`.
+        download: whether it may be downloaded.
+        allow_partial: whether missing parts of the set are only a warning.
+        limit_train, limit_eval: number or share of samples to check: "500" or "10%".
+        image_size: (height, width) of the network's input, to report smaller images; also the size of generated sets.
+        max_pixels: the most pixels of an image.
+        watcher: callbacks for progress and drawn samples.
+        validation_fraction: the share of each class that is held out of a folder without train/ and val/.
 
     Raises:
-        DataError: the set is not here at all.
+        DataError: the set is absent.
         MissingError: a package or the network is needed.
-        ConfigurationError: a limit is not a number, or a fraction of what is divided already.
+        ConfigurationError: a limit is not a number, or a validation fraction is given for a set that is already
+            divided.
     """
     if validation_fraction is not None:
         check_divides(choice, validation_fraction)
@@ -97,7 +100,7 @@ def verify(
     known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
     is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
     if is_records and len(records.class_names(location)) != records.NUM_CLASSES:  # type: ignore[arg-type]
-        known = Known()  # records of another set, in the layout of ImageNet's
+        known = Known()  # records of another set in ImageNet's layout
     survey = Survey(
         choice.name,
         choice.task,
@@ -110,7 +113,7 @@ def verify(
     )
     survey.expect(_lots(survey, choice, location, image_size, validation_fraction))
     decode, groups = partial(_decode, survey), survey.groups()
-    # Digests of small images in memory would wait for Python's lock on other cores.
+    # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
     is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
     results = (
         ((group, partial(decode, group)) for group in groups) if is_in_memory else in_order(decode, groups)
@@ -137,9 +140,9 @@ def _decode(survey: Survey, group: _Group) -> Optional[Decoded]:
 def in_order(
     decode: Callable[[_Group], Optional[Decoded]], items: Iterable[_Group]
 ) -> Iterator[Tuple[_Group, Callable[[], Optional[Decoded]]]]:
-    """Each item with what gives its result, in their order, while the next ones are worked on by all cores.
+    """Yields each item, in order, with a function that returns its result, while all cores work on the next items.
 
-    A few more are under way than there are cores, so that what waits in memory is bounded.
+    At most twice as many items as cores are in progress, which bounds the memory of waiting results.
     """
     workers = num_cores()
     waiting: Deque[Tuple[_Group, Future[Optional[Decoded]]]] = deque()
@@ -165,7 +168,7 @@ def _lots(
     image_size: Optional[Tuple[int, int]],
     validation_fraction: Optional[float],
 ) -> lots.Lots:
-    """The samples of a set, by its kind."""
+    """Returns the samples of a set, with the function for its kind."""
     name = choice.name
     if location is not None:
         if is_tfds(name, location):
@@ -189,20 +192,20 @@ def _lots(
     return lots.source_lots(survey, source)
 
 
-# -- which set ------------------------------------------------------------------------------------------------
+# -- choosing the set -----------------------------------------------------------------------------------------
 
 
 def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
-    """Which set is to be verified.
+    """Chooses the set to verify.
 
     Args:
-        name: a name, tfds:NAME, or a folder with any kind of set in it; None for the one in ``path``.
-        path: ``--dataset-path``.
-        download: whether a set that is absent may be fetched.
+        name: a name, tfds:NAME, or a folder with any kind of set; None for the set in ``path``.
+        path: the value of ``--dataset-path``.
+        download: whether an absent set may be downloaded.
 
     Raises:
-        ConfigurationError: no such name, or it is not clear which set is meant.
-        DataError: there is no such set.
+        ConfigurationError: the name is unknown, or a folder holds no set or several sets.
+        DataError: the set is absent.
     """
     if name is None:
         folder = expand(path)
@@ -215,6 +218,6 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
     if choice.make is None:
         return choice
-    # Called once, for its task: what it returns may differ from call to call.
+    # The function is called only once, also for its task, because its result may differ from call to call.
     source = open_dataset(choice)
     return replace(choice, task=source.info.task, make=lambda: source)
