@@ -1,12 +1,12 @@
-"""Networks of one's own: of a function in a Python file or an installed package, of a .keras file, or of a checkpoint.
+"""Users' own networks: from a function in a Python file or an installed package, a .keras file, or a checkpoint.
 
-Whatever it comes from, a network of one's own becomes an :class:`Architecture`, is made of that with the layers that
-registered networks have exchanged, too, and is kept as that in checkpoints.  A Python file is run when the network is
-first built, and only one that the command line names (``python_files.py``).
+Every such network is converted to an :class:`Architecture`.  It is built from that, with the same replacement of layers
+as in registered networks, and checkpoints store it in that form.  A Python file is run when the network is first built,
+and only if the command line names it (``python_files.py``).
 
-Layers of classes of the user's own stay as they are.  Nobody knows whether they mix the samples of a micro-batch, so
-that micro-batches are computed one by one; what remembers something from batch to batch, or draws random numbers by
-itself, is refused, for neither could be continued to the same bytes.
+Layers of the user's own classes are not replaced.  They may mix the samples of a micro-batch, so micro-batches are
+computed one by one.  A layer that keeps state from batch to batch, or draws random numbers itself, is refused, because
+a resumed run could not continue to the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ipucnn.python_files import OwnFunction, label_of, own_code_failed
 from ipucnn.text import counted, shown_value
 
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
-# Operations that change something that the next call sees, draw random numbers from a hidden state, or are Python.
+# Operations that change state for the next call, draw random numbers from hidden state, or run Python code.
 _REMEMBERS = re.compile(
     "(Assign|EagerPyFunc|Multinomial|ParameterizedTruncatedNormal|PyFunc|Random|Resource(Apply|Scatter)|Rng|"
     "Stateful(?!PartitionedCall)|TruncatedNormal)"
@@ -45,12 +45,13 @@ class OwnNetwork:
     """A network that is not registered.
 
     Attributes:
-        name: as the user names it.
-        sha256: of the file it is in; of an installed package's function of what names it.
-        make: makes a Keras model of (input shape, classes); None where the architecture is known at once.
-        architecture: of the network; of a function once it was called.
-        needs: what has to be named to build it, if it is known by a run folder alone and has classes of its own.
-        notes: what a user should know of the network that was built, a sentence each.
+        name: the user's name of the network.
+        sha256: digest of its file; for an installed package, of the entry point's value.
+        make: function from (input shape, number of classes) to a Keras model; None if the architecture is known.
+        architecture: the network as data; for a function, None until it has been called.
+        needs: the hint to name its file, for a network that is known only from a run folder or checkpoint and needs
+            the user's code; otherwise None.
+        notes: remarks for the user about the built network, a sentence each.
     """
 
     name: str
@@ -62,42 +63,41 @@ class OwnNetwork:
 
     @property
     def label(self) -> str:
-        """A short name of letters that folders and layers can have."""
+        """A short name whose characters are valid in names of folders and layers."""
         return label_of(self.name)
 
     @property
     def has_own_code(self) -> bool:
-        """Whether only the user's own code can build it; of a function that was not called yet nobody knows better."""
+        """Whether only the user's own code can build it; True for a function that has not been called yet."""
         return self.make is not None if self.architecture is None else bool(self.architecture.own_layers)
 
     @property
     def input_shape(self) -> Tuple[Optional[int], ...]:
-        """(height, width, channels) that it takes, None where the data decide."""
+        """(height, width, channels) of its input; None for sizes that the data determine."""
         known = self.architecture if self.make is None else None
         return (None, None, None) if known is None else known.input_shape
 
     @property
     def num_classes(self) -> Optional[int]:
-        """Logits that it gives, None where the data decide."""
+        """Its number of logits; None if the data determine it."""
         known = self.architecture if self.make is None else None
         return None if known is None else known.num_outputs
 
     def to_data(self) -> Dict[str, Any]:
-        """What a checkpoint keeps of the network that was built: all that it takes to build it again, but for classes
-        of the user's own."""
+        """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
         assert self.architecture is not None
         return {"name": self.name, "sha256": self.sha256, **self.architecture.to_data()}
 
     @staticmethod
     def seeded(seed: int) -> ContextManager[None]:
-        """Inside, layers of the user's own draw the initial weights of a seed."""
+        """Makes the user's own layers draw their initial weights from ``seed`` inside the block."""
         return seeded(seed, "initial weights")
 
     def check_buildable(self) -> None:
-        """Refuses what is needed and was not named.
+        """Checks that the file that the network needs was named on the command line.
 
         Raises:
-            ConfigurationError: with what to type.
+            ConfigurationError: it was not named; the hint says what to type.
         """
         if self.needs is None:
             return
@@ -110,10 +110,10 @@ class OwnNetwork:
         )
 
     def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
-        """The network as steps of stock layers, and of the user's own.
+        """Makes the blueprint of the network, with stock layers and the user's own layers.
 
         Raises:
-            ConfigurationError: whatever cannot be trained as Keras would, by name.
+            ConfigurationError: training would not compute a layer as Keras does; the message names it.
         """
         from ipucnn.models.editing import use_grouped_convolutions
 
@@ -124,9 +124,9 @@ class OwnNetwork:
         assert self.architecture is not None
         self.check_input(shape)
         self.notes = [f"{shown_value(self.name)}: {note}" for note in self.architecture.notes]
-        own = [layer for layer in self.architecture.layers if layer.own is not None]
-        if own:
-            kinds = ", ".join(f"{shown_value(layer.name)} ({layer.kind})" for layer in own)
+        user_layers = [layer for layer in self.architecture.layers if layer.own is not None]
+        if user_layers:
+            kinds = ", ".join(f"{shown_value(layer.name)} ({layer.kind})" for layer in user_layers)
             self.notes.append(
                 f"{shown_value(self.name)}: micro-batches are computed one by one, because layers of its own may mix "
                 f"their samples: {kinds}"
@@ -135,7 +135,7 @@ class OwnNetwork:
         with seeded(seed, "own"):
             blueprint, model = blueprint_of(self.architecture, images, name)
         self._check_output(model, num_classes)
-        for layer in own:
+        for layer in user_layers:
             _check_own_layer(name, model.get_layer(layer.name))
         if model.losses:
             raise ConfigurationError(
@@ -147,7 +147,11 @@ class OwnNetwork:
         return blueprint
 
     def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> Architecture:
-        """What the function makes."""
+        """Calls the user's function, and converts its model to an architecture.
+
+        Raises:
+            ConfigurationError: it does not return a functional or sequential float32 model that training supports.
+        """
         from tensorflow import keras
 
         assert self.make is not None
@@ -156,7 +160,7 @@ class OwnNetwork:
             model = self.make(shape, num_classes)
         policy = keras.mixed_precision.global_policy().name
         if policy != "float32":
-            # Whatever this process trains next would have it, too.
+            # Otherwise later networks of this process would also get this policy.
             keras.mixed_precision.set_global_policy(before)
             raise ConfigurationError(
                 f"{name} sets the type of all of Keras' layers to {policy}",
@@ -186,10 +190,10 @@ class OwnNetwork:
         return architecture_of(name, read_calls(name, kind, config, renumbers=True), model)
 
     def check_input(self, shape: Sequence[int]) -> None:
-        """Refuses images of another shape than the network takes, as far as that is known.
+        """Refuses images of a shape that does not fit the known sizes of the network's input.
 
         Raises:
-            ConfigurationError: they are.
+            ConfigurationError: the shape does not fit.
         """
         known = () if self.architecture is None else self.architecture.input_shape
         if all(size in (None, given) for size, given in zip(known, shape)):
@@ -224,10 +228,10 @@ class OwnNetwork:
 
 
 def _check_own_layer(name: str, layer: KerasLayer) -> None:
-    """Refuses a layer of the user's own that remembers something, or is not of float32.
+    """Refuses a layer of the user's own that has state, draws random numbers, or does not compute in float32.
 
     Raises:
-        ConfigurationError: naming it and the operation.
+        ConfigurationError: the layer is refused; the message names it and the operation.
     """
     import tensorflow as tf
     from tensorflow import keras
@@ -241,7 +245,7 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
     tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
 
     class Training(keras.layers.Layer):  # type: ignore[misc]
-        """Layers inside of the user's one hear that it is training from whoever calls it, as they do in a run."""
+        """Calls the layer without ``training``, which its inner layers get from this outer call, as in a run."""
 
         def call(self, values: Tensor, training: Optional[bool] = None) -> Tensor:
             return layer(values)
@@ -265,11 +269,12 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
 
 
 def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
-    """Exchanges what has a counterpart of this package besides those that every network's exchange, and refuses what
-    the exchange would lose.
+    """Replaces further layers that have a counterpart in this package, and refuses settings that would get lost.
+
+    The layers that are replaced in every network, such as batch norm, are checked here and replaced later.
 
     Raises:
-        ConfigurationError: naming the layer.
+        ConfigurationError: a layer has such a setting; the message names it.
     """
     from ipucnn.models.editing import replace_layer
     from ipucnn.models.layers import Dropout, GroupNormalization
@@ -306,8 +311,10 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int, key: str) -> Iterator[None]:
-    """Inside, the generators that Keras and others draw from begin at a state of (seed, key): what layers of the
-    user's own draw their initial weights from."""
+    """Seeds the generators of Python, NumPy and TensorFlow from (seed, key) inside the block.
+
+    The user's own layers draw their initial weights from these generators.
+    """
     import tensorflow as tf
 
     digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
@@ -323,19 +330,19 @@ def seeded(seed: int, key: str) -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-# --- where it comes from
+# --- sources of networks
 
 
 def of_function(function: OwnFunction) -> OwnNetwork:
-    """The network that a function makes, which is not run yet."""
+    """The network of a function, which is not called yet."""
     return OwnNetwork(function.name, function.sha256, make=function)
 
 
 def of_keras_file(name: str, path: Path) -> OwnNetwork:
-    """The network in a file that Keras 3 saved; its weights are not read.
+    """Reads the network in a file that Keras 3 saved, without its weights.
 
     Raises:
-        DataError: there is none, it is damaged, or holds what is not trained.
+        DataError: the file is absent or damaged, or training does not support its network.
     """
     hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
     calls = read_saved_calls(path, shown_value(name), hint)
@@ -350,17 +357,17 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
 
 
 def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetwork:
-    """The network that a checkpoint keeps; nothing that it names is read or run.
+    """Reads the network of a checkpoint; no file that the checkpoint names is read or run.
 
     Args:
-        name: of the network.
-        data: what :meth:`OwnNetwork.to_data` gave.
-        what: the checkpoint, for messages.
-        needs: what to do where it has layers of its own, which are in the user's file alone.
+        name: name of the network.
+        data: the data of :meth:`OwnNetwork.to_data`.
+        what: name of the checkpoint, for messages.
+        needs: the hint to name the user's file, if the network has layers that are only in that file.
 
     Raises:
-        DataError: there is none in it.
+        DataError: the data are not a network.
     """
     architecture = from_data(data, what)
-    needed = needs if architecture.own_layers else None
-    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=needed)
+    hint = needs if architecture.own_layers else None
+    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=hint)

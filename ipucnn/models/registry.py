@@ -1,6 +1,6 @@
-"""The registry of models: what each network is, before anything is built.  Never imports TensorFlow.
+"""The registry of models, which describes each network before it is built.  It never imports TensorFlow.
 
-A network is one row of :data:`MODELS`, which names its builder in a module of ``ipucnn.models.families``; the module is
+A network is a row of :data:`MODELS`, which names its builder in a module of ``ipucnn.models.families``.  The module is
 imported when the network is built.
 """
 
@@ -26,39 +26,39 @@ TASKS = ("classification", "segmentation")
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
 NORMS = ("batch", "group", "none")
 NETWORK_FILES = (".keras", ".json")
-"""Endings of files that hold a network: a model that Keras saved, a layer graph, which has no weights."""
+"""Extensions of network files: a model that Keras saved, and a layer graph, which has no weights."""
 OWN = "own"
-"""The family of networks of one's own."""
+"""Name of the family of users' own networks."""
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """One registered network; the defaults are those of a classifier for ImageNet.
+    """A registered network; the defaults are those of a classifier for ImageNet.
 
-    How many parameters and multiply-accumulates it has is counted on its layers: ``ipucnn.models.counts``.
+    Its parameters and multiply-accumulates are in ``ipucnn.models.counts``.
 
     Attributes:
-        name: as typed on the command line; ``-`` and ``_`` are the same and case does not matter.
-        family: networks that share a builder or a paper, for grouping in tables.
+        name: name on the command line; ``-`` and ``_`` are the same, and case does not matter.
+        family: group in tables, of networks that share a builder or a paper.
         paper: short citation.
-        builder: a function that is called with the images' Keras tensor, the number of classes and ``builder_args``; it
-            imports TensorFlow itself.
-        builder_args: keyword arguments of that function.
+        builder: function of the images' Keras tensor, the number of classes and ``builder_args``; it imports
+            TensorFlow itself.
+        builder_args: keyword arguments of ``builder``.
         task: "classification" (logits per image) or "segmentation" (logits per pixel).
-        home_dataset: the data set the recorded input shape and classes belong to.
-        input_shape: (height, width, channels) of the home data set's images as the network takes them.
-        min_size: smallest height and width that build.
-        num_classes: classes of the home data set.
-        input_range: what the pipeline must deliver: "standard" (minus the data set's mean, over its standard
+        home_dataset: default data set, to which input shape and classes belong.
+        input_shape: (height, width, channels) of the default data set's images at the network's input.
+        min_size: smallest height and width that can be built.
+        num_classes: classes of the default data set.
+        input_range: range of the inputs from the pipeline: "standard" (minus the data set's mean, over its standard
             deviation), "unit" [0, 1], "tf" [-1, 1], "raw" [0, 255], "caffe" (BGR minus the ImageNet mean),
             "torch" (ImageNet mean and standard deviation on [0, 1]).
         keras_application: name in ``keras.applications`` whose ImageNet weights fit, or None.
-        requires: the version of Keras that it needs, as "Keras 2.8", or None.
+        requires: oldest version of Keras that has the network, such as "Keras 2.8", or None.
         default_norm: normalisation of the network as published: "batch", "group" or "none".
-        norms: the normalisations it can be built with.
-        size_step, size_offset: legal sizes are ``size_offset`` modulo ``size_step``; 1 and 0: all are.
-        file: that holds the network, of one that is not registered: then nothing else here says what it is.
-        own: of a network of one's own, what is known of it.
+        norms: the normalisations with which it can be built.
+        size_step, size_offset: legal sizes are ``size_offset`` modulo ``size_step``; with 1 and 0 all sizes are legal.
+        file: file of a network that is not registered; for a layer graph, only the file describes the network.
+        own: description of a user's own network.
     """
 
     name: str
@@ -96,10 +96,10 @@ def _key(name: str) -> str:
 
 
 def collect(records: Iterable[ModelRecord]) -> Dict[str, ModelRecord]:
-    """The records by the key under which a name is looked up.
+    """The records by the key of their names.
 
     Raises:
-        ValueError: if two have the same name (also when it differs only in case, ``-`` or ``_``).
+        ValueError: two names are the same, or differ only in case, ``-`` or ``_``.
     """
     by_key: Dict[str, ModelRecord] = {}
     for record in records:
@@ -110,7 +110,7 @@ def collect(records: Iterable[ModelRecord]) -> Dict[str, ModelRecord]:
 
 
 def _family(function: str) -> "Callable[..., Blueprint]":
-    """A builder, "MODULE.FUNCTION" of ``ipucnn.models.families``, whose module is imported when it is called."""
+    """The builder "MODULE.FUNCTION" of ``ipucnn.models.families``, whose module is imported when it is called."""
     module, _, name = function.partition(".")
 
     def build(*arguments: object, **named: object) -> "Blueprint":
@@ -130,11 +130,11 @@ def _application(
     builder: str = "keras_applications.build_application",
     **fields: PlainValue,
 ) -> ModelRecord:
-    """The record of a network of Keras Applications, whose ImageNet weights fit it.
+    """The record of a network from Keras Applications, with ImageNet weights.
 
     Args:
-        size: of the images that Keras' weights were trained on.
-        fields: of the record, where they are not those of a classifier for ImageNet.
+        size: height and width of the images on which Keras' weights were trained.
+        fields: fields of the record that differ from those of a classifier for ImageNet.
     """
     return ModelRecord(
         name,
@@ -311,7 +311,7 @@ def _records() -> Dict[str, ModelRecord]:
 
 
 def natural_key(name: str) -> List[Tuple[int, int, str]]:
-    """Sort key that puts ``resnet18`` before ``resnet101``."""
+    """The sort key of a name that puts ``resnet18`` before ``resnet101``."""
     return [
         (0, int(part), "") if part.isdecimal() else (1, 0, part)
         for part in re.findall(r"\d+|\D+", _key(name))
@@ -319,20 +319,20 @@ def natural_key(name: str) -> List[Tuple[int, int, str]]:
 
 
 def get_model(name: str) -> ModelRecord:
-    """The record of a model, by a name that anything may have: a run folder, a plan, an exported file.
+    """The record of a model by its name from any source, such as a run folder, a plan or an exported file.
 
-    Of a network of one's own that is a record that says what it is called and cannot be built: only what the command
-    line names is looked at (:func:`find_network`), or what a checkpoint has (:func:`saved_network`).
+    For a user's own network the record has only the name and cannot be built.  A file is read only if the command line
+    names it (:func:`find_network`); checkpoints hold such networks themselves (:func:`saved_network`).
 
     Raises:
-        ConfigurationError: if there is none of that name; the hint has the closest ones.
+        ConfigurationError: there is no model of that name; the hint has the closest names.
     """
     records = _records()
     try:
         return records[_key(name)]
     except KeyError:
         if is_own_name(name) or name in entry_points(MODELS_GROUP):
-            from ipucnn.models import own_networks  # which needs NumPy
+            from ipucnn.models import own_networks  # imported here because it needs NumPy
 
             return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, [*(r.name for r in records.values()), *entry_points(MODELS_GROUP)])
@@ -342,17 +342,17 @@ def get_model(name: str) -> ModelRecord:
 
 
 def find_network(name: str, plans: bool = False) -> ModelRecord:
-    """The record of what MODEL names on a command line: a registered network, or one of the user's own.
+    """The record of the command line's MODEL: a registered network, or a user's own.
 
-    A Python file is read here, and run when the network is built; of a file that Keras saved the layers are read.
+    A Python file is read here, and run when the network is built.  For a file that Keras saved, the layers are read.
 
     Args:
-        name: as typed.
-        plans: it is planned alone: then it may be a layer graph.
+        name: the name as typed.
+        plans: whether the network is only planned and may be a layer graph.
 
     Raises:
-        ConfigurationError: it names none.
-        DataError: the file of Keras is absent or damaged.
+        ConfigurationError: the name is not a network.
+        DataError: the Keras file is absent or damaged.
     """
     if _key(name) in _records():
         return get_model(name)
@@ -362,7 +362,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
         function = entry_points(MODELS_GROUP).get(name)
         if function is None:
             return get_model(name)
-    from ipucnn.models import own_networks  # which needs NumPy
+    from ipucnn.models import own_networks  # imported here because it needs NumPy
 
     if function is not None:
         return replace(_own_record(own_networks.of_function(function)), file=path)
@@ -383,40 +383,42 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
 
 
 def saved_network(name: str, data: PlainValue, what: str, needs: str) -> ModelRecord:
-    """The record of a network of one's own as a checkpoint has it; what it names is neither read nor run.
+    """The record of a user's own network from a checkpoint; no file that the checkpoint names is read or run.
 
     Args:
-        name: as the run has it.
+        name: name of the network in the run.
         data: the checkpoint's entry.
-        what: the checkpoint, for messages.
-        needs: what to do where its Python file is needed, because it has layers of its own.
+        what: name of the checkpoint, for messages.
+        needs: the hint to name the Python file, if the network has layers that are only in that file.
 
     Raises:
-        DataError: the checkpoint has none.
+        DataError: the checkpoint has no network.
     """
-    from ipucnn.models import own_networks  # which needs NumPy
+    from ipucnn.models import own_networks  # imported here because it needs NumPy
 
     return _own_record(own_networks.of_checkpoint(name, data, what, needs))
 
 
 def check_buildable(record: ModelRecord) -> None:
-    """Refuses a network of one's own whose Python file is needed, and was not named.
+    """Refuses a user's own network whose Python file is needed but was not named.
 
     Raises:
-        ConfigurationError: with what to type.
+        ConfigurationError: the file was not named; the hint says what to type.
     """
     if record.own is not None:
         record.own.check_buildable()
 
 
 def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what: str) -> None:
-    """Refuses a file of one's own that is no longer what a checkpoint was trained with.
+    """Refuses a user's file that has changed since a checkpoint was trained with it.
 
     Args:
-        what: the checkpoint, for messages.
+        record: record of the network.
+        meta: metadata of the checkpoint.
+        what: name of the checkpoint, for messages.
 
     Raises:
-        ConfigurationError: its digest is another one.
+        ConfigurationError: the digests differ.
     """
     network = meta.get("network") if record.own is not None else None
     if not isinstance(network, dict) or record.own is None or network.get("sha256") == record.own.sha256:
@@ -428,8 +430,7 @@ def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what
 
 
 def _own_record(own: "OwnNetwork") -> ModelRecord:
-    """The record of a network of one's own: a classifier, of whose input and classes the data decide what it leaves
-    open."""
+    """The record of a user's own network, a classifier; sizes and classes that it leaves open get default values."""
     height, width, channels = own.input_shape
     return ModelRecord(
         own.name,
@@ -451,15 +452,16 @@ def assumption(
     image_size: Optional[Tuple[int, int]] = None,
     num_classes: Optional[int] = None,
 ) -> Optional[str]:
-    """What is assumed of a function's network where no data set says it; None where nothing is.
+    """A note on the image size and classes that are assumed for a function's network without a data set, or None.
 
-    To be said before it is built: 1,000 classes and images of 224x224 can make a network of one's own very large.
+    It is shown before the network is built, because 1,000 classes and images of 224x224 can make a user's own network
+    very large.
 
     Args:
         record: the network.
-        dataset: as it was named; noise says nothing about images or classes.
-        image_size: (height, width) that was asked for.
-        num_classes: that were asked for.
+        dataset: name of the data set; random data determine neither images nor classes.
+        image_size: requested (height, width).
+        num_classes: requested number of classes.
     """
     is_known = record.own is None or record.own.architecture is not None
     if is_known or dataset not in (None, record.home_dataset, "random"):
@@ -471,22 +473,22 @@ def assumption(
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a network's name is that of a function in a Python file, or of a file that Keras saved."""
+    """Whether a network's name means a function in a Python file, or a file that Keras saved."""
     return is_python_name(name) or (is_network_file(name) and not is_layer_graph(name))
 
 
 def is_network_file(name: str) -> bool:
-    """Whether a network's name is that of a file that holds it as data."""
+    """Whether a network's name is that of a file that contains the network as data."""
     return name.lower().endswith(NETWORK_FILES)
 
 
 def is_layer_graph(name: str) -> bool:
-    """Whether a network's name is that of a layer graph, which can be planned and not run."""
+    """Whether a network's name is that of a layer graph, which can be planned but not run."""
     return name.lower().endswith(NETWORK_FILES[1])
 
 
 def folder_name(name: str) -> str:
-    """What a network is called in names of folders."""
+    """The name of a network in names of folders."""
     return label_of(name) if is_own_name(name) else name
 
 
@@ -495,11 +497,11 @@ def _name_it(name: str) -> str:
 
 
 def _path_of(name: str) -> Optional[Path]:
-    """The path that a name stands for, if it is one."""
+    """The path of a name that means a network file, a Python file or an existing path; None for other names."""
     try:
         path = expand(name)
         return path if is_network_file(name) or is_python_name(name) or exists(path) else None
-    except UserError:  # no path can be that
+    except UserError:  # not a possible path
         return None
 
 
@@ -521,7 +523,7 @@ def _is_legal(record: ModelRecord, size: int) -> bool:
 
 
 def nearest_legal_sizes(record: ModelRecord, size: int) -> List[int]:
-    """The legal heights or widths just below and just above ``size`` (``size`` itself if it is legal)."""
+    """The closest legal heights or widths below and above ``size``, or only ``size`` if it is legal."""
     if _is_legal(record, size):
         return [size]
     below = size - (size - record.size_offset) % record.size_step
@@ -531,14 +533,15 @@ def nearest_legal_sizes(record: ModelRecord, size: int) -> List[int]:
 
 
 def validate_input_shape(record: ModelRecord, input_shape: Sequence[int]) -> None:
-    """Refuses sizes the network can't be built with.
+    """Refuses sizes with which the network can't be built.
 
     Args:
-        record: the model.
+        record: the model's record.
         input_shape: (height, width, channels).
 
     Raises:
-        ConfigurationError: too small, not on the network's size grid, or not three positive numbers.
+        ConfigurationError: a size is too small or not on the network's size grid, or the shape is not three positive
+            integers.
     """
     if len(input_shape) != 3 or any(int(n) != n or n < 1 for n in input_shape):
         raise ConfigurationError(

@@ -1,1 +1,1 @@
-"""The registered networks' builders, a module for each family, which the rows of ``models/registry.py`` name."""
+"""The builders of the registered networks, a module for each family; the rows of ``models/registry.py`` name them."""

@@ -1,7 +1,7 @@
 """ResNet for 32x32 images: He et al. 2016, arXiv:1512.03385, section 4.2, 6n + 2 layers.
 
-Shortcuts across a change of size have no parameters (option A of the paper): every second pixel, new channels
-filled with zeros.
+Shortcuts across a change of size have no parameters (option A of the paper): they take every second pixel and fill the
+new channels with zeros.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _conv_norm(x: Tensor, filters: int, name: str, stride: int = 1) -> Tensor:
 
 
 def build_cifar_resnet(inputs: Tensor, num_classes: int, blocks: int) -> Blueprint:
-    """Three stages of 16, 32 and 64 filters.
+    """Builds three stages with 16, 32 and 64 filters.
 
     Args:
-        blocks: residual blocks of a stage (n); the network has 6n + 2 layers.
+        blocks: residual blocks per stage (n); the network has 6n + 2 layers.
     """
     from tensorflow import keras
 

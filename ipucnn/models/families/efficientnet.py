@@ -1,7 +1,7 @@
-"""EfficientNet, its second version, and the variant with group convolutions, Masters et al. 2021, arXiv:2106.03640.
+"""The variant of EfficientNet with group convolutions, Masters et al. 2021, arXiv:2106.03640.
 
-The originals, Tan and Le 2019, arXiv:1905.11946, and 2021, arXiv:2104.00298, are taken from Keras Applications as they
-are.
+The original EfficientNet, Tan and Le 2019, arXiv:1905.11946, and its second version, Tan and Le 2021, arXiv:2104.00298,
+are those of Keras Applications (``keras_applications.py``).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def build_grouped_efficientnet(
     group_size: int,
     expand_ratio: int,
 ) -> Blueprint:
-    """EfficientNet with group convolutions in place of the depthwise ones.
+    """Builds EfficientNet with group convolutions instead of depthwise ones.
 
-    A convolution over groups of 16 channels is a denser product than a depthwise one and suits the IPU's
-    matrix units; a smaller expansion pays for it.  Channels are rounded to multiples of the group size
-    where the original rounds to multiples of 8: the few layers that are no multiple of 16 (24 channels in
-    the first stage of B4) could not be grouped otherwise.
+    A convolution over groups of 16 channels is a denser product than a depthwise one and suits the IPU's matrix units;
+    a smaller expansion compensates for its cost.  Channels are rounded to multiples of the group size instead of 8 as
+    in the original, because the few layers whose channels are not a multiple of 16 (24 in the first stage of B4) could
+    not be grouped otherwise.
 
     Args:
         width, depth: compound scaling coefficients.
-        dropout: rate before the classifier.
-        group_size: channels of a group.
-        expand_ratio: of the blocks that expand (6 in the original).
+        dropout: dropout rate before the classifier.
+        group_size: channels per group.
+        expand_ratio: expansion of the blocks that expand (6 in the original).
     """
     from tensorflow import keras
 

@@ -1,4 +1,4 @@
-"""Networks taken from Keras Applications as they are: VGG, Inception, Xception, DenseNet, NASNet, ..."""
+"""Networks of Keras Applications without changes: VGG, Inception, Xception, DenseNet, NASNet, ..."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ipucnn.models.names import number_from_zero, underscores
 
 
 def application(name: str, inputs: Tensor, num_classes: int) -> KerasModel:
-    """A model of Keras Applications with random weights.
+    """Builds a model of Keras Applications with random weights.
 
-    The input tensor is handed over, so the application does not check its size: the registry's minimum,
-    which is what the layers need, counts.
+    Because the input is passed as a tensor, the application does not check its size.  The registry's minimum size
+    applies instead, which is the smallest that the layers allow.
     """
     from tensorflow import keras
 
@@ -25,13 +25,13 @@ def application(name: str, inputs: Tensor, num_classes: int) -> KerasModel:
 def build_application(
     inputs: Tensor, num_classes: int, application_name: str, keep: Tuple[str, ...] = ()
 ) -> Blueprint:
-    """The blueprint of a Keras application under canonical names.
+    """Builds the blueprint of a Keras application with canonical names.
 
     Args:
         inputs: Keras tensor of the images.
         num_classes: units of the last layer.
         application_name: attribute of ``keras.applications``.
-        keep: layer names that look counted by Keras, but are the network's own.
+        keep: names of layers that look like Keras' counted names, but are the network's own.
     """
     from ipucnn.models.editing import strip_preprocessing
 

@@ -1,4 +1,4 @@
-"""MobileNet and MobileNetV3 from Keras Applications, brought to the same layers and names on Keras 2.6 and 3.
+"""MobileNet and MobileNetV3 from Keras Applications, edited to the same layers and names in Keras 2.6 and 3.
 
 Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
 """
@@ -13,7 +13,7 @@ from ipucnn.models.families.keras_applications import application
 
 
 def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
-    """MobileNet; Keras 2.6 averages without keeping the two spatial axes and reshapes, Keras 3 keeps them."""
+    """Builds MobileNet; its pooling keeps the two spatial axes, as in Keras 3, where Keras 2.6 reshapes afterwards."""
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
     pool = next(step for step in blueprint.steps if step.kind == "GlobalAveragePooling2D")
     pool.config["keepdims"] = True
@@ -23,7 +23,7 @@ def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> 
     return blueprint
 
 
-# Keras 3 knows the function under two names.
+# The two names of the function in Keras 3.
 _HARD_SWISH = ("hard_swish", "hard_silu")
 
 
@@ -33,7 +33,7 @@ def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Step]
 
 
 def _fold_operations(blueprint: Blueprint) -> None:
-    """Replaces ``relu6(x + 3) / 6``, and its product with x, by one layer each."""
+    """Replaces each ``relu6(x + 3) / 6``, and each product of it with x, by one layer."""
     from ipucnn.models.editing import replace_layer
     from ipucnn.models.layers import HardSigmoid, HardSwish
 
@@ -68,7 +68,7 @@ _SUFFIX: Dict[str, str] = {"ReLU": "relu", "HardSwish": "hard_swish", "HardSigmo
 
 
 def _canonical(blueprint: Blueprint) -> None:
-    """Keras 3's names; an activation is named after the layer it follows."""
+    """Renames the layers to Keras 3's names; an activation is named after the layer that it follows."""
 
     def spell(name: str) -> str:
         return name.replace("/BatchNorm", "_bn").replace("AvgPool", "avg_pool").replace("/", "_").lower()
@@ -88,7 +88,7 @@ def _canonical(blueprint: Blueprint) -> None:
 
 
 def build_mobilenet_v3(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
-    """MobileNetV3 Small or Large."""
+    """Builds MobileNetV3 Small or Large."""
     from ipucnn.models.editing import strip_preprocessing
 
     blueprint = read_blueprint(application(application_name, inputs, num_classes))

@@ -1,7 +1,7 @@
 """ResNet v1.5 and ResNeXt on ImageNet-sized inputs.
 
-He et al. 2016, arXiv:1512.03385; Xie et al. 2017, arXiv:1611.05431.  v1.5 strides in the 3x3 convolution of a
-block instead of the 1x1 before it, and its convolutions have no bias (the batch norm after each has one).
+He et al. 2016, arXiv:1512.03385; Xie et al. 2017, arXiv:1611.05431.  In v1.5 the 3x3 convolution of a block has the
+stride, instead of the 1x1 convolution before it, and convolutions have no bias, because the batch norms after them do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STAGE_FILTERS = (64, 128, 256, 512)
 
 
 def he_fan_out() -> KerasInitializer:
-    """The initialiser of He et al. 2015, arXiv:1502.01852, over the outputs, for the convolutions."""
+    """The initialiser of He et al. 2015, arXiv:1502.01852, with the fan-out, for convolutions."""
     from tensorflow import keras
 
     return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="untruncated_normal")
@@ -32,7 +32,7 @@ def _takes_stride(name: str) -> Optional[str]:
 
 
 def build_keras_resnet_v1_5(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
-    """Keras' ResNet (v1) edited to v1.5."""
+    """Builds Keras' ResNet (v1) and changes it to v1.5."""
     from ipucnn.models.editing import drop_bias_before_norm, move_stride, set_kernel_initializer
 
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
@@ -54,7 +54,7 @@ def _conv_norm(x: Tensor, name: str, filters: int, kernel: int, stride: int = 1,
 def _block(
     x: Tensor, name: str, filters: int, stride: int, groups: int, group_width: int, bottleneck: bool
 ) -> Tensor:
-    """One residual block: two 3x3 convolutions, or 1x1, 3x3 (grouped), 1x1 with four times the filters."""
+    """A residual block: two 3x3 convolutions, or 1x1, 3x3 (grouped) and 1x1 with four times the filters."""
     from tensorflow import keras
 
     outputs = 4 * filters if bottleneck else filters
@@ -84,13 +84,13 @@ def build_resnet(
     groups: int = 1,
     group_width: int = 64,
 ) -> Blueprint:
-    """A ResNet that Keras Applications lack: Keras' stem and head around these blocks.
+    """Builds a ResNet that Keras Applications lack, with Keras' stem and head around its blocks.
 
     Args:
-        blocks: blocks of each of the four stages.
-        bottleneck: bottleneck blocks (50 layers and more) instead of basic ones.
+        blocks: number of blocks in each of the four stages.
+        bottleneck: whether to use bottleneck blocks (50 layers and more) instead of basic ones.
         groups: groups of the bottleneck's 3x3 convolution ("32" in 32x4d).
-        group_width: channels of a group in the first stage ("4d" in 32x4d).
+        group_width: channels per group in the first stage ("4d" in 32x4d).
     """
 
     from tensorflow import keras
@@ -105,7 +105,7 @@ def build_resnet(
                 x = _block(x, name, filters, stride, groups, group_width, bottleneck)
         return x
 
-    # The general builder is not exported, but sits beside ResNet50 in every version of Keras.
+    # The general builder is not exported, but every version of Keras has it in the module of ResNet50.
     builder = inspect.getmodule(keras.applications.ResNet50).ResNet  # type: ignore[union-attr]
     model = builder(
         stack_fn=stages,

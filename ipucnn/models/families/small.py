@@ -7,7 +7,7 @@ from ipucnn.models.blueprint import Blueprint, read_blueprint
 
 
 def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:
-    """Two convolutions and a dense layer: for trying the machinery out."""
+    """Builds two convolutions and a dense layer, for trying the program out."""
     from tensorflow import keras
 
     x = keras.layers.Conv2D(16, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_0")(inputs)
@@ -20,7 +20,7 @@ def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:
 
 
 def build_toy_model_bn(inputs: Tensor, num_classes: int) -> Blueprint:
-    """The toy with batch norm of Graphcore's public application (model/toy_model.py), with logits for its softmax."""
+    """Builds the toy model with batch norm of Graphcore's public application (model/toy_model.py), without softmax."""
     from tensorflow import keras
 
     x = inputs
@@ -34,7 +34,7 @@ def build_toy_model_bn(inputs: Tensor, num_classes: int) -> Blueprint:
 
 
 def build_mnist_cnn(inputs: Tensor, num_classes: int) -> Blueprint:
-    """The convolutional network of the Keras MNIST tutorial, 32 and 64 filters and dropout of a half."""
+    """Builds the convolutional network of the Keras MNIST tutorial, with 32 and 64 filters and a dropout of 0.5."""
     from tensorflow import keras
 
     x = keras.layers.Conv2D(32, 3, activation="relu", name="conv2d")(inputs)
@@ -48,9 +48,9 @@ def build_mnist_cnn(inputs: Tensor, num_classes: int) -> Blueprint:
 
 
 def build_lenet(inputs: Tensor, num_classes: int) -> Blueprint:
-    """LeNet-5, LeCun et al. 1998, with every map of the third layer connected and a linear output layer.
+    """Builds LeNet-5, LeCun et al. 1998, with every map of the third layer connected and a linear output layer.
 
-    The first convolution is padded where the paper pads the 28x28 digit to 32x32.
+    The first convolution has padding, whereas the paper pads the 28x28 digit to 32x32.
     """
     from tensorflow import keras
 

@@ -10,7 +10,7 @@ _DROPOUT = 0.5
 
 
 def _double_conv(x: Tensor, filters: int, name: str) -> Tensor:
-    """Two 3x3 convolutions, each with a norm and a ReLU; each takes a pixel off every side."""
+    """Two 3x3 convolutions, each followed by a norm and a ReLU; each removes a pixel from every side."""
     from tensorflow import keras
 
     for i in (1, 2):
@@ -21,14 +21,14 @@ def _double_conv(x: Tensor, filters: int, name: str) -> Tensor:
 
 
 def build_unet(inputs: Tensor, num_classes: int, base_filters: int, margin: int) -> Blueprint:
-    """U-Net: four halvings of the image on the way down, four doublings on the way up, skips cropped to fit.
+    """Builds U-Net: the encoder halves the image four times, the decoder doubles it four times; skips are cropped.
 
     Args:
         base_filters: filters of the first block (64 in the paper), doubled in each of the next four.
-        margin: pixels the output is shorter than the input, in each direction (checked).
+        margin: input size minus output size in pixels, in each direction; it is checked.
 
     Raises:
-        ValueError: if the network's margin is not ``margin``.
+        ValueError: the network's margin is not ``margin``.
     """
     from tensorflow import keras
 

@@ -1,4 +1,4 @@
-"""Keras layers of our own: those that must know micro-batches, and those that see each sample by itself.
+"""This package's Keras layers: layers that must know micro-batches, and layers that compute each sample separately.
 
 Importing this package imports TensorFlow.
 """

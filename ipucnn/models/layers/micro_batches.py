@@ -1,13 +1,13 @@
-"""Layers that must know where a micro-batch ends: batch norm, which mixes its samples, and dropout, which is random.
+"""Layers that must know micro-batches: batch norm, which mixes the samples of one, and dropout, which is random.
 
-The host session computes several micro-batches as one large batch.  Both read the context that the session sets while
-it traces the model; outside a session (plain Keras) there is none.  Group norm, which Keras 2.6 lacks, shares batch
-norm's arithmetic.
+The host session computes several micro-batches as one large batch.  Both layers read the context that the session sets
+while it traces the model; outside of a session (plain Keras) there is no context.  Group norm is here because Keras 2.6
+lacks it and it shares batch norm's arithmetic.
 
 - Batch norm is ghost batch norm, Hoffer et al. 2017, arXiv:1705.08741, section 4: its statistics are those of one
-  micro-batch, as on an IPU, however many micro-batches the session computes at once.
+  micro-batch, as on an IPU, even if the session computes several micro-batches at once.
 - Dropout has no state.  Keras' Dropout advances a generator whose state is not saved with the model, so a resumed run
-  draws other masks.  Here the mask is a pure function of the run's seed, the micro-batch and the layer;
+  would draw different masks.  Here the mask is a pure function of the run's seed, the micro-batch and the layer;
   ``noise_shape=(None, 1, 1, 1)`` gives drop connect (stochastic depth).
 """
 
@@ -22,29 +22,29 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasLayer, Tensor, TensorShape, TfVariable
 
-# Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
-# loops are faster, but a call has its price.
+# Least size of a part of the batch for TensorFlow's own kernel, which is called once per part: its loops are faster,
+# but each call has a fixed cost.
 NATIVE_PART_SIZE = 2**19
-# Rows are folded to at least this many numbers.
+# Least width to which rows are folded.
 FOLDED_WIDTH = 64
 
 
 @dataclass
 class ExecutionContext:
-    """One traced forward pass over ``num_groups`` statistics groups laid one after the other in the batch.
+    """The context of one traced forward pass over a batch of ``num_groups`` consecutive groups with own statistics.
 
     Attributes:
         num_groups: batch-norm groups in the batch: fused micro-batches, or groups of replicas of one
-            micro-batch step under distributed batch norm.  Divides the batch.
+            micro-batch step with distributed batch norm.  It divides the batch.
         seeds: int32 tensor (num_micro_batches, 2), different for every micro-batch of the run.
         num_micro_batches: fused micro-batches in the batch.
-        batch_statistics: filled by the batch norms: (layer, mean, variance), statistics of shape
-            (num_groups, channels), the variance with Bessel's correction.
-        update_statistics: filled by the batch norms that move once per weight update: (layer, mean, variance, numbers
-            that a micro-batch has of each channel); the variance without the correction.
-        seed_slots: how many times each layer has drawn random numbers from this context.
-        measures: batch norms normalise by the batch's own statistics although nothing is trained, and all of them fill
-            ``update_statistics``.
+        batch_statistics: (layer, mean, variance), added by each batch norm; the statistics have shape
+            (num_groups, channels), and the variance has Bessel's correction.
+        update_statistics: (layer, mean, variance, numbers per micro-batch and channel), added by each batch norm
+            that moves once per weight update; the variance does not have the correction.
+        seed_slots: number of draws of random numbers by each layer in this context.
+        measures: whether batch norms normalise by the batch's statistics although nothing is trained, and all of them
+            add to ``update_statistics``.
     """
 
     num_groups: int
@@ -56,7 +56,7 @@ class ExecutionContext:
     measures: bool = False
 
     def again(self) -> "ExecutionContext":
-        """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
+        """A context that repeats the rest of this pass with the same random numbers and discards its statistics."""
         return replace(self, batch_statistics=[], update_statistics=[], seed_slots=dict(self.seed_slots))
 
 
@@ -64,7 +64,7 @@ _state = threading.local()
 
 
 def current_context() -> Optional[ExecutionContext]:
-    """The innermost context of this thread, or None outside a session."""
+    """The innermost context of this thread; None outside of a session."""
     stack = getattr(_state, "stack", None)
     return stack[-1] if stack else None
 
@@ -82,7 +82,7 @@ def execution_context(context: ExecutionContext) -> Iterator[ExecutionContext]:
 
 
 def static_or(static: Optional[int], dynamic: Tensor) -> Union[int, Tensor]:
-    """A dimension's static size where it is known, the tensor otherwise."""
+    """A dimension's static size if known, else its dynamic size as a tensor."""
     return dynamic if static is None else int(static)
 
 
@@ -90,8 +90,8 @@ class Dropout(keras.layers.Layer):
     """Inverted dropout (Srivastava et al. 2014), ``x * mask / (1 - rate)``.
 
     Args:
-        rate: probability of zeroing, in [0, 1).
-        noise_shape: mask shape, None for the input's size in that dimension; None for the full shape.
+        rate: probability of zeroing a number, in [0, 1).
+        noise_shape: shape of the mask, with None for the input's size in a dimension; None for the input's shape.
     """
 
     def __init__(
@@ -109,22 +109,22 @@ class Dropout(keras.layers.Layer):
             return inputs
         dynamic = tf.shape(inputs)
         static = inputs.shape
-        wanted = self.noise_shape or (None,) * len(static)
-        shape = [static_or(static[i], dynamic[i]) if n is None else n for i, n in enumerate(wanted)]
+        mask_shape = self.noise_shape or (None,) * len(static)
+        shape = [static_or(static[i], dynamic[i]) if n is None else n for i, n in enumerate(mask_shape)]
         context = current_context()
         if context is None:
             noise = tf.random.uniform(shape)
         else:
             slot = context.seed_slots.get(self.name, 0)
             context.seed_slots[self.name] = slot + 1
-            # The layer's name keeps the streams of two layers apart, whatever the order they are traced in.
-            own = zlib.crc32(f"{self.name}/{slot}".encode()) & 0x7FFFFFFF
-            # Each micro-batch draws by itself, so that the masks do not depend on how many are fused.
+            # The layer's name separates the streams of two layers, independent of the order of tracing.
+            layer_seed = zlib.crc32(f"{self.name}/{slot}".encode()) & 0x7FFFFFFF
+            # Each micro-batch draws separately, so that the masks do not depend on the number of fused ones.
             parts = context.num_micro_batches
-            part_shape = [shape[0] if wanted[0] is not None else shape[0] // parts, *shape[1:]]
-            seeds = context.seeds + tf.constant([own, 0], tf.int32)
+            part_shape = [shape[0] if mask_shape[0] is not None else shape[0] // parts, *shape[1:]]
+            seeds = context.seeds + tf.constant([layer_seed, 0], tf.int32)
             drawn = [tf.random.stateless_uniform(part_shape, seed=seeds[i]) for i in range(parts)]
-            if wanted[0] is not None:  # one mask for all samples of a micro-batch
+            if mask_shape[0] is not None:  # one mask for all samples of a micro-batch
                 drawn = [tf.repeat(d, static_or(static[0], dynamic[0]) // parts, axis=0) for d in drawn]
             noise = tf.concat(drawn, axis=0) if parts > 1 else drawn[0]
         keep = tf.cast(noise >= self.rate, inputs.dtype)
@@ -145,15 +145,15 @@ def ghost_batch_norm(
     Args:
         x: (num_groups * b, ..., channels).
         gamma, beta: (channels,).
-        epsilon: added to the variance.
-        num_groups: parts, laid one after the other in the batch.
+        epsilon: number added to the variance.
+        num_groups: number of consecutive parts of the batch.
 
     Returns:
         The normalised x; mean and unbiased variance, each (num_groups, channels), without gradients.
     """
     size = x.shape.num_elements()
     large = size is not None and size // num_groups >= NATIVE_PART_SIZE
-    # TensorFlow's kernel raises a smaller epsilon to 1.001e-5.
+    # TensorFlow's kernel replaces a smaller epsilon by 1.001e-5.
     if len(x.shape) == 4 and (num_groups == 1 or large) and epsilon >= 1.001e-5:
         return _native_batch_norm(x, gamma, beta, epsilon, num_groups)
     return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
@@ -166,17 +166,17 @@ GhostNorm = Callable[[Tensor, Tensor, Tensor, float, int], Tuple[Tensor, Tensor,
 def _native_batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """One fused kernel per group, x (num_groups * b, h, w, channels)."""
+    """Normalises with one call of TensorFlow's fused kernel per group; x is (num_groups * b, h, w, channels)."""
     parts, gammas, betas = [x], [gamma], [beta]
     if num_groups > 1:
-        # A copy of gamma and beta for each part: their gradients are then one sum over a stack.  Of a long sum of
-        # tensors TensorFlow's memory optimizer makes a temporary variable, which fails in a loop (AlreadyExistsError).
+        # Each part has a copy of gamma and beta, so that their gradients are one sum over a stack.  TensorFlow's memory
+        # optimizer replaces long sums of tensors by a temporary variable, which fails in loops (AlreadyExistsError).
         parts = tf.split(x, num_groups)
         gammas, betas = (tf.unstack(tf.tile(v[tf.newaxis], [num_groups, 1])) for v in (gamma, beta))
     outputs, means, variances = [], [], []
-    for part, own_gamma, own_beta in zip(parts, gammas, betas):
+    for part, part_gamma, part_beta in zip(parts, gammas, betas):
         y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            part, own_gamma, own_beta, epsilon=epsilon, is_training=True
+            part, part_gamma, part_beta, epsilon=epsilon, is_training=True
         )[:3]
         outputs.append(y)
         means.append(tf.stop_gradient(mean))
@@ -188,7 +188,7 @@ def _native_batch_norm(
 def _grouped_batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """All groups at once."""
+    """Normalises all groups at once."""
     channels = int(x.shape[-1])
     size = x.shape.num_elements()
     rows = None if size is None else size // (num_groups * channels)
@@ -208,19 +208,18 @@ def _normalise(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Normalises each (part of the batch, group of channels) by its own mean and variance.
 
-    The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups,
-    Wu and He 2018): every pass over the activations counts on a CPU, and automatic differentiation of the same
-    formula makes about twice as many.  Sums are taken per channel first and pooled over channels when they are
-    small.  Few channels make short inner loops, so rows are folded until they are wide, and then summed by a
-    matrix product.
+    The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups, Wu and He
+    2018): on a CPU each pass over the activations takes time, and automatic differentiation of the same formula makes
+    about twice as many.  Sums are computed per channel first, and then pooled over channels, when they are small.
+    Since few channels make short inner loops, rows are folded to a larger width, and then summed by a matrix product.
 
     Args:
         x: (num_parts * b, ..., channels).
         gamma, beta: (channels,).
-        epsilon: added to the variance.
-        num_parts: equal parts of the batch, an int or a scalar tensor.
-        rows: numbers per part and channel, None if unknown.
-        channel_groups: groups of neighbouring channels; as many as channels for batch norm.
+        epsilon: number added to the variance.
+        num_parts: number of equal parts of the batch, an int or a scalar tensor.
+        rows: numbers per part and channel; None if unknown.
+        channel_groups: number of groups of neighbouring channels; the number of channels for batch norm.
 
     Returns:
         The normalised x; mean and biased variance, (num_parts, channels), without gradients.
@@ -284,16 +283,16 @@ def _normalise(
 class BatchNormalization(keras.layers.Layer):
     """Batch norm over each micro-batch; weights in Keras' order (gamma, beta, moving mean, moving variance).
 
-    In a session the moving statistics are left to it (it knows the order of the micro-batches); outside,
-    the layer is Keras' batch norm and updates them itself.  The moving variance takes the unbiased
-    estimate, as the fused kernel of the SDK's TensorFlow does (``FusedBatchNormV3``).
+    In a session, the session updates the moving statistics, because it knows the order of the micro-batches.  Outside
+    of a session the layer is Keras' batch norm and updates them itself.  The moving variance is updated by the unbiased
+    estimate, as in the fused kernel of the SDK's TensorFlow (``FusedBatchNormV3``).
 
-    A frozen one (``trainable`` False) normalises by its moving statistics in training, too, and leaves them as they
-    are, as Keras' own does since TensorFlow 2.
+    A frozen layer (``trainable`` False) normalises by its moving statistics in training too, and does not change them,
+    as Keras' own layer since TensorFlow 2.
 
     Args:
-        moves_once: the moving statistics move once per weight update, by the statistics of all its micro-batches
-            (``custom_batch_norm``), and not with every micro-batch.
+        moves_once: whether the moving statistics move once per weight update, by the statistics of all its
+            micro-batches (``custom_batch_norm``), instead of with every micro-batch.
     """
 
     def __init__(
@@ -331,7 +330,7 @@ class BatchNormalization(keras.layers.Layer):
         super().build(input_shape)
 
     def affine(self) -> Tuple[Tensor, Tensor]:
-        """What evaluation does to each channel, by the moving statistics: factor and offset."""
+        """Factor and offset of each channel in evaluation, from the moving statistics."""
         factor = tf.math.rsqrt(tf.convert_to_tensor(self.moving_variance) + self.epsilon)
         if self.gamma is not None:
             factor = factor * tf.convert_to_tensor(self.gamma)
@@ -349,10 +348,10 @@ class BatchNormalization(keras.layers.Layer):
         return self.normalised(inputs, ghost_batch_norm)
 
     def normalised(self, inputs: Tensor, ghost_norm: GhostNorm) -> Tensor:
-        """The layer in training, or where statistics are measured; the batch's statistics go to the context.
+        """Normalises by the batch's statistics, for training and for measuring them, and adds them to the context.
 
         Args:
-            ghost_norm: computes what :func:`ghost_batch_norm` does.
+            ghost_norm: function that computes the same as :func:`ghost_batch_norm`.
         """
         context = current_context()
         groups = context.num_groups if context is not None else 1
@@ -372,8 +371,8 @@ class BatchNormalization(keras.layers.Layer):
             context.update_statistics.append((self, mean, biased, numbers))
         else:
             if shared > 1:
-                # Distributed batch norm: IPUs make the variance of the whole group unbiased with how many numbers one
-                # replica has (batch_norm_op.cc of graphcore/tensorflow r2.6/sdk-release-3.4, popnn/norm.cc).
+                # Distributed batch norm: IPUs correct the variance of the whole group by the count of one replica's
+                # numbers (batch_norm_op.cc of graphcore/tensorflow r2.6/sdk-release-3.4, popnn/norm.cc).
                 unbiased = biased * (numbers / tf.maximum(numbers - 1.0, 1.0))
             context.batch_statistics.append((self, mean, unbiased))
         return outputs
@@ -400,11 +399,11 @@ class BatchNormalization(keras.layers.Layer):
 class GroupNormalization(keras.layers.Layer):
     """Group norm, Wu and He 2018, arXiv:1803.08494: statistics over H, W and the channels of a group.
 
-    Keras 2.6 has none.  Groups are neighbouring channels, as in the paper; each sample stands alone, so
-    micro-batches can be fused freely.
+    Keras 2.6 lacks this layer.  Groups are neighbouring channels, as in the paper.  Each sample is computed separately,
+    so micro-batches can be fused.
 
     Raises:
-        ValueError: if the number of channels is not a multiple of ``groups``.
+        ValueError: the number of channels is not a multiple of ``groups``.
     """
 
     def __init__(self, groups: int = 32, epsilon: float = 1e-5, **kwargs: object) -> None:

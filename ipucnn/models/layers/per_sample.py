@@ -1,11 +1,11 @@
-"""Layers that see each sample by itself, and do what Keras' own do, but faster, or where those can't.
+"""Layers that compute each sample separately, for cases in which Keras' layers are slower or unavailable.
 
 - ``GroupedConv2D``: TensorFlow's CPU kernels have no gradients for grouped convolutions (neither 2.6 nor 2.21), and
   their forward pass is slower than one convolution per group.
-- ``Cropping2D``: on an IPU TensorFlow's crop is a view of the whole tensor, which stays in memory and is what travels
-  between pipeline stages.  ``custom_ops/crop.cpp`` copies the part; where it was not built, and on other devices, the
-  plain crop is used.  The numbers are the same.
-- ``SubsamplePad``, ``HardSigmoid`` and ``HardSwish``, which not every version of Keras has.
+- ``Cropping2D``: on an IPU TensorFlow's crop is a view of the whole tensor, so the whole tensor stays in memory and is
+  sent between pipeline stages.  ``custom_ops/crop.cpp`` copies the cropped part.  If it was not built, and on other
+  devices, the plain crop is used.  The results are the same.
+- ``SubsamplePad``, ``HardSigmoid`` and ``HardSwish``: not every version of Keras has them.
 """
 
 from pathlib import Path
@@ -19,13 +19,13 @@ from ipucnn.models.custom_ops import crop_library
 
 
 def native_groups() -> bool:
-    """Whether an accelerator is used whose kernels know groups: one that ``--device cpu`` hides is none."""
+    """Whether a GPU or IPU is visible, whose kernels support groups; ``--device cpu`` hides them."""
     return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "IPU"))
 
 
 @keras.utils.register_keras_serializable(package="ipucnn")
 class GroupedConv2D(keras.layers.Conv2D):
-    """``keras.layers.Conv2D`` with ``groups`` and its weights; one convolution per group on a CPU."""
+    """``keras.layers.Conv2D`` with the same weights, which runs one convolution per group on a CPU."""
 
     def call(self, inputs: Tensor) -> Tensor:
         kernel = tf.convert_to_tensor(self.kernel)
@@ -37,7 +37,7 @@ class GroupedConv2D(keras.layers.Conv2D):
         if self.groups == 1 or native_groups():
             outputs = tf.nn.conv2d(inputs, kernel, **options)
         else:
-            # The kernel is (height, width, in / groups, out): its last axis holds one group after the other.
+            # The kernel is (height, width, in / groups, out); the groups are consecutive on its last axis.
             parts = zip(tf.split(inputs, self.groups, axis=-1), tf.split(kernel, self.groups, axis=-1))
             outputs = tf.concat([tf.nn.conv2d(x, k, **options) for x, k in parts], axis=-1)
         if self.use_bias:
@@ -45,14 +45,14 @@ class GroupedConv2D(keras.layers.Conv2D):
         return outputs if self.activation is None else self.activation(outputs)
 
 
-# Of the attributes that ``custom_ops/crop.cpp`` reads; raised with what it computes.
+# Version of the attributes for ``custom_ops/crop.cpp``; it increases when the operation's results change.
 _VERSION = 1
 
 _Borders = Tuple[Tuple[int, int], Tuple[int, int]]
 
 
 def on_ipu() -> bool:
-    """Whether what is traced now runs on IPUs: in the scope of the SDK's strategies, alone or under poprun."""
+    """Whether the current trace is for IPUs: in the scope of one of the SDK's strategies, alone or under poprun."""
     names = {base.__name__ for base in type(tf.distribute.get_strategy()).__mro__}
     return not names.isdisjoint(("IPUStrategyV1", "PopDistStrategy"))
 
@@ -60,7 +60,7 @@ def on_ipu() -> bool:
 def _custom_op(
     inputs: Tensor, operation: str, shape: Tuple[int, ...], attributes: str, library: Path
 ) -> Tensor:
-    """One of the library's operations, (batch, height, width, channels) -> ``shape``."""
+    """Applies an operation of the library, (batch, height, width, channels) -> ``shape``."""
     from tensorflow.python import ipu
 
     outputs = ipu.custom_ops.precompiled_user_op(
@@ -75,14 +75,14 @@ def _custom_op(
 
 
 def copying_crop(inputs: Tensor, borders: _Borders, library: Path) -> Tensor:
-    """The part of an image as a tensor of its own, with its gradient, through the Poplar operation.
+    """Copies a part of the images to a new tensor with the Poplar operation, which also has the gradient.
 
-    The gradient takes nothing but the part's gradient, so the whole image need not be kept for the backward pass.
+    The gradient needs only the part's gradient, so the whole images need not be stored for the backward pass.
 
     Args:
-        inputs: (batch, height, width, channels), all known.
+        inputs: (batch, height, width, channels), with static sizes.
         borders: ((top, bottom), (left, right)) pixels to cut off.
-        library: with the operations.
+        library: path of the library with the operations.
     """
     (top, bottom), (left, right) = borders
     batch, height, width, channels = (int(size) for size in inputs.shape)
@@ -106,7 +106,7 @@ class Cropping2D(keras.layers.Cropping2D):
 
     def call(self, inputs: Tensor) -> Tensor:
         library: Optional[Path] = crop_library() if on_ipu() else None
-        # With sizes that are not known Keras infers shapes; the SDK runs nothing of the kind.
+        # Sizes are unknown only while Keras infers shapes; the SDK runs only static shapes.
         if library is None or not tf.TensorShape(inputs.shape).is_fully_defined():
             return super().call(inputs)
         return copying_crop(inputs, self.cropping, library)
@@ -114,7 +114,7 @@ class Cropping2D(keras.layers.Cropping2D):
 
 @keras.utils.register_keras_serializable(package="ipucnn")
 class SubsamplePad(keras.layers.Layer):
-    """Every second pixel, with zeros appended as new channels.
+    """Takes every second pixel and appends channels of zeros.
 
     Args:
         channels: channels of the output, at least those of the input.
@@ -138,7 +138,7 @@ class SubsamplePad(keras.layers.Layer):
 
 @keras.utils.register_keras_serializable(package="ipucnn")
 class HardSigmoid(keras.layers.Layer):
-    """``relu6(x + 3) / 6``; Keras 2.6 has another function of this name and writes this one as operations."""
+    """``relu6(x + 3) / 6``; in Keras 2.6 this name is another function, and this one consists of operations."""
 
     def call(self, inputs: Tensor) -> Tensor:
         return tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
