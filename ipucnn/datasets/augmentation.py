@@ -76,7 +76,7 @@ def _moves(part: int, flip: bool) -> Callable[[Tensor, Tensor, Tensor], Tuple[Te
 
 def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Tensor]:
     """Applies one of the eight flips and quarter turns of a square (four of a rectangle) to image and mask."""
-    which = below(random[:, 0], 8)
+    symmetry = below(random[:, 0], 8)
     square = images.shape[1] == images.shape[2]
     masks = labels.shape.rank == 3
 
@@ -86,7 +86,7 @@ def dihedral(images: Tensor, labels: Tensor, random: Tensor) -> Tuple[Tensor, Te
             order = [0, 2, 1, 3][: tensor.shape.rank]
             steps.insert(0, (1, lambda t: tf.transpose(t, order)))
         for bit, change in steps:
-            chosen = tf.reshape(tf.not_equal(which & bit, 0), [-1] + [1] * (tensor.shape.rank - 1))
+            chosen = tf.reshape(tf.not_equal(symmetry & bit, 0), [-1] + [1] * (tensor.shape.rank - 1))
             tensor = tf.where(chosen, change(tensor), tensor)
         return tensor
 

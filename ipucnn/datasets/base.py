@@ -37,7 +37,7 @@ class DatasetInfo:
         name: the registered name.
         task: "classification" or "segmentation".
         num_classes: labels are 0 .. num_classes - 1.
-        image_shape: (height, width, channels) of the stored images; None where images differ in size.
+        image_shape: (height, width, channels) of the stored images; None if images differ in size.
         num_train, num_eval: examples after ``--limit-train`` and ``--limit-eval``.
         class_names: one name per class.
         location: "embedded (scikit-learn)", "generated", or the folder it was read from.

@@ -44,11 +44,11 @@ def without_damaged(source: DataSource) -> DataSource:
     """
     parts: List[FileExamples] = []
     damaged: Dict[str, str] = {}
-    for examples, what in ((source.train, "training"), (source.eval, "evaluation")):
+    for examples, purpose in ((source.train, "training"), (source.eval, "evaluation")):
         assert isinstance(examples, FileExamples)
         bad = _unreadable(examples, source)
         if len(bad) == len(examples):
-            raise DataError(f"no image for {what} can be read: {_named(bad)}", "give other images")
+            raise DataError(f"no image for {purpose} can be read: {_named(bad)}", "give other images")
         parts.append(examples.subset([k for k, path in enumerate(examples.paths) if path not in bad]))
         damaged.update(bad)
     if not damaged:

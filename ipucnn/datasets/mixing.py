@@ -88,9 +88,10 @@ class Mixing:
         wide = tf.cast(tf.sqrt(area / aspect) + 0.5, tf.int64)
         fits = (tall < height) & (wide < width)
         # The first rectangle that fits; index 0 if none does.
-        which = tf.argmax(tf.cast(fits, tf.int32), axis=1)[:, tf.newaxis]
+        first_fitting = tf.argmax(tf.cast(fits, tf.int32), axis=1)[:, tf.newaxis]
         chosen = [
-            tf.gather(values, which, batch_dims=1) for values in (tall, wide, tried[..., 2], tried[..., 3])
+            tf.gather(values, first_fitting, batch_dims=1)
+            for values in (tall, wide, tried[..., 2], tried[..., 3])
         ]
         tall, wide = chosen[0], chosen[1]
         top, left = below(chosen[2], height - tall + 1), below(chosen[3], width - wide + 1)
@@ -113,16 +114,16 @@ class Mixing:
         share, mixed = tf.ones(tf.shape(level)), parts
         if self.mixup:
             share = tf.gather(tf.constant(_quantiles(self.mixup)), level)
-            of = tf.reshape(share, [-1, 1, 1, 1, 1])
-            mixed = parts * of + others * (1.0 - of)
+            weights = tf.reshape(share, [-1, 1, 1, 1, 1])
+            mixed = parts * weights + others * (1.0 - weights)
         if self.cutmix:
             inside, stays = self._rectangles(random, level, height, width)
             cut = tf.where(inside[:, tf.newaxis, :, :, tf.newaxis], others, parts)
             mixed = tf.where(tf.reshape(cuts, [-1, 1, 1, 1, 1]), cut, mixed)
             share = tf.where(cuts, stays, share)
         truth = tf.one_hot(tf.reshape(labels, [-1, size]), self.num_classes, dtype=tf.float32)
-        of = share[:, tf.newaxis, tf.newaxis]
-        truth = truth * of + tf.reverse(truth, axis=[1]) * (1.0 - of)
+        weights = share[:, tf.newaxis, tf.newaxis]
+        truth = truth * weights + tf.reverse(truth, axis=[1]) * (1.0 - weights)
         return tf.reshape(mixed, [-1, height, width, channels]), tf.reshape(truth, [-1, self.num_classes])
 
     def _rectangles(self, random: Tensor, level: Tensor, height: int, width: int) -> Tuple[Tensor, Tensor]:

@@ -214,7 +214,7 @@ def _file_batches(
     all_labels = tf.constant(examples.labels)
     if stream.until == "read":
         return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
-    at_once = _files_at_once(batch_size)
+    files_per_call = _files_at_once(batch_size)
 
     def decode(numbers: Tensor) -> Tuple[Tensor, ...]:
         epochs, turns, indices = split_ticket(numbers, rounds)
@@ -227,10 +227,10 @@ def _file_batches(
         columns = _mixed(prepare_size(images, stream.input_shape), labels, info, stream, tickets)
         return (*columns, _first_round(tickets[1])) if stream.weigh_padding else columns
 
-    calls = order.batch(at_once, drop_remainder=True)
+    calls = order.batch(files_per_call, drop_remainder=True)
     if stream.until != "batch":
         return _map(calls, lambda numbers: decode(numbers)[:2], parallel).unbatch()
-    return _joined(calls, decode, finish, batch_size, at_once, parallel)
+    return _joined(calls, decode, finish, batch_size, files_per_call, parallel)
 
 
 def _joined(
@@ -332,15 +332,15 @@ def eval_batches(
 
         batches = _map(tf.data.Dataset.from_tensor_slices(indices), prepare, parallel)
     else:
-        at_once = _files_at_once(batch_size)
+        files_per_call = _files_at_once(batch_size)
 
         def decode(row: Tensor) -> Tuple[Tensor, ...]:
             real = row < len(examples)
             images = _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING))
             return images, tf.gather(stored_labels, tf.where(real, row, 0)), real
 
-        calls = tf.data.Dataset.from_tensor_slices(indices.reshape(-1, at_once))
-        batches = _joined(calls, decode, finish, batch_size, at_once, parallel)
+        calls = tf.data.Dataset.from_tensor_slices(indices.reshape(-1, files_per_call))
+        batches = _joined(calls, decode, finish, batch_size, files_per_call, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
@@ -598,7 +598,7 @@ def evaluation_tiles(
         batch_size: number of patches in a batch.
         size: (height, width) of the network's input.
         output: (height, width) of the network's prediction, the centre of its input.
-        step: the number whose multiples are the patches' corners.
+        step: grid spacing in pixels; patches begin at its multiples.
 
     Returns:
         The number of patches, and a function for ``tf.data`` that takes the numbers of a batch's patches, int64

@@ -266,8 +266,8 @@ def open_imagemasks(
             values of masks are no classes, or the pairs take more than half of the memory.
     """
     parts = list(part_folders(folder).values())
-    own_split = parts == [folder]
-    if not all(map(has_pairs, parts)) or (not own_split and len(parts) < 2):
+    is_undivided = parts == [folder]
+    if not all(map(has_pairs, parts)) or (not is_undivided and len(parts) < 2):
         raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
     pairs = {part: _pairs(part, allow_partial) for part in parts}
     files = {part: list(part_pairs.both.values()) for part, part_pairs in pairs.items()}
@@ -284,7 +284,7 @@ def open_imagemasks(
     examples = [
         _read_part(part, part_pairs, stored, classes, max_pixels) for part, part_pairs in files.items()
     ]
-    if own_split:
+    if is_undivided:
         (both,) = examples
         if len(both) < 2:
             raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
@@ -310,6 +310,6 @@ def open_imagemasks(
             if part_pairs.alone
         ],
         tiled=True,
-        own_split=own_split,
+        own_split=is_undivided,
         class_colours=class_colours(classes, files[parts[0]][0][1], max_pixels),
     )

@@ -129,11 +129,11 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         raise DataError(f"{origin} has {len(rows)} classes; a mask has from 2 to {MOST_CLASSES}", hint)
     if len({len(value) for value in values}) > 1:
         raise DataError(f"{origin} has both grey values and colours", hint)
-    for what, all_of_them in (("value", values), ("name", names)):
-        twice = [one for i, one in enumerate(all_of_them) if one in all_of_them[:i]]
-        if twice:
-            shown = twice[0] if isinstance(twice[0], str) else " ".join(map(str, twice[0]))
-            raise DataError(f"{origin} has the {what} {shown} twice", hint)
+    for column, entries in (("value", values), ("name", names)):
+        repeated = [one for i, one in enumerate(entries) if one in entries[:i]]
+        if repeated:
+            shown = repeated[0] if isinstance(repeated[0], str) else " ".join(map(str, repeated[0]))
+            raise DataError(f"{origin} has the {column} {shown} twice", hint)
     colours = len(values[0]) == 3
     packed = [value[0] * 65536 + value[1] * 256 + value[2] if colours else value[0] for value in values]
     return MaskClasses(tuple(names), tuple(packed), colours)

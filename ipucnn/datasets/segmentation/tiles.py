@@ -70,7 +70,7 @@ def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.
         image_size: (height, width) of the image.
         output: (height, width) of the network's prediction, the centre of its input.
         size: (height, width) of the network's input.
-        step: the number whose multiples are the patches' corners.
+        step: grid spacing in pixels; patches begin at its multiples.
     """
     sides = []
     for axis in (0, 1):

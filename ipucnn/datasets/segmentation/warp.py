@@ -18,7 +18,7 @@ ELASTIC_SIGMA = 10.0 / 512
 """Standard deviation of the displacements over the patch's side: 10 pixels of 512 (Ronneberger et al. 2015)."""
 ELASTIC_GRID = 3
 MAX_ZOOM = 0.2
-"""Patches show from 1 / 1.2 to 1.2 times their own size of the image."""
+"""Range of the zoom: a patch covers 1 / 1.2 to 1.2 times its own size in the image."""
 MAX_CONTRAST = 0.2
 MAX_BRIGHTNESS = 0.1
 """Largest change of brightness, as a share of the range 0..255."""

@@ -268,9 +268,9 @@ def open_imagefolder(
                 f"{folder}: every class has one image alone, and none can be held out", "add images"
             )
         warnings.append(division(folder, len(train), len(evaluation)))
-    for where, examples in ((part, train), (find_eval(folder), evaluation)):
+    for part_folder, examples in ((part, train), (find_eval(folder), evaluation)):
         if not len(examples):
-            raise DataError(f"{where} has no images in class folders", LAYOUT)
+            raise DataError(f"{part_folder} has no images in class folders", LAYOUT)
     if skipped:
         files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
         warnings.append(f"{folder}: skipped {files}")

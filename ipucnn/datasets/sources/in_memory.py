@@ -136,7 +136,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
         raise DataError(f"{location} returned {shown_value(type(made).__name__)}, and no two pairs", _HINT)
     train, evaluation = (
-        _examples(part, what, location) for part, what in zip(made, ("training", "evaluation"))
+        _examples(part, purpose, location) for part, purpose in zip(made, ("training", "evaluation"))
     )
     if train.images.shape[1:] != evaluation.images.shape[1:] or train.labels.ndim != evaluation.labels.ndim:
         raise DataError(

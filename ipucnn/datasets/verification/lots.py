@@ -382,8 +382,8 @@ def _stored_masks(
                 check_png(read_file(str(path)), f"mask {path}")
                 stored[path] = imagemasks.read_mask(path, survey.max_pixels, colours)
                 if len(stored) == 1:
-                    what = f"{printable(str(folder))} with {total} such masks"
-                    check_memory(total * stored[path].nbytes, what)
+                    subject = f"{printable(str(folder))} with {total} such masks"
+                    check_memory(total * stored[path].nbytes, subject)
     return stored
 
 

@@ -360,8 +360,8 @@ class Survey(Problems):
                 self._note(subset, "wrong-format", numbers, decoded.format)
             if decoded.frames > 1:
                 self._note(subset, "several-frames", numbers, str(decoded.frames))
-        for what, value in decoded.alike.items():
-            by_subset = self._tallies.setdefault(what, {}).setdefault(value, {})
+        for property_name, value in decoded.alike.items():
+            by_subset = self._tallies.setdefault(property_name, {}).setdefault(value, {})
             tally = by_subset.setdefault(subset.name, _Tally())
             tally.count += 1
             if len(tally.names) < MOST_EXAMPLES:
@@ -458,8 +458,8 @@ class Survey(Problems):
 
     def _check_alike(self) -> None:
         """Reports samples with a property that differs from that of most samples."""
-        for what, values in self._tallies.items():
-            code, is_usual = ALIKE[what]
+        for property_name, values in self._tallies.items():
+            code, is_usual = ALIKE[property_name]
             sums = {
                 value: sum(tally.count for tally in subsets.values()) for value, subsets in values.items()
             }
@@ -608,10 +608,14 @@ class Survey(Problems):
         if num != sum(known.counts.get(subset.name, 0) for subset in measured):
             # The mean of a part of the set differs by chance, but not by five standard errors.
             tolerance += 5 * max(subset.standard_error() for subset in measured)
-        for what, got, should in zip(("mean", "deviation"), moments(histogram), (known.mean, known.std)):
-            is_right = len(got) == len(should) and all(abs(a - b) <= tolerance for a, b in zip(got, should))
-            if should and not is_right:
-                text = f"{what} {_numbers(got)}, published {_numbers(should)} (0 to 255)"
+        for statistic, actual, published in zip(
+            ("mean", "deviation"), moments(histogram), (known.mean, known.std)
+        ):
+            is_right = len(actual) == len(published) and all(
+                abs(a - b) <= tolerance for a, b in zip(actual, published)
+            )
+            if published and not is_right:
+                text = f"{statistic} {_numbers(actual)}, published {_numbers(published)} (0 to 255)"
                 self.find("statistics", TRAIN if len(measured) == 1 else None, text)
 
 
