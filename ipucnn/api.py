@@ -85,20 +85,20 @@ def _guarded(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
-        given = signature.bind(*args, **kwargs).arguments
-        for name, value in given.items():
+        arguments = signature.bind(*args, **kwargs).arguments
+        for name, value in arguments.items():
             if value is None and signature.parameters[name].default is None:
                 continue
             if name in _NUMBERS:
-                given[name] = _NUMBERS[name].flag(name)(str(value))
+                arguments[name] = _NUMBERS[name].flag(name)(str(value))
             elif name in _TEXTS and not isinstance(value, (str, Path)):
                 kind = shown_value(type(value).__name__)
                 raise ConfigurationError(
                     f"{name} is of type {kind}: must be text or a path", f"for example {_TEXTS[name]}"
                 )
-        options = given.pop("options", {})
+        options = arguments.pop("options", {})
         with _as_the_command_line():
-            return function(**given, **cast(Dict[str, object], options))
+            return function(**arguments, **cast(Dict[str, object], options))
 
     return cast(_Function, checked)
 

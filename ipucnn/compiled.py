@@ -55,6 +55,11 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
     """Compiles a function for these argument types; the compiled function releases the interpreter's lock (GIL).
 
     A product and a sum may become one operation (FMA).  The order of sums, not-a-number and infinities are kept.
+
+    Args:
+        signature: Numba types of the arguments; none: compile at each first call with new types.
+        returns: Numba type of the result; None for no result.
+        more: further options of ``numba.njit``.
     """
     numba = import_numba()
     options = {

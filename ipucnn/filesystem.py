@@ -417,22 +417,22 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         DataError: the file system refuses; ``path`` is then unchanged.
     """
     path = absolute(path)
-    temporary, before = (path.with_name(_temporary_name(path.name)) for _ in range(2))
+    temporary, old_folder = (path.with_name(_temporary_name(path.name)) for _ in range(2))
     make_folder(temporary)
     try:
         write(temporary)
         if not os.path.lexists(str(path)):
             os.rename(temporary, path)
         elif not _exchange(temporary, path):
-            os.rename(path, before)
+            os.rename(path, old_folder)
             try:
                 os.rename(temporary, path)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.rename(before, path)
+                    os.rename(old_folder, path)
                 raise
         _sync_folder(path.parent)
-        remove_folder(before)
+        remove_folder(old_folder)
     except OSError as error:
         raise error_of(error, path, _WRITTEN) from None
     finally:
@@ -658,10 +658,10 @@ def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) 
         ConfigurationError: the output is one of the inputs.
     """
     target = None if is_written_to(path) else real(path)
-    for what, given in inputs:
-        if target is not None and target == real(given):
+    for description, input_path in inputs:
+        if target is not None and target == real(input_path):
             raise ConfigurationError(
-                f"{option} {shown(path)} is {what}, and would be replaced", "choose another name"
+                f"{option} {shown(path)} is {description}, and would be replaced", "choose another name"
             )
 
 
@@ -691,12 +691,12 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
                 shutil.copyfileobj(source, target)
         return
     target_path = real(path)
-    former = os.stat(target_path).st_mode & 0o777 if is_file(target_path) else None
+    mode = os.stat(target_path).st_mode & 0o777 if is_file(target_path) else None
 
     def write_same_mode(temporary: Path) -> None:
         write(temporary)
-        if former is not None:
-            os.chmod(temporary, former)
+        if mode is not None:
+            os.chmod(temporary, mode)
 
     write_atomically(target_path, write_same_mode)
 

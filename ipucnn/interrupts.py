@@ -153,11 +153,11 @@ def tell(text: str) -> None:
 @contextlib.contextmanager
 def stderr_kept_at(descriptor: int) -> "Iterator[None]":
     """Sends last messages to this file descriptor inside the block, while descriptor 2 is redirected."""
-    former, _state.stderr = _state.stderr, descriptor
+    previous, _state.stderr = _state.stderr, descriptor
     try:
         yield
     finally:
-        _state.stderr = former
+        _state.stderr = previous
 
 
 def _is_ignored(number: int) -> bool:
@@ -196,13 +196,13 @@ def left_to_the_system(seconds: int) -> "Iterator[None]":
         return
     check()
     numbers = [number for number in _EXIT_CODES if signal.getsignal(number) is _handle]
-    former = {number: signal.signal(number, signal.SIG_DFL) for number in (*numbers, alarm)}
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in (*numbers, alarm)}
     signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

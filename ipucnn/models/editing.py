@@ -113,17 +113,17 @@ def set_batch_norm(
     """
     for step in blueprint.steps:
         if step.kind == "BatchNormalization":
-            former = step.config
-            frozen = {} if former.get("trainable", True) else {"trainable": False}
+            old_config = step.config
+            frozen = {} if old_config.get("trainable", True) else {"trainable": False}
             replace_layer(
                 step,
                 BatchNormalization,
                 {
                     **frozen,
                     "momentum": momentum,
-                    "epsilon": former["epsilon"] if epsilon is None else epsilon,
-                    "center": former["center"],
-                    "scale": former["scale"],
+                    "epsilon": old_config["epsilon"] if epsilon is None else epsilon,
+                    "center": old_config["center"],
+                    "scale": old_config["scale"],
                     "moves_once": moves_once,
                 },
             )
@@ -152,11 +152,11 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
     for step in blueprint.steps:
         if step.kind != "Dropout":
             continue
-        former = step.config
-        elementwise = former.get("noise_shape") is None
+        old_config = step.config
+        elementwise = old_config.get("noise_shape") is None
         has_elementwise = has_elementwise or elementwise
-        new_rate = rate if rate is not None and (elementwise or rate == 0) else former["rate"]
-        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": former.get("noise_shape")})
+        new_rate = rate if rate is not None and (elementwise or rate == 0) else old_config["rate"]
+        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": old_config.get("noise_shape")})
     if rate and not has_elementwise:
         raise ConfigurationError(
             f"dropout {rate} was asked for, but this network has no dropout layer", "leave --dropout out"
@@ -210,15 +210,17 @@ def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
     for step in blueprint.steps:
         if step.kind != "DepthwiseConv2D":
             continue
-        former, channels = step.config, int(step.channels or 0)
+        old_config, channels = step.config, int(step.channels or 0)
         if channels % group_size:
             raise ValueError(f"{step.name}: {channels} channels are not a multiple of {group_size}")
-        config = {key: former[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")}
+        config = {
+            key: old_config[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")
+        }
         config.update(
             filters=channels,
             groups=channels // group_size,
-            kernel_initializer=former["depthwise_initializer"],
-            bias_initializer=former["bias_initializer"],
+            kernel_initializer=old_config["depthwise_initializer"],
+            bias_initializer=old_config["bias_initializer"],
         )
         replace_layer(step, GroupedConv2D, config)
 
@@ -373,9 +375,9 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
             if not all_of_them:
                 continue
             if not KERAS_3:
-                what = "group norm" if layer_class is GroupNormalization else "convolutions in groups"
+                missing = "group norm" if layer_class is GroupNormalization else "convolutions in groups"
                 raise ConfigurationError(
-                    f"layer {step.name}: Keras 2.6 has no {what} that runs on a CPU",
+                    f"layer {step.name}: Keras 2.6 has no {missing} that runs on a CPU",
                     "--format saved-model, or a newer TensorFlow",
                 )
             kind = keras.layers.Conv2D if layer_class is GroupedConv2D else keras.layers.GroupNormalization

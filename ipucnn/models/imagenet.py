@@ -70,7 +70,7 @@ def _fetch() -> str:
 @contextlib.contextmanager
 def quiet_download() -> Iterator[None]:
     """Keeps the progress of Keras' downloads inside the block off stdout, and limits the wait for a silent server."""
-    before = socket.getdefaulttimeout()
+    old_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)
     try:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -78,7 +78,7 @@ def quiet_download() -> Iterator[None]:
             with contextlib.redirect_stdout(progress):
                 yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(old_timeout)
 
 
 # --- weights

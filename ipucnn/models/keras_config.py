@@ -135,24 +135,24 @@ class _Reader:
                 self._fail(f"layer '{shown_value(local)}' reads no tensor")
         self._count(sum(map(len, nodes.values())))
         renamed = _numbered(entries) if self._renumbers else {}
-        done: Dict[Call, Call] = {}
+        outputs: Dict[Call, Call] = {}
         for local, number in self._ordered(nodes):
             entry, (reads, others) = entries[local], nodes[local][number]
             name = prefix + renamed.get(local, local).replace("/", "_")
             if local == first and source is not None:
-                done[local, number] = source
+                outputs[local, number] = source
             elif entry["class_name"] in _MODELS:
                 if len(reads) != 1:
                     self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
-                done[local, number] = self.expand(
-                    entry, (*place, local), f"{name}_", done[_known(reads[0], nodes)], is_trained
+                outputs[local, number] = self.expand(
+                    entry, (*place, local), f"{name}_", outputs[_known(reads[0], nodes)], is_trained
                 )
             else:
-                node = ([done[_known(read, nodes)] for read in reads], others)
-                done[local, number] = self._add(entry, name, (*place, local), node, is_trained)
-        if _known(last, nodes) not in done:
+                node = ([outputs[_known(read, nodes)] for read in reads], others)
+                outputs[local, number] = self._add(entry, name, (*place, local), node, is_trained)
+        if _known(last, nodes) not in outputs:
             self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
-        return done[_known(last, nodes)]
+        return outputs[_known(last, nodes)]
 
     def _entries(self, model: PlainDict, where: str) -> Tuple[Dict[str, PlainDict], str, Call]:
         """A model's layers by name, the name of its input, and the call that is its output."""
@@ -167,12 +167,12 @@ class _Reader:
             (first, _), last = (self._end(config, key, where) for key in ("input_layers", "output_layers"))
         entries: Dict[str, PlainDict] = {}
         for entry in layers:
-            local, what = entry.get("name") or entry["config"]["name"], entry["class_name"]
-            if type(local) is not str or type(what) is not str:
-                raise ValueError(f"a layer has name = {local!r}, class_name = {what!r}")
+            local, layer_class = entry.get("name") or entry["config"]["name"], entry["class_name"]
+            if type(local) is not str or type(layer_class) is not str:
+                raise ValueError(f"a layer has name = {local!r}, class_name = {layer_class!r}")
             if entries.setdefault(local, entry) is not entry:
                 self._fail(f"two layers '{shown_value(local)}'", "rename one of them")
-            if (what == INPUT_LAYER) != (local == first):
+            if (layer_class == INPUT_LAYER) != (local == first):
                 problem = "is no input" if local == first else "is a second input, and a network has one"
                 self._fail(f"'{shown_value(local)}' {problem}")
         return entries, first, last
@@ -181,8 +181,8 @@ class _Reader:
         self, entry: PlainDict, name: str, place: Tuple[str, ...], node: _Node, is_trained: bool
     ) -> Call:
         """Adds a call of a layer."""
-        number, before = self._called.get(name, (0, place))
-        if before != place:
+        number, known_place = self._called.get(name, (0, place))
+        if known_place != place:
             self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
         self._called[name] = number + 1, place
         kind, settings, is_operation = entry["class_name"], dict(entry["config"]), _is_operation(entry)
@@ -224,14 +224,14 @@ class _Reader:
             for number, node in enumerate(calls)
         }
         ordered: List[Call] = []
-        done: Set[Call] = set()
+        placed: Set[Call] = set()
         waiting = list(reads)
         while waiting:
-            ready = next((i for i, call in enumerate(waiting) if done >= reads[call]), None)
+            ready = next((i for i, call in enumerate(waiting) if placed >= reads[call]), None)
             if ready is None:
                 self._fail(f"layer '{shown_value(waiting[0][0])}' reads a layer that is not there, or itself")
             ordered.append(waiting.pop(ready))
-            done.add(ordered[-1])
+            placed.add(ordered[-1])
         return ordered
 
 
@@ -253,8 +253,8 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
         shape = config.get("build_input_shape")
         first = {"name": INPUT_NAME, "batch_shape": shape}
         chain.insert(0, {"class_name": INPUT_LAYER, "name": INPUT_NAME, "config": first})
-    for before, layer in zip([None, *chain], chain):
-        layer["inbound_nodes"] = [] if before is None else [[[before["name"], 0, 0, {}]]]
+    for previous, layer in zip([None, *chain], chain):
+        layer["inbound_nodes"] = [] if previous is None else [[[previous["name"], 0, 0, {}]]]
     return chain
 
 

@@ -102,9 +102,9 @@ class OwnNetwork:
         if self.needs is None:
             return
         layers = () if self.architecture is None else self.architecture.own_layers
-        what = f"layers of its own ({', '.join(map(shown_value, layers))})" if layers else "layers"
+        parts = f"layers of its own ({', '.join(map(shown_value, layers))})" if layers else "layers"
         raise ConfigurationError(
-            f"the network is {shown_value(self.name)}, whose {what} are in that file alone, and a file is run only if "
+            f"the network is {shown_value(self.name)}, whose {parts} are in that file alone, and a file is run only if "
             "the command line names it",
             f"if you trust it, {self.needs}",
         )
@@ -155,13 +155,13 @@ class OwnNetwork:
         from tensorflow import keras
 
         assert self.make is not None
-        name, before = shown_value(self.name), keras.mixed_precision.global_policy()
+        name, old_policy = shown_value(self.name), keras.mixed_precision.global_policy()
         with seeded(seed, "own"):
             model = self.make(shape, num_classes)
         policy = keras.mixed_precision.global_policy().name
         if policy != "float32":
             # Otherwise later networks of this process would also get this policy.
-            keras.mixed_precision.set_global_policy(before)
+            keras.mixed_precision.set_global_policy(old_policy)
             raise ConfigurationError(
                 f"{name} sets the type of all of Keras' layers to {policy}",
                 "leave types out of the network: --precision 16.16 trains in 16 bits",
@@ -319,15 +319,15 @@ def seeded(seed: int, key: str) -> Iterator[None]:
 
     digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
     number = int.from_bytes(digest[:4], "little")
-    before, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(number)
     np.random.seed(number)
     tf.random.set_seed(number)
     try:
         yield
     finally:
-        random.setstate(before)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 # --- sources of networks
