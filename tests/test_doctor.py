@@ -1,4 +1,4 @@
-"""`ipucnn doctor` on machines made of fake tools on PATH, a fake SDK, and environment variables."""
+"""`ipucnn doctor` on machines that consist of fake tools on PATH, a fake SDK, and environment variables."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from ipucnn.sessions.factory import check_device
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
 
-# The formats of Graphcore's command line tools, with made-up machines.
+# Output formats of Graphcore's command line tools, for made-up machines.
 POD = """\
 Graphcore device listing:
 Partition: p7 [active]
@@ -71,7 +71,7 @@ Device Info:
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path, monkeypatch):
-    """A machine without any tool or variable; ``tmp_path / "bin"`` is all of PATH."""
+    """Provides a machine without tools and variables; ``tmp_path / "bin"`` is the whole PATH."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for name in list(os.environ):
@@ -83,12 +83,12 @@ def bare_machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tool(tmp_path):
-    """Puts a program on PATH that prints a text, by what its arguments contain."""
+    """Puts a program on PATH that prints a text, chosen by its arguments."""
 
     def make(name, text="", code=0, script="", **by_argument):
         lines = ["#!/bin/sh", 'case "$*" in']
-        for number, (argument, own) in enumerate(by_argument.items()):
-            (tmp_path / f"{name}.{number}").write_text(own)
+        for number, (argument, output) in enumerate(by_argument.items()):
+            (tmp_path / f"{name}.{number}").write_text(output)
             lines.append(
                 f"*{argument.replace('_', '-')}*) /bin/cat '{tmp_path / f'{name}.{number}'}'; exit 0;;"
             )
@@ -103,13 +103,13 @@ def tool(tmp_path):
 
 @pytest.fixture
 def pod(tool):
-    """The tool of a partition of four IPUs."""
+    """Provides the tool of a partition of four IPUs."""
     tool("gc-info", list_devices=POD, device_info=INFO)
 
 
 @pytest.fixture
 def sdk(tmp_path, monkeypatch):
-    """An enabled SDK 3.3 as far as it is seen without importing it."""
+    """Provides an enabled SDK 3.3, as far as it is visible without an import."""
     site = tmp_path / "site"
     (site / "tensorflow" / "python" / "ipu").mkdir(parents=True)
     (site / "keras" / "ipu").mkdir(parents=True)
@@ -126,7 +126,7 @@ def sdk(tmp_path, monkeypatch):
     for name in surroundings.SDK_MODULES:
         (site / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(str(site))
-    # What is imported already is found before what lies in the path.
+    # Imported modules would be found before those on the path.
     for name in ("tensorflow", "keras"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv(
@@ -169,7 +169,7 @@ KEYS = {
 }
 
 
-def test_a_machine_without_ipus_says_so(capsys):
+def test_a_machine_without_ipus(capsys):
     code, out, err = doctor(capsys)
     assert (code, err) == (0, "")
     assert "none: gc-info is not on PATH" in out
@@ -178,7 +178,7 @@ def test_a_machine_without_ipus_says_so(capsys):
     assert "train, evaluate, infer" in out
 
 
-def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
+def test_json_has_the_same_keys_on_every_machine(capsys, tool, request):
     code, plain = answer(capsys)
     assert code == 0
     assert set(plain) == KEYS
@@ -202,7 +202,7 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     )
 
 
-def test_ipus_that_are_asked_for_and_absent(capsys):
+def test_requested_ipus_that_are_absent(capsys):
     code, out, err = doctor(capsys, "--device", "ipu")
     assert code == 6
     assert "IPU, not usable" in out
@@ -229,7 +229,7 @@ def test_an_sdk_with_ipus(capsys, sdk, pod):
     code, out, _ = doctor(capsys, "--device", "ipu")
     assert code == 0
     assert "4 M2000 ipu2, driver 1.3.0, firmware 2.4.4" in words(out)
-    # The host is there as well.
+    # The host can be chosen as well.
     assert answer(capsys, "--device", "cpu")[1]["device"] == "cpu"
 
 
@@ -249,9 +249,9 @@ def test_an_sdk_without_ipus(capsys, sdk, tool, listing, code, message):
 
 def test_a_tool_that_hangs_is_ended(tool):
     tool("gc-info", script="/bin/sleep 30 & wait")
-    found = find_ipus(timeout_s=0.3)
-    assert found.tool_found
-    assert "did not answer within 0.3 s" in found.problem
+    ipus = find_ipus(timeout_s=0.3)
+    assert ipus.tool_found
+    assert "did not answer within 0.3 s" in ipus.problem
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_tool_that_hangs_is_ended(tool):
         (lambda site, patch: (site / "keras" / "ipu").rmdir(), "it has no keras.ipu"),
     ],
 )
-def test_an_sdk_that_is_not_in_order(capsys, sdk, pod, monkeypatch, break_it, message):
+def test_a_broken_sdk(capsys, sdk, pod, monkeypatch, break_it, message):
     break_it(sdk, monkeypatch)
     code, out, err = doctor(capsys, "--device", "ipu")
     assert code == 6
@@ -342,7 +342,7 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
         ({"NUM_TOTAL_REPLICAS": 4, "NUM_LOCAL_REPLICAS": "2x"}, "2x"),
     ],
 )
-def test_poprun_variables_that_make_no_sense(capsys, sdk, pod, monkeypatch, variables, named):
+def test_invalid_poprun_variables_are_reported(capsys, sdk, pod, monkeypatch, variables, named):
     under_poprun(monkeypatch, **variables)
     code, full = answer(capsys)
     assert code == 6
@@ -400,7 +400,7 @@ HERE = Surroundings(
 )
 
 
-def test_what_tensorflow_sees_counts_more_than_the_driver():
+def test_devices_of_tensorflow_override_those_of_the_driver():
     one = (Gpu("NVIDIA H200", 1, "550"),)
     blind = Machine(HERE, gpus=one, probe=Probe({"gpus": 0}, None))
     choice, findings = choose("auto", blind)
@@ -420,7 +420,7 @@ def test_without_tensorflow_nothing_runs(asked):
     assert findings[0].message == "TensorFlow is not installed here"
 
 
-def test_a_name_that_a_terminal_would_obey_is_escaped(capsys):
+def test_control_characters_in_names_are_escaped(capsys):
     cli.run(["doctor", "--dataset-path", "\x1b[31m"])
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "\\x1b[31m" in printed.replace("\n", "")
@@ -443,7 +443,7 @@ def test_data_sets_disk_and_cores(capsys, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+def test_a_read_only_folder_is_reported(capsys, tmp_path):
     tmp_path.chmod(0o555)
     try:
         _, full = answer(capsys)
@@ -455,7 +455,7 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path):
 
 @pytest.fixture
 def tensorflow(tmp_path, monkeypatch):
-    """Makes ``import tensorflow`` in other processes run a piece of code."""
+    """Makes ``import tensorflow`` in other processes run the given code."""
 
     def make(code):
         package = tmp_path / "fake" / "tensorflow"
@@ -500,10 +500,10 @@ class config:
 )
 def test_a_broken_tensorflow(tensorflow, code, message, hint):
     tensorflow(code)
-    found = probe_tensorflow(timeout_s=60)
-    assert found.answer == {}
-    assert message in found.error.message
-    assert hint is None or hint in found.error.hint
+    probe = probe_tensorflow(timeout_s=60)
+    assert probe.answer == {}
+    assert message in probe.error.message
+    assert hint is None or hint in probe.error.hint
 
 
 def test_a_tensorflow_that_hangs(tensorflow):
@@ -513,14 +513,14 @@ def test_a_tensorflow_that_hangs(tensorflow):
 
 def test_a_working_tensorflow(tensorflow):
     tensorflow(WORKS)
-    found = probe_tensorflow(timeout_s=60)
-    assert found.error is None
-    assert found.answer["tensorflow"] == "2.6.3"
-    assert found.answer["gpus"] == 2
-    assert found.answer["ipu"] is False
+    probe = probe_tensorflow(timeout_s=60)
+    assert probe.error is None
+    assert probe.answer["tensorflow"] == "2.6.3"
+    assert probe.answer["gpus"] == 2
+    assert probe.answer["ipu"] is False
 
 
-def test_deep_finds_what_is_broken(tensorflow, capsys):
+def test_deep_finds_a_broken_tensorflow(tensorflow, capsys):
     tensorflow("raise RuntimeError('broken wheel')")
     code, out, err = doctor(capsys, "--deep")
     assert code == 6
@@ -531,7 +531,7 @@ def test_deep_finds_what_is_broken(tensorflow, capsys):
     assert not full["usable"]
 
 
-def test_parsers_on_cards_and_on_noise():
+def test_parsers_of_device_lists_and_of_noise():
     assert parse_devices(CARDS) == (None, (Device(0, (0,)), Device(1, (1,)), Device(2, (0, 1))))
     partition, devices = parse_devices(POD)
     assert partition == "p7"
@@ -566,7 +566,7 @@ def test_lines_are_no_wider_than_the_terminal(capsys, monkeypatch, sdk, pod, wid
         assert "\x1b" not in out
 
 
-def test_it_imports_no_tensorflow():
+def test_doctor_imports_no_tensorflow():
     code = (
         "import sys; from ipucnn import cli; cli.run(['doctor']); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules), 'imported'"

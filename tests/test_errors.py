@@ -1,4 +1,4 @@
-"""Every error that a user can cause says what to do about it."""
+"""Every error that a user can cause has a hint."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ ERRORS = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, errors.UserError)
 }
-# Parameters and functions that stand for such a class: `error(...)` in ipucnn.filesystem and ipucnn.documents.
+# Parameters and functions that hold such a class: `error(...)` in ipucnn.filesystem and ipucnn.documents.
 STAND_INS = {"error", "NotFiniteError"}
 
 
@@ -30,7 +30,7 @@ def _hint(call: ast.Call) -> Optional[ast.expr]:
 
 
 def _may_be_none(hint: Optional[ast.expr]) -> bool:
-    """Whether a hint is left out, is None, or is a guess that may come to nothing."""
+    """Returns whether a hint is missing, is None, or is a suggestion that may be None."""
     if isinstance(hint, ast.IfExp):
         return _may_be_none(hint.body) or _may_be_none(hint.orelse)
     if isinstance(hint, ast.BoolOp):
@@ -46,12 +46,12 @@ def _without_hint(text: str) -> Iterator[int]:
 
 
 def test_every_error_has_a_hint():
-    found = [
+    without_hint = [
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for line in _without_hint(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert without_hint == []
 
 
 def test_errors_without_hints_are_found():
@@ -78,7 +78,7 @@ def test_errors_without_hints_are_found():
         ("verify-dataset", "d" * 5000, "--dataset", "e" * 5000),
     ],
 )
-def test_no_message_is_a_screen_of_what_was_typed(run, words):
+def test_long_arguments_are_shortened_in_messages(run, words):
     code, _, err = run(*words)
     assert code in (2, 3) and "\nhint: " in err
     assert max(map(len, err.splitlines())) < 3200

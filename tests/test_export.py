@@ -1,4 +1,4 @@
-"""Exports: layers of Keras alone, files of other formats, the verification of each, and files in place of a run."""
+"""Exports: stock Keras layers, files of other formats, the verification of each, and exported files used as runs."""
 
 import concurrent.futures
 import contextlib
@@ -39,7 +39,7 @@ RNG = np.random.RandomState(3)
 
 
 def with_other_statistics(model):
-    """Weights such as training leaves them: nothing is exactly 0 or 1."""
+    """Returns the model with weights as after training: none is exactly 0 or 1."""
     for layer in model.layers:
         layer.set_weights([w + 0.1 * np.abs(RNG.standard_normal(w.shape)) for w in layer.get_weights()])
     return model
@@ -50,7 +50,7 @@ def is_stock(layer):
 
 
 def group_and_hard_layers():
-    """Layers that Keras lacks, in few numbers; one is called as the output is to be."""
+    """Returns a small network of layers that Keras lacks; one has the name of the output."""
     inputs = keras.Input((9, 8, 3), name="input")
     x = keras.layers.Conv2D(8, 3, name="logits")(inputs)
     x = layers.HardSwish(name="swish")(x)
@@ -84,13 +84,13 @@ def test_stock_layers_compute_the_same(case):
             stock_model(model, inputs, all_of_them=True)
     stock = stock_model(model, inputs, all_of_them=has_all)
     assert not has_all or all(map(is_stock, stock.layers))
-    expected, found = model(images).numpy(), stock(images).numpy()
-    assert np.abs(found - expected).max() <= 1e-4 * expected.std() > 0
+    expected, computed = model(images).numpy(), stock(images).numpy()
+    assert np.abs(computed - expected).max() <= 1e-4 * expected.std() > 0
     assert [layer.name for layer in stock.layers if layer.output is stock.outputs[0]] == ["logits"]
 
 
 @pytest.mark.parametrize("input_range", ["standard", "unit", "tf", "raw", "caffe", "torch", "image"])
-def test_pixels_are_brought_to_the_range_inside_the_network(input_range):
+def test_raw_pixels_are_normalised_inside_the_network(input_range):
     info = DatasetInfo(
         "x", "classification", 3, (8, 8, 3), 1, 1, ("a", "b", "c"), "", (9.0, 99.0, 200.0), (5.0, 50.0, 77.0)
     )
@@ -98,15 +98,17 @@ def test_pixels_are_brought_to_the_range_inside_the_network(input_range):
     flat = keras.layers.Flatten(name="flat")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(4, name="top")(flat))
     pixels = RNG.randint(0, 256, (3, 8, 8, 3)).astype(np.uint8)
-    pixels[0] = 7  # without any deviation
+    pixels[0] = 7  # constant, with a deviation of 0
     expected = model(normalise(pixels.astype(np.float32), input_range, info)).numpy()
     images = keras.Input((8, 8, 3), name="images", dtype="uint8")
     stock = stock_model(
         model, images, all_of_them=True, pixels=channel_affine(input_range, info, 3), probabilities=True
     )
-    found = stock(pixels).numpy()
-    wanted = np.exp(expected - expected.max(-1, keepdims=True))
-    np.testing.assert_allclose(found, wanted / wanted.sum(-1, keepdims=True), rtol=2e-4, atol=1e-6)
+    probabilities = stock(pixels).numpy()
+    exponentials = np.exp(expected - expected.max(-1, keepdims=True))
+    np.testing.assert_allclose(
+        probabilities, exponentials / exponentials.sum(-1, keepdims=True), rtol=2e-4, atol=1e-6
+    )
 
 
 # -- the command ----------------------------------------------------------------------------------------------
@@ -126,13 +128,13 @@ def trained():
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """The file in its runtime without a process of its own, whose start takes most of the time."""
+    """Opens exported files in this process: starting a process for them takes most of the time."""
     monkeypatch.setattr(verification, "open_runtime", runtimes.load)
 
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
-    """An ONNX file that was verified as users have it done, by the whole command."""
+    """Returns the folder of an ONNX file that the whole command wrote and verified."""
     if runtimes.missing_packages("onnx"):
         pytest.skip("onnx, tf2onnx or onnxruntime is not installed: pip install 'ipucnn[export]'")
     folder = tmp_path_factory.mktemp("exported") / "onnx"
@@ -144,7 +146,7 @@ def record_of(folder):
     return json.loads((folder / "export.json").read_text())
 
 
-def test_an_export_says_what_it_is_and_how_it_was_verified(exported):
+def test_an_export_records_its_contents_and_verification(exported):
     record, labels = record_of(exported), [str(i) for i in range(10)]
     files = ["README.md", "export.json", "input.json", "labels.json", "model.onnx"]
     assert sorted(p.name for p in exported.iterdir()) == files
@@ -159,7 +161,7 @@ def test_an_export_says_what_it_is_and_how_it_was_verified(exported):
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
 
 
-def test_a_verification_on_few_samples_is_told(exported, capsys, monkeypatch):
+def test_a_verification_on_few_samples_is_noted(exported, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     record = {**record_of(exported), "folder": "x"}
     for samples in (100, 99):
@@ -168,8 +170,8 @@ def test_a_verification_on_few_samples_is_told(exported, capsys, monkeypatch):
         assert ("(fewer than 100: the data set has no more)" in capsys.readouterr().out) == (samples < 100)
 
 
-def test_what_the_description_says_of_the_input_is_enough(exported, trained, run):
-    """Pixels prepared by the page's lines alone give the classes that `ipucnn infer` gives."""
+def test_the_described_input_gives_the_classes_of_infer(exported, trained, run):
+    """Pixels prepared only by the lines on the page give the classes of `ipucnn infer`."""
     rng = np.random.RandomState(2)
     paths = [f"{number}.png" for number in range(3)]
     code, names = network_input.python_lines(record_of(exported)["input"]), {}
@@ -184,7 +186,7 @@ def test_what_the_description_says_of_the_input_is_enough(exported, trained, run
     assert predicted == [str(i) for i in logits.argmax(-1)]
 
 
-def test_figures_and_data_set_are_those_of_the_weights(trained, tmp_path):
+def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "r"))
     named = Named("export", str(tmp_path / "r"), {})
     opened = open_trained(named)
@@ -230,7 +232,7 @@ def test_each_format(trained, run, in_this_process, form, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved-model", "keras", pytest.param("tflite", marks=needs("tflite"))])
-def test_each_format_in_a_process_of_its_own(trained, run, form):
+def test_each_format_in_a_separate_process(trained, run, form):
     code, out, err = run("export", trained, "--format", form, "--json")
     assert code == 0 and json.loads(out)["proof"]["relative"] <= 1e-4, err
 
@@ -265,7 +267,7 @@ def test_a_program_for_an_ipu_is_written_and_verified(trained, run):
     assert "the Poplar SDK's runtime" in Path("served/README.md").read_text()
 
 
-def test_a_program_for_an_ipu_that_computes_something_else_is_removed(trained, run, monkeypatch):
+def test_an_ipu_program_with_other_results_is_removed(trained, run, monkeypatch):
     compare = verification.compare
     monkeypatch.setattr(verification, "compare", lambda outputs, *others: compare(outputs * 1.01, *others))
     with installed(num_ipus=1):
@@ -282,18 +284,18 @@ def test_a_program_for_an_ipu_that_computes_something_else_is_removed(trained, r
         (("--batch", "8", "--half"), 2, "not as ipu", "--format onnx"),
     ],
 )
-def test_what_a_program_for_ipus_cannot_be(trained, run, options, code, error, hint):
+def test_unsupported_options_of_ipu_programs_are_refused(trained, run, options, code, error, hint):
     with installed(num_ipus=1):
-        found, _, err = run("export", trained, "--format", "ipu", *options)
-    assert found == code and error in err and hint in err, err
+        exit_code, _, err = run("export", trained, "--format", "ipu", *options)
+    assert exit_code == code and error in err and hint in err, err
 
 
-# -- exports that are not the run's -----------------------------------------------------------------------------
+# -- exports that differ from the run -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def prepared(trained):
-    """What an export of the run works with: request, setup, network and samples."""
+    """Returns the parts of an export of the run: request, setup, network and samples."""
     request = export.ExportRequest(Named("export", str(trained), {}), "saved-model")
     opened = open_trained(request.named)
     session, model = opened.session(False), opened.build()
@@ -315,7 +317,7 @@ def change_a_weight(graph):
 def add_an_input(graph):
     from onnx import TensorProto, helper
 
-    # What Keras 3 once made of the constants of a Normalization layer.
+    # Keras 3 once exported the constants of a Normalization layer this way.
     weight = next(w for w in graph.initializer if w.data_type == TensorProto.FLOAT)
     graph.input.append(helper.make_tensor_value_info(weight.name, TensorProto.FLOAT, list(weight.dims)))
     graph.initializer.remove(weight)
@@ -339,7 +341,7 @@ def test_a_corrupted_file_is_refused(exported, prepared, tmp_path, monkeypatch, 
 
     path, content = tmp_path / "model.onnx", (exported / "model.onnx").read_bytes()
     path.write_bytes(content[:-100] if change == "cut" else content)
-    if change != "cut":  # whatever a runtime raises, its process tells
+    if change != "cut":  # the process of a runtime reports any exception
         model = onnx.load(str(path))
         change(model.graph)
         onnx.save(model, str(path))
@@ -360,12 +362,12 @@ def test_a_corrupted_file_is_refused(exported, prepared, tmp_path, monkeypatch, 
         ("onnx", False, 13, False, "drop --opset: the default is 15"),
     ],
 )
-def test_what_is_advised_of_a_file_that_differs(form, half, opset, is_rounding, hint):
+def test_the_hint_for_a_file_that_differs(form, half, opset, is_rounding, hint):
     assert hint in verification.remedy({"format": form, "half": half, "opset": opset}, is_rounding)
 
 
-def test_the_bound_follows_from_the_network():
-    """A few times what the session's own 32 bits differ by; never what no rounding explains."""
+def test_the_limit_follows_from_the_network():
+    """The limit is a few times the error of the session's 32 bits, but no larger than rounding can explain."""
     exact = RNG.standard_normal((50, 10))
     expected = np.float32(exact + 1e-4 * RNG.standard_normal(exact.shape))
     outputs = np.float32(exact + 2e-4 * RNG.standard_normal(exact.shape))
@@ -374,7 +376,7 @@ def test_the_bound_follows_from_the_network():
     assert 1e-4 < mine["session_relative"] < mine["relative"] <= largest < 1e-2
     assert verification.limits(False, 0.5)[0] == verification.LARGEST_LIMIT
     assert verification.limits(False, 0.0)[0] == verification.LEAST_LIMIT
-    # What cannot be computed in 64 bits, and weights of 16 bits, are held to fixed limits.
+    # Networks that cannot be computed in 64 bits, and 16-bit weights, have fixed limits.
     assert verification.limits(False, None) == verification.LIMITS[False]
     assert verification.limits(True, 0.5) == verification.LIMITS[True]
 
@@ -387,7 +389,7 @@ def test_the_bound_follows_from_the_network():
         (1e-4, 0.995, None),
     ],
 )
-def test_a_refusal_prints_digits_that_differ(relative, agreement, reason):
+def test_a_refusal_prints_enough_digits(relative, agreement, reason):
     refused = contextlib.nullcontext()
     if reason is not None:
         refused = pytest.raises(exported_files.RuntimeFailed, match=re.escape(reason))
@@ -396,7 +398,7 @@ def test_a_refusal_prints_digits_that_differ(relative, agreement, reason):
         verification.check_limits(findings, 1e-4, 0.995, "logits")
 
 
-def test_pixels_that_are_rounded_to_the_other_side_are_no_other_inputs():
+def test_differently_rounded_pixels_are_accepted():
     pixels = RNG.randint(0, 200, (4, 8, 8, 3)).astype(np.uint8)
     few, all_of_them = pixels.copy(), pixels + np.uint8(1)
     few[0, 0, :4] += 1
@@ -409,7 +411,7 @@ def test_pixels_that_are_rounded_to_the_other_side_are_no_other_inputs():
     assert "not uint8 [4, 8, 8, 3]" in other(few[:2], pixels)
 
 
-def test_the_network_in_64_bits_is_the_networks_own():
+def test_the_64_bit_network_equals_the_network():
     model = with_other_statistics(group_and_hard_layers())
     double = in_64_bits(model)
     images = RNG.standard_normal((2, *model.inputs[0].shape[1:])).astype(np.float32)
@@ -418,7 +420,7 @@ def test_the_network_in_64_bits_is_the_networks_own():
 
 
 def altered_weights(stock):
-    """One weight in each layer that has some is a thousandth off."""
+    """Changes one weight in each layer by a thousandth."""
     for layer in stock.layers:
         weights = layer.get_weights()
         if weights:
@@ -459,8 +461,8 @@ def test_an_altered_file_is_refused(prepared, in_this_process, tmp_path, alter):
         verification.verify(record, path, samples)
 
 
-def test_altered_preprocessing_is_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
-    """Pixels are brought to the network's range in the file: there, one offset is an eighth of a grey level off."""
+def test_altered_preprocessing_is_refused_and_leaves_no_file(trained, run, in_this_process, monkeypatch):
+    """The file normalises pixels itself, with an offset that is wrong by an eighth of a grey level."""
 
     def altered(*arguments):
         affine = channel_affine(*arguments)
@@ -482,7 +484,7 @@ def test_altered_preprocessing_is_refused_and_nothing_is_left(trained, run, in_t
 
 
 def naive_comparison(found, expected):
-    """One number at a time."""
+    """Compares one number at a time."""
     largest, same, first = 0.0, 0, None
     rows = [
         row for sample in expected.tolist() for row in (sample if isinstance(sample[0], list) else [sample])
@@ -504,14 +506,14 @@ def naive_comparison(found, expected):
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 6, 3)])
-def test_the_comparison_is_that_of_a_loop(shape):
+def test_the_comparison_equals_a_loop(shape):
     expected = RNG.standard_normal(shape).astype(np.float32)
-    found = expected + RNG.standard_normal(shape).astype(np.float32) * 0.3
-    mine = verification.compare(found, expected)
-    wanted = naive_comparison(found, expected)
+    outputs = expected + RNG.standard_normal(shape).astype(np.float32) * 0.3
+    mine = verification.compare(outputs, expected)
+    naive = naive_comparison(outputs, expected)
     values = (mine["largest_difference"], mine["relative"], mine["agreement"])
-    np.testing.assert_allclose(values, wanted[:3], rtol=1e-6)
-    assert mine["first_disagreement"] == wanted[3]
+    np.testing.assert_allclose(values, naive[:3], rtol=1e-6)
+    assert mine["first_disagreement"] == naive[3]
     same = verification.compare(expected, expected)
     assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
 
@@ -548,7 +550,7 @@ def test_the_comparison_is_that_of_a_loop(shape):
         (["--format", "saved-model", "--output", "/"], 2, "the folder that you are in", "exports/mine"),
     ],
 )
-def test_what_is_refused_before_tensorflow(trained, run, options, code, error, hint):
+def test_invalid_options_are_refused_before_tensorflow_is_imported(trained, run, options, code, error, hint):
     for name, file in (("full", "mine.txt"), ("old", "export.json")):
         Path(name).mkdir()
         (Path(name) / file).write_text("{}")
@@ -556,19 +558,19 @@ def test_what_is_refused_before_tensorflow(trained, run, options, code, error, h
     Path("kept/export.json").write_text('{"files": {"1/saved_model.pb": {}}}')
     for file in ("labels.json", "1/saved_model.pb", "1/mine.txt"):
         (Path("kept") / file).write_text("mine")
-    found, out, err = run("export", trained, *options)
+    exit_code, out, err = run("export", trained, *options)
     assert Path("kept/1/mine.txt").read_text() == "mine"
     lines = err.splitlines()
-    assert (found, out) == (code, "") and error in lines[0] and hint in lines[1], err
+    assert (exit_code, out) == (code, "") and error in lines[0] and hint in lines[1], err
     assert len(lines) == 2
 
 
-# -- exported files in place of a run ---------------------------------------------------------------------------
+# -- exported files used as runs ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def pixels_in(trained, tmp_path_factory):
-    """A TFLite or ONNX file that takes seven images of pixels, and gives probabilities."""
+    """Returns a TFLite or ONNX file that takes seven images of pixels and returns probabilities."""
     form = next((f for f in ("onnx", "tflite") if not runtimes.missing_packages(f)), None)
     if form is None:
         pytest.skip("neither ONNX nor TFLite can be written: pip install 'ipucnn[export]'")
@@ -581,7 +583,7 @@ def pixels_in(trained, tmp_path_factory):
 
 
 @pytest.mark.parametrize("which", ["exported", "pixels_in"])
-def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, which):
+def test_an_exported_file_is_evaluated_like_its_run(trained, run, request, which):
     file = request.getfixturevalue(which)
     file = file / "model.onnx" if file.is_dir() else file
     code, out, err = run("evaluate", file, "--json")
@@ -592,11 +594,11 @@ def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, whic
     assert mine["measured"]["samples"] == runs["measured"]["samples"] == 40
     code, out, _ = run("infer", file, "--split", "eval", "--limit-eval", "9", "--json")
     predicted = [row["predictions"][0]["class"] for row in json.loads(out)]
-    wanted = json.loads(run("infer", trained, "--split", "eval", "--limit-eval", "9", "--json")[1])
-    assert code == 0 and predicted == [row["predictions"][0]["class"] for row in wanted]
+    rows = json.loads(run("infer", trained, "--split", "eval", "--limit-eval", "9", "--json")[1])
+    assert code == 0 and predicted == [row["predictions"][0]["class"] for row in rows]
 
 
-def test_a_saved_model_is_not_run(trained, run, in_this_process):
+def test_a_saved_model_is_refused(trained, run, in_this_process):
     code, _, err = run("export", trained, "--format", "saved-model", "--output", "saved")
     assert code == 0, err
     for command in ("evaluate", "infer"):
@@ -611,7 +613,7 @@ def test_a_saved_model_is_not_run(trained, run, in_this_process):
 
 
 def forged(exported, folder, rounds=1, values=1):
-    """The export with another file in it: a loop of so many rounds, or so many numbers, before it answers."""
+    """Returns an export with a replaced file: a loop of ``rounds``, or ``values`` numbers, before it answers."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -653,7 +655,7 @@ def forged(exported, folder, rounds=1, values=1):
 
 @pytest.mark.parametrize("values", [1, 2**31])
 def test_a_forged_file_ends_in_an_error(exported, run, tmp_path, values):
-    """It answers in another shape; or it takes 8 GB."""
+    """The file answers in another shape, or takes 8 GB."""
     file = forged(exported, tmp_path / "forged", values=values)
     code, out, err = run("evaluate", file)
     lines = err.splitlines()
@@ -687,7 +689,7 @@ def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, numb
     assert not command.exists() or not command.read_bytes()
 
 
-def test_a_file_runs_on_when_the_thread_that_loaded_it_has_ended(exported):
+def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):
     session = exported_files.read_exported(exported / "model.onnx").session()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         thread.submit(session.prepare_evaluation, None, None).result()
@@ -696,12 +698,12 @@ def test_a_file_runs_on_when_the_thread_that_loaded_it_has_ended(exported):
     assert len(session._logits(images)) == 2
 
 
-def test_the_folder_of_an_export_stands_for_its_file(exported, run):
+def test_the_folder_of_an_export_can_replace_its_file(exported, run):
     code, out, err = run("infer", exported, "--split", "eval", "--limit-eval", "3", "--json")
     assert code == 0 and len(json.loads(out)) == 3, err
 
 
-def test_files_are_not_benchmarked(exported, run):
+def test_exported_files_cannot_be_benchmarked(exported, run):
     code, out, err = run("benchmark", exported / "model.onnx")
     assert (
         (code, out) == (2, "") and "`ipucnn benchmark FILE` was removed" in err and "ipucnn evaluate" in err
@@ -711,13 +713,13 @@ def test_files_are_not_benchmarked(exported, run):
 
 
 @pytest.mark.parametrize("name", ["keras_model", "history"])
-def test_an_exported_file_gives_neither_layers_nor_a_history(exported, name):
+def test_an_exported_file_has_no_layers_and_no_history(exported, name):
     loaded = ipucnn.load(exported / "model.onnx")
     with pytest.raises(ConfigurationError, match="is an exported file, which has no"):
         getattr(loaded, name)
 
 
-def test_what_is_not_what_was_verified_is_refused(exported, run, tmp_path):
+def test_files_other_than_the_verified_one_are_refused(exported, run, tmp_path):
     code, _, err = run("evaluate", "absent.onnx")
     assert code == 3 and "exported network absent.onnx does not exist" in err
     shutil.copy(str(exported / "model.onnx"), "alone.onnx")

@@ -1,4 +1,4 @@
-"""Looking, reading and writing: paths of every kind, and outputs of every kind."""
+"""Inspecting, reading and writing: paths of every kind, and outputs of every kind."""
 
 import errno
 import os
@@ -32,13 +32,13 @@ def bind(name):
         server.bind(name)
 
 
-# -- looking --------------------------------------------------------------------------------------------------
+# -- inspecting -----------------------------------------------------------------------------------------------
 
 text = st.text(max_size=300) | st.text(alphabet="~/.a\0\n\udc80\ud800é", max_size=40)
 
 
 @given(text)
-def test_every_text_is_a_path_that_can_be_looked_at_or_an_error_with_a_hint(name):
+def test_every_text_is_a_path_or_an_error_with_a_hint(name):
     try:
         path = filesystem.expand(name)
         filesystem.kind_of(path)
@@ -62,13 +62,13 @@ def test_every_text_is_a_path_that_can_be_looked_at_or_an_error_with_a_hint(name
         ("a\ud800", 3, "surrogates not allowed"),
     ],
 )
-def test_what_no_path_can_be_is_refused_at_once(name, code, message):
-    with pytest.raises(UserError, match=message) as found:
+def test_impossible_paths_are_refused(name, code, message):
+    with pytest.raises(UserError, match=message) as caught:
         filesystem.expand(name)
-    assert found.value.exit_code == code and found.value.hint and len(found.value.message) < 500
+    assert caught.value.exit_code == code and caught.value.hint and len(caught.value.message) < 500
 
 
-def test_where_a_home_may_not_be_searched_there_is_still_a_name_for_the_cache(here, monkeypatch):
+def test_an_unsearchable_home_still_has_a_cache_path(here, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("IPUCNN_CACHE_DIR", raising=False)
     monkeypatch.setenv("HOME", "/closed")
@@ -82,11 +82,11 @@ def test_where_a_home_may_not_be_searched_there_is_still_a_name_for_the_cache(he
         filesystem.expand("~/runs")
 
 
-def test_a_home_that_nobody_knows_is_told(monkeypatch):
+def test_an_unknown_home_is_an_error(monkeypatch):
     monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
-    with pytest.raises(ConfigurationError, match="home folder") as found:
+    with pytest.raises(ConfigurationError, match="home folder") as caught:
         filesystem.expand("~/runs")
-    assert "HOME" in found.value.hint
+    assert "HOME" in caught.value.hint
 
 
 def test_kinds_follow_links(here):
@@ -110,12 +110,12 @@ def test_kinds_follow_links(here):
         assert filesystem.kind_of(here / absent) is Kind.ABSENT
     assert filesystem.is_link(here / "dangling") and not filesystem.is_link(here / "file")
     (here / "loop").symlink_to("loop")
-    with pytest.raises(DataError, match="loop: ") as found:
+    with pytest.raises(DataError, match="loop: ") as caught:
         filesystem.exists(here / "loop")
-    assert "circle" in found.value.hint
+    assert "circle" in caught.value.hint
 
 
-def test_a_working_directory_that_is_gone_is_told(here):
+def test_a_deleted_working_directory_is_an_error(here):
     gone = here / "gone"
     gone.mkdir()
     os.chdir(gone)
@@ -133,11 +133,11 @@ def test_a_working_directory_that_is_gone_is_told(here):
 @pytest.mark.skipif(
     IS_ROOT, reason="root may search every folder; tests/test_paths_attack.py becomes another user"
 )
-def test_what_may_not_be_searched_is_an_error(here):
+def test_an_unsearchable_folder_is_an_error(here):
     (here / "closed").mkdir(mode=0)
-    with pytest.raises(DataError, match="ermission denied") as found:
+    with pytest.raises(DataError, match="ermission denied") as caught:
         filesystem.exists(here / "closed" / "a")
-    assert "permissions" in found.value.hint
+    assert "permissions" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_may_not_be_searched_is_an_error(here):
         ("EIO", "another path"),
     ],
 )
-def test_each_answer_of_the_system_has_its_hint_wherever_it_comes_up(name, hint, monkeypatch, run):
+def test_each_system_error_has_its_hint(name, hint, monkeypatch, run):
     number = getattr(errno, name)
 
     def refuse(path):
@@ -168,10 +168,10 @@ def test_each_answer_of_the_system_has_its_hint_wherever_it_comes_up(name, hint,
         if name in ("ENOENT", "ENOTDIR"):
             assert filesystem.entries(Path("a")) == []
         else:
-            with pytest.raises(DataError, match=r"^a: ") as found:
+            with pytest.raises(DataError, match=r"^a: ") as caught:
                 filesystem.entries(Path("a"))
-            assert hint in found.value.hint
-    # What nobody turned into an error before it ends the command says the same.
+            assert hint in caught.value.hint
+    # An unhandled OSError ends the command with the same message.
     from ipucnn import cli
 
     monkeypatch.setattr(cli, "_dispatch", lambda args: refuse("a"))
@@ -213,8 +213,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("ask", "names"), REFUSED.values(), ids=REFUSED)
-def test_what_a_path_is_not_is_an_error_that_begins_with_it(here, ask, names):
-    """Nothing waits for the other end of a FIFO, either."""
+def test_errors_of_wrong_kinds_begin_with_the_path(here, ask, names):
+    """No call waits for the other end of a FIFO."""
     (here / "file").write_text("mine")
     (here / "large").write_bytes(b"\xff" * 20)
     (here / "folder").mkdir()
@@ -228,9 +228,9 @@ def test_what_a_path_is_not_is_an_error_that_begins_with_it(here, ask, names):
     ):
         (here / link).symlink_to(target)
     for name in names:
-        with pytest.raises(UserError) as found:
+        with pytest.raises(UserError) as caught:
             ask(f"{here}/{name}" if ask is filesystem.expand else here / name)
-        assert found.value.message.startswith(str(here)) and found.value.hint, name
+        assert caught.value.message.startswith(str(here)) and caught.value.hint, name
     assert (here / "file").read_text() == "mine"
 
 
@@ -251,19 +251,19 @@ def test_reading_is_bounded(data, at_most):
         path.unlink()
 
 
-def test_devices_are_not_read_and_files_of_proc_are(here):
+def test_files_of_proc_are_read_and_devices_are_refused(here):
     leader, follower = os.openpty()
     with pytest.raises(DataError, match="is a device, not a file"):
         filesystem.read_bytes(Path(os.ttyname(follower)), 10)
     os.close(leader), os.close(follower)
-    version = Path("/proc/version")  # it says that it is empty
+    version = Path("/proc/version")  # its reported size is 0
     data = version.read_bytes()
     assert filesystem.read_bytes(version, len(data)) == data and version.stat().st_size == 0
     with pytest.raises(DataError, match="larger than"):
         filesystem.read_bytes(version, len(data) - 1)
 
 
-def test_text_names_the_line_of_a_byte_that_is_none(here):
+def test_invalid_utf_8_is_reported_with_its_line(here):
     (here / "a").write_bytes(b"one\ntwo\n\xff")
     with pytest.raises(DataError, match="line 3: byte 0xff"):
         filesystem.read_text(here / "a", 100)
@@ -283,7 +283,7 @@ def test_a_name_of_any_length_is_written(here, name):
         assert (here / name).read_text() == text and left(here) == []
 
 
-def test_a_file_is_written_at_the_end_of_its_links_and_keeps_its_mode(here):
+def test_a_linked_file_is_written_and_keeps_its_mode(here):
     (here / "real").mkdir()
     target = here / "real" / "file"
     target.write_text("old")
@@ -309,7 +309,7 @@ def test_a_new_file_has_the_mode_of_any_new_file(here):
         assert path.stat().st_mode == (here / "any").stat().st_mode
 
 
-def test_a_file_of_a_run_takes_the_place_of_a_link(here):
+def test_a_file_of_a_run_replaces_a_link(here):
     (here / "precious").write_text("mine")
     (here / "config.yml").symlink_to("precious")
     filesystem.write_text(here / "config.yml", "theirs")
@@ -323,7 +323,7 @@ def test_lines_are_appended(here):
     assert (here / "rows").read_text() == "a\nb\n"
 
 
-def test_nobody_can_foresee_a_temporary_name(here):
+def test_temporary_names_are_unpredictable(here):
     names = []
     for _ in range(2):
         filesystem.write_atomically(here / "a", lambda path: names.append(path.name) or path.write_text("a"))
@@ -332,21 +332,21 @@ def test_nobody_can_foresee_a_temporary_name(here):
 
 
 @pytest.mark.parametrize("broken", ["replace", "fsync"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(here, monkeypatch, broken):
+def test_a_full_disk_leaves_only_the_old_file(here, monkeypatch, broken):
     (here / "a").write_text("old")
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, broken, full)
-    with pytest.raises(DataError, match="No space left") as found:
+    with pytest.raises(DataError, match="No space left") as caught:
         filesystem.write_output_text(here / "a", "new")
-    assert "free some space" in found.value.hint
+    assert "free some space" in caught.value.hint
     assert (here / "a").read_text() == "old" and left(here) == []
 
 
 class Reader(threading.Thread):
-    """Has a FIFO open, and reads so many bytes of it."""
+    """A thread that opens a FIFO and reads ``num_bytes`` from it."""
 
     def __init__(self, path, num_bytes):
         super().__init__(daemon=True)
@@ -361,7 +361,7 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_fifo_is_written_to_and_stays_one(here, large):
+def test_a_fifo_is_written_to_and_stays_a_fifo(here, large):
     fifo = here / "fifo"
     os.mkfifo(fifo)
     data = b"x" * (300_000 if large else 5)
@@ -373,14 +373,14 @@ def test_a_fifo_is_written_to_and_stays_one(here, large):
     assert [p.name for p in here.iterdir()] == ["fifo"]
 
 
-def test_a_fifo_that_nobody_reads_has_a_hint(here):
+def test_a_fifo_without_a_reader_has_a_hint(here):
     os.mkfifo(here / "fifo")
-    with pytest.raises(DataError, match="fifo cannot be written") as found:
+    with pytest.raises(DataError, match="fifo cannot be written") as caught:
         filesystem.write_output_text(here / "fifo", "a")
-    assert "start the program that reads" in found.value.hint
+    assert "start the program that reads" in caught.value.hint
 
 
-def test_a_reader_that_goes_away_is_no_error(here):
+def test_a_reader_that_closes_a_fifo_is_not_an_error(here):
     os.mkfifo(here / "fifo")
 
     reader = Reader(here / "fifo", 10)
@@ -404,8 +404,8 @@ def test_a_terminal_is_written_to_and_stays_a_device(here):
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
 @pytest.mark.parametrize("to", ["file", "pipe"])
-def test_an_open_file_is_written_to_where_it_stands(here, name, to):
-    """What ``> file`` or ``>(cat)`` of a shell gives a process."""
+def test_an_open_file_is_written_to_at_its_position(here, name, to):
+    """A shell's ``> file`` and ``>(cat)`` give such paths to a process."""
     if to == "pipe":
         reading, number = os.pipe()
     else:
@@ -421,7 +421,7 @@ def test_an_open_file_is_written_to_where_it_stands(here, name, to):
     os.close(reading)
 
 
-def test_streams_of_this_process_are_known_by_their_names(here):
+def test_streams_of_this_process_are_recognised_by_name(here):
     for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "/proc/self/fd/1"):
         assert filesystem.is_written_to(Path(name))
     (here / "file").write_text("a")
@@ -439,28 +439,28 @@ def test_streams_of_this_process_are_known_by_their_names(here):
             filesystem.write_output_text(Path(f"/dev/fd/{number}"), "a")
 
 
-def test_stdout_keeps_the_order_in_which_it_was_written_to(here):
+def test_stdout_keeps_the_order_of_writes(here):
     import subprocess
 
-    # Not /dev/stdout: if this failed as root, the machine would have none any more.
+    # Not /dev/stdout: a failure as root would remove it from the machine.
     code = (
         "import pathlib; from ipucnn import filesystem; print('first'); "
         "filesystem.write_output_text(pathlib.Path('/dev/fd/1'), 'second\\n'); print('third')"
     )
-    own = {**os.environ, "PYTHONPATH": str(Path(filesystem.__file__).parents[1])}
+    variables = {**os.environ, "PYTHONPATH": str(Path(filesystem.__file__).parents[1])}
     with open(here / "out", "wb") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, env=own)
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, env=variables)
     assert (here / "out").read_text() == "first\nsecond\nthird\n"
 
 
-def test_a_folder_that_is_absent_is_named_as_it_was_typed(here):
-    with pytest.raises(DataError, match="absent/a: there is no folder absent") as found:
+def test_an_absent_folder_is_named_as_typed(here):
+    with pytest.raises(DataError, match="absent/a: there is no folder absent") as caught:
         filesystem.check_output(Path("absent/a"))
-    assert found.value.hint == "mkdir -p absent"
+    assert caught.value.hint == "mkdir -p absent"
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root writes everywhere")
-def test_what_is_not_ours_to_write_is_refused_beforehand(here):
+def test_unwritable_outputs_are_refused_beforehand(here):
     (here / "sealed").mkdir(mode=0o555)
     (here / "kept").write_text("mine")
     (here / "kept").chmod(0o444)
@@ -472,7 +472,7 @@ def test_what_is_not_ours_to_write_is_refused_beforehand(here):
         filesystem.check_makeable(here / "sealed" / "a" / "b")
 
 
-def test_two_outputs_are_not_one_file(here):
+def test_two_outputs_cannot_be_one_file(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
     (here / "c").symlink_to("new")
@@ -489,7 +489,7 @@ def test_two_outputs_are_not_one_file(here):
     filesystem.check_different((("--save", Path("/dev/stdout")), ("--html", Path("/dev/stdout"))))
 
 
-def test_an_output_is_no_input(here):
+def test_an_output_cannot_be_an_input(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
     with pytest.raises(ConfigurationError, match="is the plan"):
@@ -497,12 +497,12 @@ def test_an_output_is_no_input(here):
     filesystem.check_not_read(here / "c", "--html", [("the plan", here / "a")])
 
 
-def test_a_folder_that_can_be_made_is_not_refused(here):
+def test_checking_a_new_folder_does_not_create_it(here):
     filesystem.check_makeable(here / "a" / "b")
     assert list(here.iterdir()) == []
 
 
-def test_temporaries_of_killed_processes_go_and_nothing_else(here):
+def test_only_temporary_files_of_killed_processes_are_removed(here):
     for name in (".a.123.tmp", ".b.123.tmp", "a", ".a.tmp"):
         (here / name).write_text("x")
     (here / ".a.5.tmp").mkdir()
@@ -528,7 +528,7 @@ JUST_WRITTEN = ("commands/infer", "runs/images/outputs", "runs/runtimes")
 
 
 def test_files_of_users_are_opened_in_one_place():
-    """Others read the package's own files, /proc and settings, and files that the process has just made."""
+    """Other modules read only the package's files, /proc and settings, and files that the process has just written."""
     package = Path(filesystem.__file__).parent
     readers = {
         source.relative_to(package).as_posix()
@@ -540,7 +540,7 @@ def test_files_of_users_are_opened_in_one_place():
     assert [start for start in allowed if not any(name.startswith(start) for name in readers)] == []
 
 
-def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch):
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path("folder")
     folder.mkdir()
@@ -568,8 +568,8 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the step in which two folders change places is Linux's")
-def test_a_folder_that_is_replaced_is_always_there(tmp_path, monkeypatch):
-    """Whenever the process is killed: between two renames there would be none."""
+def test_a_folder_exists_while_it_is_replaced(tmp_path, monkeypatch):
+    """It exists whenever the process is killed; with two renames there would be a moment without it."""
     folder = tmp_path / "folder"
     folder.mkdir()
 

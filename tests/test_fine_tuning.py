@@ -1,4 +1,4 @@
-"""``--freeze`` and ``--weights``: what is named, what is refused, what stays, and the names of the new classes."""
+"""``--freeze`` and ``--weights``: chosen layers, refused values, unchanged weights, and names of new classes."""
 
 import json
 
@@ -24,7 +24,7 @@ NAMES = ("conv1", "bn1", "block1_conv", "block1_bn", "block2_conv", "head")
         ("block[12]_conv", ("block1_conv", "block2_conv")),
     ],
 )
-def test_what_is_frozen_stands_in_the_networks_order(wanted, chosen):
+def test_frozen_layers_are_in_the_order_of_the_network(wanted, chosen):
     assert layers_to_freeze(parse_freeze(wanted), NAMES, "net") == chosen
 
 
@@ -39,14 +39,14 @@ def test_what_is_frozen_stands_in_the_networks_order(wanted, chosen):
         ("1000000", "nothing is left to train", "--freeze backbone"),
     ],
 )
-def test_what_freezes_nothing_or_everything_is_refused(wanted, error, hint):
+def test_freezing_no_layer_or_all_layers_is_refused(wanted, error, hint):
     with pytest.raises(ConfigurationError) as caught:
         layers_to_freeze(parse_freeze(wanted), NAMES, "net")
     assert error in caught.value.message and hint in caught.value.hint
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "1.5", "a,,b", ",", ""])
-def test_values_that_name_no_layers(value):
+def test_values_that_name_no_layers_are_refused(value):
     with pytest.raises(BadValue):
         parse_freeze(value)
 
@@ -56,8 +56,8 @@ def test_a_yaml_number_is_a_number_of_layers():
 
 
 @pytest.mark.parametrize("name", ["cifar_resnet8", "mobilenet", "unet"])
-def test_the_shipped_layers_are_those_of_the_built_network(name):
-    """The check before TensorFlow is imported and that of the built network name the same layers."""
+def test_shipped_layers_equal_those_of_the_built_network(name):
+    """The check before TensorFlow is imported and the check of the built network name the same layers."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
@@ -73,7 +73,7 @@ def test_the_shipped_layers_are_those_of_the_built_network(name):
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory):
-    """Pictures of three classes, as a user has them in folders."""
+    """Writes pictures of three classes into folders, as users have them."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("colours")
@@ -89,7 +89,7 @@ def colours(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """A run of another data set with ten classes."""
+    """Trains a run of another data set with ten classes."""
     from ipucnn import cli
 
     folder = tmp_path_factory.mktemp("pretrained") / "run"
@@ -101,9 +101,7 @@ def pretrained(tmp_path_factory):
 FINE = ("train", "toy_model_bn", "--num-epochs", "2", "--seed", "3", "--lr-schedule", "const")
 
 
-def test_a_fine_tuned_run_keeps_frozen_weights_and_has_the_new_names_everywhere(
-    run, colours, pretrained, tmp_path
-):
+def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(run, colours, pretrained, tmp_path):
     from ipucnn.training.checkpoints import load_checkpoint
 
     data = ("--dataset", "imagefolder", "--dataset-path", str(colours))
@@ -123,7 +121,7 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_the_new_names_everywhere(
         if name.split("/")[0] != head:
             np.testing.assert_array_equal(value, before.weights[name], err_msg=name)
     assert {name.split("/")[0] for name in after.slots} <= {head, "loss_scale"}
-    # The names are those of the new data, wherever one looks.
+    # All outputs have the class names of the new data.
     assert list(after.meta["class_names"]) == ["blue", "green", "red"]
     code, out, _ = run("evaluate", "fine", "--json")
     assert code == 0 and {"blue", "green", "red"} == {c["name"] for c in json.loads(out)["classes"]}
@@ -134,21 +132,21 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_the_new_names_everywhere(
     page = (tmp_path / "fine" / "report.html").read_text(encoding="utf-8")
     assert code == 0 and all(name in page for name in ("blue", "green", "red")), err
 
-    # Cut after its first epoch and continued, it ends with the same bytes.
+    # A run that ended after its first epoch and is resumed has the same bytes.
     code, _, err = run(*words, "--num-epochs", "1", "--run-dir", "cut")
     assert code == 0, err
     code, _, err = run("train", "--resume", "--run-dir", "cut", "--num-epochs", "2")
     assert code == 0, err
     cut = load_checkpoint(tmp_path / "cut" / "checkpoints" / "last.npz")
-    for there, here in ((after.weights, cut.weights), (after.slots, cut.slots)):
-        assert list(there) == list(here)
-        assert all(np.array_equal(there[name], here[name]) for name in there)
-    # Another choice of layers is another run.
+    for expected, actual in ((after.weights, cut.weights), (after.slots, cut.slots)):
+        assert list(expected) == list(actual)
+        assert all(np.array_equal(expected[name], actual[name]) for name in expected)
+    # A resumed run cannot freeze other layers.
     code, _, err = run("train", "--resume", "--run-dir", "cut", "--freeze", "1", "--num-epochs", "3")
     assert code == 2 and "--freeze 1: the run in cut has backbone" in err
 
 
-def test_what_cannot_be_fine_tuned_is_refused(run, colours, pretrained, tmp_path):
+def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained, tmp_path):
     data = ("--dataset", "imagefolder", "--dataset-path", str(colours), "--run-dir", "x")
     start = ("--weights", str(pretrained))
     code, _, err = run(*FINE, *data, "--freeze", "1")

@@ -1,4 +1,4 @@
-"""Settings that others may have left for Keras and Numba: they change nothing, or are an error with a hint."""
+"""Settings that other programs left for Keras and Numba change nothing, or are an error with a hint."""
 
 import json
 import os
@@ -25,7 +25,7 @@ cli.main([])
 
 
 def load(folder, **variables):
-    """What Keras is set to once a command has imported it, in a process of its own."""
+    """Runs a command that imports Keras in a new process; its output is Keras's settings."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
     return subprocess.run(
         [sys.executable, "-c", LOAD], cwd=str(folder), env=env, capture_output=True, text=True
@@ -34,7 +34,7 @@ def load(folder, **variables):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What Keras is set to where nobody left anything."""
+    """Returns Keras's settings when no other program left any."""
     done = load(tmp_path_factory.mktemp("plain"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:3] == ["channels_last", "float32", "1e-07"]
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory):
     ],
     ids=str,
 )
-def test_keras_is_what_the_networks_are_written_for(settings, undisturbed, tmp_path):
+def test_settings_of_keras_change_nothing_or_are_an_error(settings, undisturbed, tmp_path):
     is_file = not isinstance(settings, dict)
     variables = {} if is_file else {name: value for name, value in settings.items() if name.isupper()}
     if not variables:
@@ -77,7 +77,7 @@ def test_keras_is_what_the_networks_are_written_for(settings, undisturbed, tmp_p
     ids=str,
 )
 def test_compiled_code_comes_from_an_absolute_folder_of_the_user(variables, tmp_path):
-    """With every one of these Numba alone would look for its cache, which it unpickles, in the current folder."""
+    """With each of these, Numba alone would look for its cache, which it unpickles, in the current folder."""
     code = (
         "from ipucnn.compiled import jit\n"
         "import os\n"
@@ -92,7 +92,7 @@ def test_compiled_code_comes_from_an_absolute_folder_of_the_user(variables, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_others_may_write_to_keeps_no_compiled_code(tmp_path, monkeypatch):
+def test_a_world_writable_folder_is_not_used_for_compiled_code(tmp_path, monkeypatch):
     from ipucnn.filesystem import private_cache_folder
 
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Hardware facts against the vendor's own headline numbers, and looking systems up."""
+"""Hardware facts against the vendor's published numbers, and look-up of systems."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from ipucnn.hardware import (
     smallest_system,
 )
 
-# TFLOP/s that the vendor states for a chip: Mk1 and Mk2 from the product descriptions, Bow 350, C600 280.
+# TFLOP/s of a chip by the vendor: Mk1 and Mk2 from the product descriptions, Bow 350, C600 280.
 PEAKS = [
     ("mk1", "half_float", 124.5),
     ("mk1", "float_float", 31.1),
@@ -30,7 +30,7 @@ PEAKS = [
 
 
 @pytest.mark.parametrize(("ipu", "arithmetic", "tflops"), PEAKS)
-def test_peaks_are_the_vendors(ipu: str, arithmetic: str, tflops: float) -> None:
+def test_peaks_equal_those_of_the_vendor(ipu: str, arithmetic: str, tflops: float) -> None:
     assert get_ipu(ipu).peak_flops_per_s(arithmetic) == pytest.approx(tflops * 1e12, rel=0.01)
 
 
@@ -39,7 +39,7 @@ def test_memory_of_a_chip(ipu: str, mebibytes: int) -> None:
     assert get_ipu(ipu).sram_bytes == mebibytes * 2**20
 
 
-def test_exchange_of_a_chip_is_the_vendors_8_terabytes_per_second() -> None:
+def test_exchange_of_a_chip_equals_the_8_terabytes_per_second_of_the_vendor() -> None:
     for name, terabytes in (("mk1", 7.8), ("mk2", 7.83), ("bow", 10.9)):
         ipu = get_ipu(name)
         total = ipu.num_tiles * ipu.exchange_bytes_per_cycle * ipu.clock_hz
@@ -64,18 +64,18 @@ def test_exchange_of_a_chip_is_the_vendors_8_terabytes_per_second() -> None:
     ],
 )
 def test_systems(system: str, ipu: str, num_ipus: int) -> None:
-    found = get_system(system)
-    assert (found.ipu.name, found.num_ipus) == (ipu, num_ipus)
+    known = get_system(system)
+    assert (known.ipu.name, known.num_ipus) == (ipu, num_ipus)
 
 
-def test_host_bandwidth_grows_with_the_machines_and_gateways_slow_the_all_reduce() -> None:
+def test_host_bandwidth_grows_with_machines_and_gateways_slow_the_all_reduce() -> None:
     assert get_system("pod64").host_bytes_per_s == 16 * get_system("m2000").host_bytes_per_s
     speeds = [get_system(f"pod{n}").all_reduce_bytes_per_s for n in (64, 128, 256)]
     assert speeds[0] > speeds[1] > speeds[2]
 
 
-def test_summing_the_gradients_of_resnet50_takes_what_was_logged() -> None:
-    """51 MB: 4 ms in a POD16, 7 ms in a POD128, 10 ms in a POD256."""
+def test_the_all_reduce_of_resnet50_takes_the_logged_time() -> None:
+    """51 MB take 4 ms in a POD16, 7 ms in a POD128, and 10 ms in a POD256."""
     for prefix in ("", "bow-"):
         for num_ipus, milliseconds in ((16, 4), (128, 7), (256, 10)):
             system = get_system(f"{prefix}pod{num_ipus}")
@@ -90,19 +90,19 @@ def test_summing_the_gradients_of_resnet50_takes_what_was_logged() -> None:
 
 
 @pytest.mark.parametrize("num_members", [1, 2, 3, 16])
-def test_a_ring_is_gone_round_twice(num_members: int) -> None:
-    """A walk along the ring: a part visits all others while it is summed, and all others with the sum."""
+def test_a_ring_all_reduce_takes_two_rounds(num_members: int) -> None:
+    """Along the ring, each part visits all other members while it is summed, and all others with the sum."""
     steps = sum(1 for _ in ("sum", "copy") for member in range(num_members) if member != 0)
     assert collective_latency_s(num_members) == pytest.approx(steps * 1.5e-6)
 
 
-def test_what_connects_machines_is_what_the_sources_say() -> None:
+def test_bandwidths_between_machines_equal_the_sources() -> None:
     assert get_system("m2000").host_bytes_per_s == get_system("c600").host_bytes_per_s == 5.5e9
     assert get_system("mk1-16").host_bytes_per_s == 4 * 5.5e9
     for name, system in SYSTEMS.items():
-        # 20 GB/s of streaming memory for the four IPUs of a machine; cards have none.
+        # The four IPUs of a machine share 20 GB/s of streaming memory; cards have none.
         assert system.remote_bytes_per_s * 4 == (0 if name in ("c600", "mk1-16") else 20e9)
-    # Mk2: 4 of 10 links of 16 GB/s.  C2 card: 128 GB/s both ways and for two IPUs.  A send waits 1.6 us on a Bow.
+    # Mk2: 4 of 10 links of 16 GB/s.  C2 card: 128 GB/s in both directions, for two IPUs.  A send waits 1.6 us on a Bow.
     assert {ipu.name: ipu.link_bytes_per_s for ipu in IPUS.values()} == {
         **dict.fromkeys(("mk2", "bow", "c600"), 4 * 16e9),
         "mk1": 128e9 / 4,
@@ -110,28 +110,28 @@ def test_what_connects_machines_is_what_the_sources_say() -> None:
     assert get_ipu("bow").link_idle_cycles / get_ipu("bow").clock_hz == pytest.approx(1.6e-6, rel=0.02)
 
 
-def test_what_a_tile_does_in_a_cycle_is_what_the_sources_say() -> None:
+def test_operations_of_a_tile_per_cycle_equal_the_sources() -> None:
     for ipu in IPUS.values():
         assert (
             ipu.num_tiles * ipu.num_workers == {"mk1": 7296, "mk2": 8832, "bow": 8832, "c600": 8832}[ipu.name]
         )
-        assert ipu.vector_macs_per_cycle == {2: 4, 4: 2}  # HMAC of four halves; half as many single floats
+        assert ipu.vector_macs_per_cycle == {2: 4, 4: 2}  # HMAC of four halves, or of two single floats
         assert ipu.weight_load_bytes_per_cycle * 8 == 64  # bits
         slic = (ipu.slic_macs_per_channel, ipu.slic_max_channels, ipu.slic_kernel_width)
         assert slic == ((0, 0, 1) if ipu.name == "mk1" else (8, 4, 4))
 
 
 @pytest.mark.parametrize("first", ["m2000", "pod16", "pod64"])
-def test_the_smallest_system_is_found_by_trying_all(first: str) -> None:
+def test_the_smallest_system_equals_a_search_of_all(first: str) -> None:
     sizes = {"m2000": 4, "pod16": 16, "pod64": 64, "pod128": 128, "pod256": 256}
     for num_ipus in (1, 4, 5, 16, 17, 64, 65, 128, 129, 256, 257, 10_000):
         fitting = [size for size in sizes.values() if size >= max(num_ipus, sizes[first])] or [256]
-        found = smallest_system(num_ipus, first)
-        assert sizes[found.name] == min(fitting)
+        smallest = smallest_system(num_ipus, first)
+        assert sizes[smallest.name] == min(fitting)
     assert smallest_system(5).name == "pod16"
 
 
-def test_the_package_is_not_calibrated_and_its_facts_cannot_be_changed() -> None:
+def test_facts_are_uncalibrated_and_immutable() -> None:
     system = get_system("pod16")
     assert {item.calibration for item in SYSTEMS.values()} == {Calibration()}
     assert dataclasses.astuple(Calibration()) == (1, 1, 1, 1)

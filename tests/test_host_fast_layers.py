@@ -1,4 +1,4 @@
-"""What the host computes otherwise than Keras' layers, against those layers and against loops in NumPy."""
+"""Layers that the host computes in another way than Keras, against Keras and against NumPy loops."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ PLAIN = Rounding(Arithmetic("32.32"))
 
 @pytest.fixture(autouse=True)
 def one_core_has_work_enough(monkeypatch):
-    """Small networks would leave cores without work on larger machines, and be left to TensorFlow."""
+    """Uses one thread: with more, small networks would leave cores idle and be computed by TensorFlow."""
     if fast_layers.HAS_KERNELS:
         monkeypatch.setattr(kernels, "operation_threads", lambda: 1)
 
@@ -52,17 +52,17 @@ ACTIVATIONS = {
 
 
 def naive_forward(x, gamma, beta, epsilon, parts, channel_groups):
-    """(y before the activation, mean, variance) in float64, part by part and group by group."""
+    """Returns (y before the activation, mean, variance) in float64, part by part and group by group."""
     channels = x.shape[-1]
     size = channels // channel_groups
     rows = x.astype(np.float64).reshape(parts, -1, channels)
     y, mean, variance = np.empty(rows.shape), np.empty((parts, channels)), np.empty((parts, channels))
     for part in range(parts):
         for first in range(0, channels, size):
-            own = slice(first, first + size)
-            numbers = rows[part, :, own]
-            mean[part, own], variance[part, own] = numbers.mean(), numbers.var()
-            y[part, :, own] = (numbers - numbers.mean()) / np.sqrt(numbers.var() + epsilon)
+            group = slice(first, first + size)
+            numbers = rows[part, :, group]
+            mean[part, group], variance[part, group] = numbers.mean(), numbers.var()
+            y[part, :, group] = (numbers - numbers.mean()) / np.sqrt(numbers.var() + epsilon)
     return (y * gamma + beta).reshape(x.shape), mean, variance
 
 
@@ -82,7 +82,7 @@ def normalisations(draw):
 @compiled
 @given(normalisations())
 @settings(max_examples=60, deadline=None)
-def test_normalisation_is_the_naive_one(case):
+def test_normalisation_equals_the_naive_one(case):
     parts, rows, channel_groups, channels, activation, seed = case
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(parts * rows, 1, 1, channels)) * 3 + rng.normal(size=channels) * 5).astype(
@@ -99,8 +99,8 @@ def test_normalisation_is_the_naive_one(case):
 @compiled
 @given(normalisations())
 @settings(max_examples=25, deadline=None)
-def test_its_gradients_are_those_of_the_formula(case):
-    """Against automatic differentiation in float64."""
+def test_normalisation_gradients_equal_automatic_differentiation(case):
+    """Compares with automatic differentiation in float64."""
     parts, rows, channel_groups, channels, activation, seed = case
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(parts * rows, 1, 1, channels)).astype(np.float32)
@@ -117,19 +117,19 @@ def test_its_gradients_are_those_of_the_formula(case):
         loss = tf.reduce_sum(functions[activation](z) * dy)
     expected = tape.gradient(loss, wide)
     _, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, channel_groups, activation)
-    found = kernels.backward(dy, x, gamma, beta, mean, variance, 1e-3, channel_groups, activation)
-    # Where an activation bends, rounding decides; those numbers are left out, and seldom there are any.
+    gradients = kernels.backward(dy, x, gamma, beta, mean, variance, 1e-3, channel_groups, activation)
+    # Near the kink of an activation, rounding decides; the rare cases with such numbers are left out.
     bends = np.minimum(np.abs(z), np.abs(z - 6)) < 1e-5
     if activation in ("linear", "swish") or not bends.any():
-        for ours, theirs in zip(found, expected):
+        for ours, theirs in zip(gradients, expected):
             scale = max(1.0, np.abs(theirs).max())
             np.testing.assert_allclose(ours / scale, theirs / scale, atol=2e-5)
 
 
 @compiled
-def test_swish_is_right_far_from_zero():
+def test_swish_is_exact_far_from_zero():
     z = np.array([-1e4, -200, -88, -87, -20, -1e-3, 0, 1e-3, 20, 87, 88, 200, 1e4], np.float32)
-    # Normalisation without effect: one group of mean 0 and variance 1.
+    # The normalisation has no effect: each group has mean 0 and variance 1.
     x = np.stack([np.ones_like(z), -np.ones_like(z)])[:, None, None, :]
     y, _, _ = kernels.forward(x, z, np.zeros_like(z), 0.0, 1, len(z), "swish")
     wide = z.astype(np.float64)
@@ -138,7 +138,7 @@ def test_swish_is_right_far_from_zero():
 
 
 @compiled
-def test_not_a_number_stays_one():
+def test_nan_is_preserved():
     x = np.ones((4, 1, 1, 3), np.float32)
     x[2, 0, 0, 1] = np.nan
     for activation in ACTIVATIONS:
@@ -152,7 +152,7 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
     rng = np.random.default_rng(0)
     x, dy = (rng.normal(size=(12, 8, 8, 64)).astype(np.float32) for _ in range(2))
     gamma, beta = (rng.normal(size=64).astype(np.float32) for _ in range(2))
-    found = []
+    results = []
     for cores in (1, 2, 3, 16):
         monkeypatch.setattr(kernels, "operation_threads", lambda cores=cores: cores)
         monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
@@ -162,12 +162,12 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
             arrays += forward
             arrays += kernels.backward(dy, x, gamma, beta, *forward[1:], 1e-3, groups, "swish")
         arrays.append(kernels.depthwise_filter(x, dy, (3, 3), 1, (1, 1)))
-        found.append(b"".join(array.tobytes() for array in arrays))
-    assert len(set(found)) == 1
+        results.append(b"".join(array.tobytes() for array in arrays))
+    assert len(set(results)) == 1
 
 
 def depthwise_results(samples, height, width, kernel, stride, padding, channels=3):
-    """(output, gradient of the input, of the weights) of TensorFlow's convolution and of ours."""
+    """Returns (output, gradient of the input, of the weights) of TensorFlow's convolution and of the host's."""
     rng = np.random.default_rng(height * 10 + width)
     x = tf.constant(rng.normal(size=(samples, height, width, channels)).astype(np.float32))
     w = tf.constant(rng.normal(size=(kernel, kernel, channels, 1)).astype(np.float32))
@@ -188,7 +188,7 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
        st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
 @tries(20, slow=60)
-def test_depthwise_convolutions_are_tensorflows(height, width, kernel, stride, padding, samples):
+def test_depthwise_convolutions_equal_tensorflow(height, width, kernel, stride, padding, samples):
     if padding == "VALID" and kernel > min(height, width):
         return
     for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding)):
@@ -200,13 +200,13 @@ def test_depthwise_convolutions_are_tensorflows(height, width, kernel, stride, p
     (4, 5, 2, "SAME"), (5, 5, 2, "VALID"), (7, 5, 2, "VALID"), (3, 3, 1, "SAME"), (1, 5, 1, "SAME"),
     (2, 5, 1, "SAME"), (4, 3, 2, "SAME"), (5, 3, 2, "SAME"), (9, 3, 2, "VALID"), (6, 3, 3, "SAME"),
 ])  # fmt: skip
-def test_few_samples_agree_to_more_digits(size, kernel, stride, padding):
+def test_depthwise_convolutions_of_few_samples_agree_to_more_digits(size, kernel, stride, padding):
     for native, ours in zip(*depthwise_results(3, size, size, kernel, stride, padding, channels=6)):
         np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
-def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
+def test_tap_ranges_equal_the_pixels_of_each_tap(size, kernel, stride, padding):
     if padding == "VALID" and kernel > size:
         return
     output = -(-size // stride) if padding == "SAME" else (size - kernel) // stride + 1
@@ -238,12 +238,12 @@ def small_network(size, layer, norm, activation, channels=4):
 
 
 def both(model, images, training):
-    """Outputs and gradients of the trainable weights: of Keras' forward pass and of the host's network."""
+    """Returns pairs of outputs, gradients of trainable weights, and statistics: of Keras and of the host's network."""
     weights = [
         getattr(w, "value", w) if not isinstance(w, tf.Variable) else w for w in model.trainable_weights
     ]
     network = Network(model, on_cpu=True, alone=False)
-    found = []
+    results = []
     for forward in (lambda: model(images, training=training), None):
         context = ExecutionContext(2, tf.zeros([2, 2], tf.int32), 2)
         with tf.GradientTape() as tape:
@@ -253,13 +253,13 @@ def both(model, images, training):
                 with execution_context(context):
                     y = forward()
             loss = tf.reduce_sum(tf.sin(y))
-        # TensorFlow 2.6 has no gradient of a spread kernel on a CPU.
+        # TensorFlow 2.6 has no gradient of a dilated kernel on a CPU.
         spread = any(getattr(layer, "dilation_rate", (1, 1)) != (1, 1) for layer in model.layers)
         unconnected = tf.UnconnectedGradients.ZERO
         gradients = [] if spread else tape.gradient(loss, weights, unconnected_gradients=unconnected)
         statistics = [s for _, *pair in context.batch_statistics for s in pair]
-        found.append([y, *gradients, *statistics])
-    return zip(*found)
+        results.append([y, *gradients, *statistics])
+    return zip(*results)
 
 
 CONVOLUTIONS = [
@@ -277,18 +277,18 @@ NORMS = [("batch", "relu"), ("group", "swish")]
 
 
 def every_third_always():
-    """All combinations; each convolution, size and norm is in one of those that are not slow."""
+    """Yields all combinations; those that are not slow include each convolution, size and norm."""
     for n, (layer, size, norm) in enumerate(itertools.product(CONVOLUTIONS, SIZES, NORMS)):
         yield pytest.param(size, layer, *norm, marks=[] if n % 3 == 0 else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("size", "layer", "norm", "activation"), list(every_third_always()))
-def test_convolution_norm_and_activation_are_keras(size, layer, norm, activation):
+def test_convolution_norm_and_activation_equal_keras(size, layer, norm, activation):
     model = small_network(size, layer(), norm, activation)
     images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
     for training in (True, False):
         pairs = list(both(model, images, training))
-        # Gradients that cancel (of a bias before batch norm) are as exact as the largest ones.
+        # Gradients that cancel (of a bias before batch norm) have the absolute error of the largest ones.
         largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
         for keras_s, ours in pairs:
             np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
@@ -296,15 +296,15 @@ def test_convolution_norm_and_activation_are_keras(size, layer, norm, activation
 
 @pytest.mark.parametrize("size", [(4, 4), (8, 6), (5, 4), (7, 7), (2, 2), (1, 2)])
 @pytest.mark.parametrize("kernel, zeros, is_left", [
-    (3, ((0, 1), (0, 1)), lambda size: size % 2 == 0),  # as EfficientNets and MobileNets have them of even sizes
-    (3, ((1, 1), (1, 1)), lambda size: size % 2 == 1),  # and of odd ones
+    (3, ((0, 1), (0, 1)), lambda size: size % 2 == 0),  # EfficientNets and MobileNets, for even sizes
+    (3, ((1, 1), (1, 1)), lambda size: size % 2 == 1),  # and for odd sizes
     (5, ((1, 2), (1, 2)), lambda size: size % 2 == 0),
     (5, ((2, 2), (2, 2)), lambda size: size % 2 == 1),
-    (3, ((1, 0), (1, 0)), lambda size: False),  # as nobody has them
+    (3, ((1, 0), (1, 0)), lambda size: False),  # in no network
     (3, ((1, 2), (1, 2)), lambda size: False),
 ])  # fmt: skip
 @pytest.mark.parametrize("is_depthwise", [True, False])
-def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
+def test_zero_padding_is_merged_into_the_same_padding_of_a_convolution(
     size, kernel, zeros, is_left, is_depthwise
 ):
     options = {"strides": 2, "use_bias": False, "name": "convolve"}
@@ -317,9 +317,9 @@ def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
     if any(n + sum(pair) < kernel for n, pair in zip(size, zeros)):
         return
     model = small_network(size, lambda x: convolve(padded(x)), "batch", "relu")
-    found = Network(model, on_cpu=True, alone=False)._fast[0]
+    fast = Network(model, on_cpu=True, alone=False)._fast[0]
     expected = all(is_left(n) for n in size)
-    assert ("zeros" in found.done_in_training) == ("zeros" in found.done_in_inference) == expected
+    assert ("zeros" in fast.done_in_training) == ("zeros" in fast.done_in_inference) == expected
     images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
     for training in (True, False):
         pairs = list(both(model, images, training))
@@ -328,7 +328,7 @@ def test_zeros_are_left_to_the_convolution_that_would_add_the_same(
             np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
 
 
-def test_zeros_of_another_pipeline_stage_stay_there():
+def test_zero_padding_of_another_pipeline_stage_is_not_merged():
     model = small_network(
         (8, 8),
         lambda x: keras.layers.Conv2D(6, 3, strides=2, name="convolve")(
@@ -342,13 +342,13 @@ def test_zeros_of_another_pipeline_stage_stay_there():
     with execution_context(context):
         expected = model(images, training=True)
     for splits in ((), ("zeros",), ("convolve",), ("norm",)):
-        found = Network(model, splits, on_cpu=True, alone=False)(images, True, PLAIN, context)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        computed = Network(model, splits, on_cpu=True, alone=False)(images, True, PLAIN, context)
+        np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-5)
 
 
 @compiled
-def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch):
-    """Tasks are taken, not given: whoever is there does them."""
+def test_missing_threads_are_not_waited_for(monkeypatch):
+    """Threads take tasks from a shared list, so the threads that run do all of them."""
     monkeypatch.setattr(kernels, "operation_threads", lambda: 3)
     monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
     monkeypatch.setattr(kernels, "_calls", SimpleNamespace(put=lambda call: None))
@@ -359,8 +359,8 @@ def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch):
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
-    """A skip from before the activation, and --precision 16.16 or --fp-exceptions, which need each layer's output."""
+def test_outputs_with_other_readers_are_not_fused_with_the_next_layer():
+    """A skip from before the activation, --precision 16.16 and --fp-exceptions need the output of each layer."""
     keras.backend.clear_session()
     inputs = keras.Input((4, 4, 3))
     x = keras.layers.Conv2D(4, 1, name="conv")(inputs)
@@ -391,8 +391,8 @@ def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
     lambda: keras.layers.ReLU(negative_slope=0.1),
     lambda: keras.layers.Activation(tf.math.sin),
 ])  # fmt: skip
-def test_activations_after_a_norm_are_keras(layer):
-    """Keras 2.6 has the bound of ReLU(6), which MobileNet has, as an array."""
+def test_activations_after_a_norm_equal_keras(layer):
+    """Keras 2.6 stores the bound of ReLU(6), which MobileNet has, as an array."""
     keras.backend.clear_session()
     inputs = keras.Input((4, 4, 3))
     x = BatchNormalization(name="norm")(inputs)
@@ -404,21 +404,21 @@ def test_activations_after_a_norm_are_keras(layer):
 
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 4), (2, 6)])
-def test_every_second_pixel(size):
+def test_the_shortcut_takes_every_second_pixel(size):
     keras.backend.clear_session()
     inputs = keras.Input((*size, 3))
     model = keras.Model(inputs, SubsamplePad(5, name="skip")(inputs))
     images = tf.constant(np.random.default_rng(0).normal(size=(3, *size, 3)).astype(np.float32))
-    found = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
-    np.testing.assert_array_equal(found[..., :3], images[:, ::2, ::2])
-    assert found.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(found[..., 3:])
+    pixels = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
+    np.testing.assert_array_equal(pixels[..., :3], images[:, ::2, ::2])
+    assert pixels.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(pixels[..., 3:])
 
 
 @pytest.mark.parametrize("name, side", [("efficientnet-b0", 64), ("cifar_resnet8", 64), ("mobilenet", 32)])
-def test_whole_networks_are_keras(name, side):
+def test_whole_networks_equal_keras(name, side):
     model = build_model(get_model(name), BuildOptions((side, side, 3), 5, seed=1, dropout=0.0))
     images = tf.random.stateless_normal([16, side, side, 3], [1, 1])
-    # Of 8 numbers, which a channel has at 1x1 pixel, the statistics make much of the last digits.
+    # At 1x1 pixel a channel has 8 numbers, whose statistics amplify differences in the last digits.
     for training in (True, False) if side == 64 else (False,):
         keras_s, ours = next(iter(both(model, images, training)))
         np.testing.assert_allclose(
@@ -428,7 +428,7 @@ def test_whole_networks_are_keras(name, side):
 
 @compiled
 def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
-    """They could name a folder of compiled code, which would be loaded."""
+    """Such a file could name a folder of compiled code, which Numba would load."""
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path}/trap\ndisable_jit: 1\n")
     program = (
         "from ipucnn.sessions.host import kernels; import numba, numpy as np; numba.config.reload_config();"
@@ -449,7 +449,7 @@ def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     "error",
     [RuntimeError("no locator available"), EOFError("Ran out of input"), OSError(28, "No space left")],
 )
-def test_without_a_cache_that_works_numba_compiles_all_the_same(monkeypatch, error):
+def test_numba_compiles_without_a_working_cache(monkeypatch, error):
     def njit(*signatures, **options):
         if options.pop("cache", False):
             raise error

@@ -1,4 +1,4 @@
-"""16-bit arithmetic of the host: rounding against NumPy's float16, training against a loop in NumPy; recomputation."""
+"""16-bit arithmetic of the host: rounding against NumPy's float16, training against a NumPy loop, recomputation."""
 
 import dataclasses
 import itertools
@@ -30,17 +30,17 @@ def on_grid(values):
 
 
 def half(values):
-    """Rounded to nearest by NumPy, what is too large to the largest number."""
+    """Returns values rounded to nearest by NumPy; too large values become the largest number."""
     with np.errstate(over="ignore"):
-        found = np.asarray(values, np.float32).astype(np.float16).astype(np.float32)
-    return np.clip(found, -65504, 65504)
+        rounded = np.asarray(values, np.float32).astype(np.float16).astype(np.float32)
+    return np.clip(rounded, -65504, 65504)
 
 
 # --- rounding
 
 
 @pytest.mark.parametrize("overflow_to_nan", [False, True])
-def test_nearest_is_numpy_s_float16_for_all_values_and_the_midpoints_between_them(overflow_to_nan):
+def test_rounding_to_nearest_equals_float16_of_numpy(overflow_to_nan):
     values = ALL.astype(np.float32)
     finite = np.sort(values[np.isfinite(values)])
     middle = ((finite[:-1].astype(np.float64) + finite[1:]) / 2).astype(np.float32)
@@ -52,9 +52,9 @@ def test_nearest_is_numpy_s_float16_for_all_values_and_the_midpoints_between_the
     expected = np.where(np.isinf(expected), np.nan if overflow_to_nan else half(x), expected).astype(
         np.float32
     )
-    found = arithmetic.compiled(arithmetic.nearest, overflow_to_nan)(tf.constant(x)).numpy()
-    same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-    assert same.all(), (x[~same][:3], found[~same][:3], expected[~same][:3])
+    rounded = arithmetic.compiled(arithmetic.nearest, overflow_to_nan)(tf.constant(x)).numpy()
+    same = (rounded.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(rounded) & np.isnan(expected))
+    assert same.all(), (x[~same][:3], rounded[~same][:3], expected[~same][:3])
 
 
 def stochastic(x, update=0, seed=1):
@@ -68,15 +68,15 @@ def stochastic(x, update=0, seed=1):
 )
 def test_the_mean_of_stochastic_rounding_is_the_value(value):
     value = float(np.float32(value))
-    found = stochastic(np.full((8, 25_000), value)).astype(np.float64)
-    neighbours = np.unique(found)
+    rounded = stochastic(np.full((8, 25_000), value)).astype(np.float64)
+    neighbours = np.unique(rounded)
     assert len(neighbours) == 2 and on_grid(neighbours) and neighbours[0] < value < neighbours[1]
     chance = (value - neighbours[0]) / (neighbours[1] - neighbours[0])
     step = neighbours[1] - neighbours[0]
-    error = step * np.sqrt(chance * (1 - chance) / found.size)
-    assert abs(found.mean() - value) < 4 * error
-    # Row by row, and bit by bit from one position to the next, as independent numbers would.
-    up = found == neighbours[1]
+    error = step * np.sqrt(chance * (1 - chance) / rounded.size)
+    assert abs(rounded.mean() - value) < 4 * error
+    # Rows and neighbouring positions are uncorrelated, as independent numbers are.
+    up = rounded == neighbours[1]
     assert np.all(np.abs(up.mean(axis=1) - chance) < 5 * np.sqrt(chance * (1 - chance) / up.shape[1]))
     if 0.1 < chance < 0.9:
         assert abs(np.corrcoef(up[:, 1:].ravel(), up[:, :-1].ravel())[0, 1]) < 5 / np.sqrt(up.size)
@@ -87,25 +87,25 @@ def test_the_mean_of_stochastic_rounding_is_the_value(value):
 @given(st.lists(st.floats(-65504, 65504, width=32), min_size=16, max_size=16), st.integers(0, 2**40))
 def test_stochastic_rounding_gives_a_neighbour(values, update):
     x = np.float32(values)
-    x[np.abs(x) < 2.0**-100] = 0.0  # TensorFlow's threads take subnormal float32 for 0
-    found = stochastic(x, update)[0]
-    assert on_grid(found) and np.array_equal(np.signbit(found), np.signbit(x))
+    x[np.abs(x) < 2.0**-100] = 0.0  # TensorFlow's threads treat subnormal float32 as 0
+    rounded = stochastic(x, update)[0]
+    assert on_grid(rounded) and np.array_equal(np.signbit(rounded), np.signbit(x))
     nearest = half(x)
     step = np.spacing(np.minimum(np.abs(nearest), 65472).astype(np.float16)).astype(np.float64)
-    assert np.all(np.abs(found.astype(np.float64) - x) < step)
-    assert np.array_equal(found[nearest == x], x[nearest == x])
+    assert np.all(np.abs(rounded.astype(np.float64) - x) < step)
+    assert np.array_equal(rounded[nearest == x], x[nearest == x])
 
 
 def test_random_bits_differ_by_seed_update_micro_batch_and_place():
     x = np.full((3, 4096), 1.0003)
-    found = [stochastic(x, 0), stochastic(x, 1), stochastic(x, 2**32), stochastic(x, 0, seed=2)]
+    rounded = [stochastic(x, 0), stochastic(x, 1), stochastic(x, 2**32), stochastic(x, 0, seed=2)]
     places = [
         arithmetic.Rounding(
             arithmetic.Arithmetic("16.16"), arithmetic.streams(1, tf.constant(0, tf.int64), tf.range(3))
         ).values(tf.constant(x, tf.float32), place)
         for place in ("a", "b")
     ]
-    rows = np.concatenate([*found, *(p.numpy() for p in places)])
+    rows = np.concatenate([*rounded, *(p.numpy() for p in places)])
     assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 0.1
 
 
@@ -122,7 +122,7 @@ def compile_(session, model, program, rate, optimizer=("sgd", {"momentum": 0.5},
 
 
 def train(session, images, labels, stop=None):
-    """Runs the program, or its first executions; weights and state by name, and the mean loss of each execution."""
+    """Runs the program or its first executions; returns weights and state by name, and each execution's mean loss."""
     events = session.train(batches(session.program, images, labels))
     finished = list(itertools.islice((e for e in events if isinstance(e, ExecutionFinished)), stop))
     values = {**session.state.weights, **session.state.slots}
@@ -130,7 +130,7 @@ def train(session, images, labels, stop=None):
 
 
 def make_model(dropout=0.0):
-    """A convolution, batch norm and a dense layer, with a skip."""
+    """Returns a convolution, batch norm and a dense layer, with a skip."""
     keras.backend.clear_session()
     inputs = keras.Input((5, 5, 2), name="input")
     x = skip = keras.layers.Conv2D(4, 3, padding="same", activation="relu", name="first")(inputs)
@@ -163,20 +163,20 @@ def program_of(precision, fused, updates=3, **changes):
 
 
 @pytest.mark.parametrize("precision", ["16.16", pytest.param("16.32", marks=pytest.mark.slow)])
-def test_neither_fusing_nor_stages_nor_resuming_changes_what_is_rounded_how(precision):
+def test_fusing_stages_and_resuming_do_not_change_the_rounding(precision):
     images, labels = make_data(24)
-    sessions, found = [], []
+    sessions, values = [], []
     for fused, pipeline in ((1, {}), (4, PIPELINE)):
         program = program_of(precision, fused, weight_updates_per_execution=1, num_executions=3, **pipeline)
         sessions.append(compile_(session_of(precision, "ON"), make_model(0.25), program, 0.05))
-        found.append(train(sessions[-1], images, labels)[0])
-    for name, value in found[0].items():
-        # An order of sums may be another, and then once in a while what is rounded.
-        np.testing.assert_allclose(found[1][name], value, rtol=2e-3, atol=1e-4, err_msg=name)
-        assert np.mean(found[1][name] != value) < 0.1 or "moving" in name or precision == "16.32", name
-    grid = [name for name in found[0] if "moving" not in name]
-    assert all(on_grid(found[0][name]) for name in grid) == (precision == "16.16")
-    # A session that is done begins again at the third weight update, with another one's state from before it.
+        values.append(train(sessions[-1], images, labels)[0])
+    for name, value in values[0].items():
+        # The order of sums may differ, which sometimes changes a rounding.
+        np.testing.assert_allclose(values[1][name], value, rtol=2e-3, atol=1e-4, err_msg=name)
+        assert np.mean(values[1][name] != value) < 0.1 or "moving" in name or precision == "16.32", name
+    grid = [name for name in values[0] if "moving" not in name]
+    assert all(on_grid(values[0][name]) for name in grid) == (precision == "16.16")
+    # A finished session resumes at the third weight update, with the state of another session before it.
     stopped = compile_(session_of(precision, "ON"), make_model(0.25), program, 0.05)
     before = train(stopped, images, labels, stop=2)[0]
     for variables in (sessions[1].state.weights, sessions[1].state.slots):
@@ -184,10 +184,10 @@ def test_neither_fusing_nor_stages_nor_resuming_changes_what_is_rounded_how(prec
             variable.assign(before[name])
     sessions[1].state.weight_updates = 2
     resumed = train(sessions[1], images, labels)[0]
-    assert all(resumed[name].tobytes() == value.tobytes() for name, value in found[1].items())
+    assert all(resumed[name].tobytes() == value.tobytes() for name, value in values[1].items())
 
 
-def test_on_rounds_activations_stochastically_and_ri_only_what_replicas_have_in_common():
+def test_on_rounds_activations_stochastically_and_ri_only_weights():
     images, labels = make_data(8)
     losses, weights = {}, {}
     for rounding in ("OFF", "RI", "ON"):
@@ -197,7 +197,7 @@ def test_on_rounds_activations_stochastically_and_ri_only_what_replicas_have_in_
     assert any((weights["OFF"][name] != value).any() for name, value in weights["RI"].items())
 
 
-def test_evaluation_rounds_to_nearest_whatever_training_does():
+def test_evaluation_always_rounds_to_nearest():
     images, _ = make_data(8)
     model = make_model()
     rounded = make_model()
@@ -211,8 +211,8 @@ def test_evaluation_rounds_to_nearest_whatever_training_does():
         network.set_weights(model.get_weights())
         session = session_of(precision, "ON")
         session.prepare_evaluation(network, None)
-        (first,), (again,) = (session.predict([tf.constant(images)]) for _ in range(2))
-        assert np.array_equal(first, again) and on_grid(first)
+        (first,), (second,) = (session.predict([tf.constant(images)]) for _ in range(2))
+        assert np.array_equal(first, second) and on_grid(first)
         np.testing.assert_allclose(first, expected, rtol=4e-3, atol=4e-3)
 
 
@@ -220,7 +220,7 @@ def test_evaluation_rounds_to_nearest_whatever_training_does():
 
 
 def naive_update(weights, slots, micro_batches, precision, scale, rate):
-    """A weight update of dense(4, relu), dense(3), with momentum 0.5, one replica: values rounded as they appear."""
+    """Computes a weight update of dense(4, relu), dense(3), momentum 0.5, one replica; rounds every value."""
     read = {name: half(w) for name, w in weights.items()}
     gradients = {name: np.zeros_like(w) for name, w in weights.items()}
     for images, labels in micro_batches:
@@ -239,12 +239,12 @@ def naive_update(weights, slots, micro_batches, precision, scale, rate):
     for name, gradient in gradients.items():
         gradient = half(gradient / np.float32(len(micro_batches))) / np.float32(scale)
         moved = np.float32(0.5) * slots[f"{name}/momentum"] - np.float32(rate) * gradient
-        # As on IPUs, the weight moves by what the state was before it was rounded.
+        # As on IPUs, the weight moves by the state before its rounding.
         slots[f"{name}/momentum"], weights[name] = keep(moved), keep(weights[name] + moved)
 
 
 @pytest.mark.parametrize("precision", ["16.16", "16.32"])
-def test_a_weight_update_is_that_of_a_loop_in_numpy(precision):
+def test_a_16_bit_weight_update_equals_a_numpy_loop(precision):
     keras.backend.clear_session()
     inputs = keras.Input((6,), name="input")
     x = keras.layers.Dense(4, activation="relu", name="hidden")(inputs)
@@ -258,22 +258,22 @@ def test_a_weight_update_is_that_of_a_loop_in_numpy(precision):
     session = compile_(session_of(precision), model, program, 0.25)
     weights = {name: v.numpy() for name, v in session.state.weights.items()}
     slots = {name: v.numpy() for name, v in session.state.slots.items()}
-    found, _ = train(session, images, labels)
+    values, _ = train(session, images, labels)
     for update in range(3):
         parts = [slice(update * 8 + i * 4, update * 8 + i * 4 + 4) for i in range(2)]
         naive_update(weights, slots, [(images[p], labels[p]) for p in parts], precision, 16.0, 0.25)
     for name, value in {**weights, **slots}.items():
         step = 2.0**-10 * np.abs(value) + 2.0**-14
-        assert np.all(np.abs(found[name] - value) <= step), name
-        assert np.mean(np.abs(found[name] - value) <= 2e-7) > 0.8, name
-    assert all(on_grid(value) for value in found.values()) == (precision == "16.16")
+        assert np.all(np.abs(values[name] - value) <= step), name
+        assert np.mean(np.abs(values[name] - value) <= 2e-7) > 0.8, name
+    assert all(on_grid(value) for value in values.values()) == (precision == "16.16")
 
 
-# --- what 16 bits do to training
+# --- effects of 16 bits on training
 
 
 def chain(factors):
-    """A dense layer that learns, and one after the other that only multiply."""
+    """Returns a dense layer that learns, followed by dense layers that only multiply."""
     keras.backend.clear_session()
     inputs = keras.Input((2,), name="input")
     x = keras.layers.Dense(2, use_bias=False, name="learns")(inputs)
@@ -292,23 +292,23 @@ def separable(samples):
 
 
 @pytest.mark.parametrize(("scale", "learns"), [(0.0, False), (1024.0, True)])
-def test_a_case_that_learns_only_with_loss_scaling(scale, learns):
-    """Gradients of some 2**-2 are multiplied by 2**-24 on their way, of which half becomes 0, and back by 2**24."""
+def test_a_network_that_learns_only_with_loss_scaling(scale, learns):
+    """Gradients of about 2**-2 are multiplied by 2**-24, where float16 rounds them to 0, and then by 2**24."""
     images, labels = separable(64)
     program = make_program(8, updates_per_epoch=8, precision="16.32", loss_scaling=scale).with_fused(1)
     model = chain([2.0**12, 2.0**12, 2.0**-12, 2.0**-12])
-    found, (loss,) = train(compile_(session_of("16.32"), model, program, 2.0**-11), images, labels)
+    values, (loss,) = train(compile_(session_of("16.32"), model, program, 2.0**-11), images, labels)
     assert (loss < np.log(2) - 1e-4) == learns
-    assert found["learns/kernel"].any() == learns
-    # In 32 bits it learns without.
+    assert values["learns/kernel"].any() == learns
+    # In 32 bits it learns without loss scaling.
     program = make_program(8, updates_per_epoch=8).with_fused(1)
     model = chain([2.0**12, 2.0**12, 2.0**-12, 2.0**-12])
     _, (loss,) = train(compile_(session_of("32.32"), model, program, 2.0**-11), images, labels)
     assert loss < np.log(2) - 1e-4
 
 
-def test_a_case_that_stalls_under_nearest_rounding_of_the_weights_and_not_under_stochastic():
-    """Weights near 1 have steps of 2**-10, and each weight update moves them by less than half of that."""
+def test_weights_stall_under_nearest_rounding_and_not_under_stochastic():
+    """Weights near 1 have steps of 2**-10; each weight update moves them by less than half a step."""
     images, labels = separable(8 * 200)
     losses = {}
     for precision, rounding in (("32.32", "OFF"), ("16.16", "OFF"), ("16.16", "RI")):
@@ -321,8 +321,8 @@ def test_a_case_that_stalls_under_nearest_rounding_of_the_weights_and_not_under_
         session = compile_(
             session_of(precision, rounding), model, program.with_fused(1), 1e-3, ("sgd", {}, {})
         )
-        found, losses[precision, rounding] = train(session, images, labels)
-        assert np.array_equal(found["learns/kernel"], start) == ((precision, rounding) == ("16.16", "OFF"))
+        values, losses[precision, rounding] = train(session, images, labels)
+        assert np.array_equal(values["learns/kernel"], start) == ((precision, rounding) == ("16.16", "OFF"))
     fallen = {key: first - last for key, (first, last) in losses.items()}
     whole = fallen["32.32", "OFF"]
     assert whole > 0.01 and fallen["16.16", "OFF"] == 0
@@ -332,7 +332,7 @@ def test_a_case_that_stalls_under_nearest_rounding_of_the_weights_and_not_under_
 # --- overflow and exceptions
 
 
-def test_overflow_saturates_or_is_not_a_number():
+def test_overflow_saturates_or_becomes_nan():
     images, labels = make_data(8)
     program = program_of("16.16", 4, 1, loss_scaling=2.0**30)
     train(compile_(session_of("16.16"), make_model(), program, 1e-9), images, labels)
@@ -343,7 +343,7 @@ def test_overflow_saturates_or_is_not_a_number():
         train(session, *make_data(16))
 
 
-def test_exceptions_say_where(monkeypatch, tmp_path, capfd):
+def test_floating_point_exceptions_name_their_place(monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     command = "train toy_model --dataset digits --limit-train 32 --limit-eval 8 --epochs 1 --fp-exceptions"
     scaled = [*command.split(), "--precision", "16.16", "--loss-scaling", "1e9"]
@@ -354,13 +354,13 @@ def test_exceptions_say_where(monkeypatch, tmp_path, capfd):
         for line in lines
     )
     assert any(line.startswith("hint: lower --loss-scaling") for line in lines)
-    # In 32 bits, too; and what is fine is let through.
+    # Exceptions are also raised in 32 bits; finite values pass.
     session = compile_(session_of("32.32", fp_exceptions=True), make_model(), program_of("32.32", 4, 2), 1e30)
     with pytest.raises(NotFiniteError, match="in weight updates 2 to 2"):
         train(session, *make_data(16))
 
 
-def test_weights_that_are_too_large_are_told_of_before_anything_is_computed():
+def test_too_large_weights_are_reported_before_any_computation():
     model = make_model()
     model.layers[-1].set_weights([weight * 0 + 1e6 for weight in model.layers[-1].get_weights()])
     with pytest.raises(NotFiniteError, match="the weights as layers read them"):
@@ -372,18 +372,18 @@ def test_weights_that_are_too_large_are_told_of_before_anything_is_computed():
 
 def test_recomputation_gives_the_same_gradients():
     images, labels = make_data(16)
-    found = []
+    values = []
     for recomputation in (False, True):
         program = program_of("32.32", 4, 2, **{**PIPELINE, "recomputation": recomputation})
         session = compile_(session_of("32.32"), make_model(0.25), program, 1.0)
-        found.append(train(session, images, labels)[0])
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+        values.append(train(session, images, labels)[0])
+    for name, value in values[0].items():
+        np.testing.assert_allclose(values[1][name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
 def test_recomputation_takes_less_memory():
-    """Of cifar_resnet56 in four stages, in processes of their own."""
+    """Measures cifar_resnet56 in four stages, in separate processes."""
     peaks = []
     for recomputation in ("off", "on"):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
+"""The host session against a naive loop: micro-batches and replicas one at a time, NumPy optimizers."""
 
 from dataclasses import replace
 from typing import Dict
@@ -68,7 +68,7 @@ OPTIMIZERS = [
 
 
 def run_session(norm, program, optimizer, images, labels, fused, seed=3, frozen=(), session=None):
-    """Final weights and slots by name, and the events, of the host session."""
+    """Returns final weights and slots by name, and the events, of the host session."""
     model = sessions.frozen(make_model(norm, seed), frozen)
     return run(session or HostSession(CPU), model, program.with_fused(fused), optimizer, images, labels)[:3]
 
@@ -97,7 +97,7 @@ NORMS, METHODS = ("batch", "group", "none"), ("mean", "sum", "running_mean")
 
 
 def norms_and_reductions():
-    """All pairs with all micro-batches fused or two of six: each norm and each reduction has both among the fast."""
+    """Yields pairs with all or two of six micro-batches fused; fast ones have each norm and reduction with both."""
     for i, norm in enumerate(NORMS):
         for j, method in enumerate(METHODS):
             for fused in (6, 2):
@@ -122,7 +122,7 @@ def test_fused_equals_naive_for_every_optimizer(optimizer):
     ids=["backbone", "some"],
 )
 def test_fused_equals_naive_with_frozen_layers(frozen, optimizer):
-    """Frozen weights stay to the last bit, without gradient and state; frozen batch norms keep their statistics."""
+    """Frozen weights keep every bit and have no gradient and state; frozen batch norms keep their statistics."""
     program = make_program(2, 3, 2, updates_per_epoch=3)
     images, labels = data(program.num_weight_updates * program.global_batch_size, 3)
     start = {name: variable.numpy() for name, variable in named_weights(make_model("batch", 3)).items()}
@@ -135,12 +135,12 @@ def test_fused_equals_naive_with_frozen_layers(frozen, optimizer):
 
 
 @pytest.mark.parametrize("threshold", ["NATIVE_PART_SIZE", "FOLDED_WIDTH"])
-def test_native_kernels_per_group_and_narrow_layers_that_are_not_folded_equal_naive(monkeypatch, threshold):
+def test_native_kernels_and_unfolded_narrow_layers_equal_naive(monkeypatch, threshold):
     monkeypatch.setattr(f"ipucnn.models.layers.micro_batches.{threshold}", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 
-def test_dropout_does_not_depend_on_how_many_micro_batches_are_fused():
+def test_dropout_does_not_depend_on_the_fused_micro_batches():
     from ipucnn.models.layers import Dropout
 
     program = make_program(2, 4, 1, updates_per_epoch=2)
@@ -155,8 +155,10 @@ def test_dropout_does_not_depend_on_how_many_micro_batches_are_fused():
         for weight in model.weights:
             weight.assign(np.random.default_rng(1).normal(size=weight.shape))
         rate = constant(0.1)
-        found = run(HostSession(CPU), model, program.with_fused(fused), PLAIN, images, labels, schedule=rate)
-        results.append(found.weights)
+        trained = run(
+            HostSession(CPU), model, program.with_fused(fused), PLAIN, images, labels, schedule=rate
+        )
+        results.append(trained.weights)
     assert_close(*results, tolerance=1e-5)
 
 
@@ -202,31 +204,29 @@ def test_loss_scaling_leaves_the_result_unchanged():
 @pytest.mark.parametrize(
     "norm, method, fused", [("batch", "mean", 1), ("group", "sum", 2), ("none", "running_mean", 1)]
 )
-def test_chunks_that_are_computed_side_by_side_change_no_byte(monkeypatch, norm, method, fused):
-    """One, two or six at a time; added up in the order of chunks, in one step and in several."""
+def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, fused):
+    """One, two or six groups at a time, summed in the order of the groups, in one step and in several."""
     program = make_program(
         2, 3, 2 * fused, updates_per_epoch=2, gradient_accumulation_reduction_method=method
     )
     images, labels = data(4 * program.global_batch_size, 5)
-    found, lanes = [], []
+    results, parallel_groups = [], []
     for at_once in (1, 2, 6):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
         session = HostSession(CPU)
         weights, slots, events = run_session(
             norm, program, ("adam", {}, {}), images, labels, fused, session=session
         )
-        lanes.append(session.lanes)
+        parallel_groups.append(session.lanes)
         metrics = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
-        found.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
-    assert lanes == [1, 2, 6] and len(metrics) > 0 and all(one == found[0] for one in found)
+        results.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
+    assert parallel_groups == [1, 2, 6] and len(metrics) > 0 and all(one == results[0] for one in results)
 
 
 @given(st.integers(1, 64), st.integers(1, 40), st.integers(1, 9), st.integers(0, 40), st.integers(1, 4))
 @tries(60, slow=2000)
-def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_and_memory_for(
-    chunks, samples, at_once, in_memory, workers
-):
-    """The most that share the chunks of a weight update evenly."""
+def test_parallel_groups_are_limited_by_cores_and_memory(chunks, samples, at_once, in_memory, workers):
+    """The largest number that divides the groups of fused micro-batches of a weight update evenly."""
     needed = TRAINING_FACTOR * 1000 * samples / MEMORY_FRACTION
     capacity = Capacity(1, at_once, int(needed * (in_memory + 0.5)) if in_memory else 0, 1000)
     most = min(at_once, in_memory) if in_memory else at_once
@@ -244,7 +244,7 @@ def test_as_many_chunks_are_computed_side_by_side_as_there_are_cores_and_memory_
     st.sampled_from([0, 2**33]),
 )
 @tries(60, slow=2000)
-def test_a_weight_update_is_halved_where_it_can_be(groups, group, sharing, bytes_per_sample, memory):
+def test_a_weight_update_has_pairs_of_groups_if_possible(groups, group, sharing, bytes_per_sample, memory):
     total = groups * group
     if groups % sharing:
         return
@@ -254,25 +254,25 @@ def test_a_weight_update_is_halved_where_it_can_be(groups, group, sharing, bytes
         assert fused == alone
         return
     legal = [d for d in range(group, total + 1, group) if total % d == 0 and total // d % (2 * sharing) == 0]
-    if not memory:  # as large as one of them alone, if there are enough micro-batches
+    if not memory:  # as large as without pairs, if there are enough micro-batches
         assert fused == max([d for d in legal if d <= alone], default=legal[0])
     else:
         room = fused_in_memory(bytes_per_sample * 4, memory)
         assert fused in legal and (2 * fused <= room or fused == legal[0])
 
 
-def test_what_is_evaluated_side_by_side_is_added_up_in_order(monkeypatch):
+def test_parallel_evaluations_are_summed_in_order(monkeypatch):
     images, labels = data(33, 6)
     model = make_model("batch", 2)
     batches = tf.data.Dataset.from_tensor_slices((images, labels, np.ones(33, np.float32))).batch(4)
-    found = []
+    results = []
     for at_once in (1, 2, 5, 20):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
         session = HostSession(CPU)
         session.prepare_evaluation(model, make_loss("cross_entropy"))
         logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
-        found.append((session.evaluate(batches), [array.tobytes() for array in logits]))
-    assert found[0][0]["samples"] == 33 and all(one == found[0] for one in found)
+        results.append((session.evaluate(batches), [array.tobytes() for array in logits]))
+    assert results[0][0]["samples"] == 33 and all(one == results[0] for one in results)
 
 
 def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
@@ -291,7 +291,7 @@ def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
     ]
 
 
-def test_events_come_where_the_program_has_them():
+def test_events_follow_the_program():
     program = make_program(
         2,
         updates_per_epoch=8,
@@ -312,7 +312,7 @@ def test_events_come_where_the_program_has_them():
 def test_memory_exhausted_in_a_validation_names_the_option():
     """Validation passes the number of samples as a tensor; training passes the number of micro-batches.
 
-    TensorFlow makes a ResourceExhaustedError of the MemoryError; it tries an allocation that is too large for 40 s.
+    TensorFlow turns the MemoryError into a ResourceExhaustedError; it retries a too large allocation for 40 s.
     """
     loss = make_loss("cross_entropy")
 
@@ -341,7 +341,7 @@ def test_memory_exhausted_in_a_validation_names_the_option():
 def test_a_loss_that_is_not_finite_stops_the_run():
     keras.backend.clear_session()
     inputs = keras.Input((SIZE, SIZE, 2))
-    # No ReLU: some kernels turn a NaN into 0 there.
+    # No ReLU: some kernels turn a NaN into 0.
     model = keras.Model(
         inputs, keras.layers.Dense(CLASSES, name="logits")(keras.layers.Flatten(name="flat")(inputs))
     )
@@ -364,18 +364,18 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
     before = {k: v.numpy() for k, v in session.state.weights.items()}
     assert session.recompute_statistics(dataset) == 3
     naive = Naive("batch", {}, {}, [])
-    found = [naive.forward(before, images[24 + 2 * i : 26 + 2 * i], 1)[1] for i in range(12)]
+    batch_statistics = [naive.forward(before, images[24 + 2 * i : 26 + 2 * i], 1)[1] for i in range(12)]
     for name, value in session.state.weights.items():
         layer, kind = name.split("/")
         if kind.startswith("moving"):
             index = ("moving_mean", "moving_variance").index(kind)
-            expected = np.mean([statistics[layer][index] for statistics in found], axis=0)
+            expected = np.mean([statistics[layer][index] for statistics in batch_statistics], axis=0)
             np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-5)
         else:
             np.testing.assert_array_equal(value.numpy(), before[name])
 
 
-def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
+def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     with pytest.raises(MissingError, match="no GPU"):
         factory.create_session("gpu")
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]
@@ -393,15 +393,15 @@ def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
     with pytest.raises(MissingError, match="--devices 3: TensorFlow sees 2 GPUs") as error:
         made(3)
     assert error.value.hint == "use --devices 2"
-    # What does not train computes on one.
+    # A session that does not train computes on one GPU.
     assert made(None, trains=False).places == both[:1]
     on_cpu = made(None, device="cpu")
     assert on_cpu.device.kind == "cpu" and on_cpu.places == ("/device:CPU:0",)
 
 
 @pytest.mark.parametrize("memory, tried", [(8 * 2**30, {2, 4, 8}), (2**18, {1, 2})])
-def test_the_fastest_number_of_micro_batches_is_measured_and_changes_nothing_else(memory, tried):
-    """On a clock by which 4, or 2, at once are fastest; weights and slots are then those of a run with so many."""
+def test_the_fastest_number_of_fused_micro_batches_is_measured(memory, tried):
+    """By the clock, 4 or 2 fused micro-batches are fastest; weights and slots equal those of a run with that number."""
     best = max(tried - {8})
     program = make_program(replicas=2, accumulate=4)
     images, labels = data(program.global_batch_size * 4, 1)

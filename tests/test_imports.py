@@ -1,4 +1,4 @@
-"""How many modules of the package a command imports."""
+"""The number of modules of the package that a command imports."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ BENCHMARK = "benchmark unet --host-generated-data --image-size 188 --base-filter
 
 @pytest.mark.parametrize(("command", "most"), [("plan-splits resnet50 --stages 4", 69), (BENCHMARK, 135)])
 def test_a_command_imports_few_modules(command, most, tmp_path):
-    """A registry names what reads a data set or builds a network, which is imported when it is asked for."""
+    """A registry names the modules that read data sets or build networks; they are imported on use."""
     ran = subprocess.run(
         [sys.executable, "-c", COUNTING, *command.split()],
         cwd=str(tmp_path),

@@ -1,4 +1,4 @@
-"""What this machine has and leaves to this process."""
+"""Resources of this machine that are available to this process."""
 
 import gc
 import sys
@@ -14,7 +14,7 @@ from ipucnn.machine import ControlGroup, control_groups
 from ipucnn.sessions.host import environment
 
 
-def test_the_system_says_what_linux_files_say():
+def test_memory_equals_the_files_of_linux():
     facts = {}
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
@@ -30,7 +30,7 @@ def test_the_system_says_what_linux_files_say():
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_no_garbage_is_looked_for_while_tensorflow_is_imported(monkeypatch, was_enabled):
+def test_garbage_collection_is_off_while_tensorflow_is_imported(monkeypatch, was_enabled):
     meanwhile = []
 
     def not_there(*_):
@@ -49,7 +49,7 @@ def test_no_garbage_is_looked_for_while_tensorflow_is_imported(monkeypatch, was_
         gc.enable()
 
 
-def test_a_system_that_tells_nothing(monkeypatch):
+def test_a_system_without_memory_information(monkeypatch):
     psutil = pytest.importorskip("psutil")
 
     def unknown():
@@ -75,7 +75,7 @@ VERSIONS = [
 
 @pytest.fixture(params=VERSIONS, ids=["version 2", "version 1"])
 def group(request, tmp_path):
-    """Writes a group's files: (folder below the top, limit, used); and asks for the groups of a process in a/b."""
+    """Returns a function that writes a group's files (folder, limit, used), and one that reads a process's groups."""
     line, top, (limit, used), stat = request.param
     process = tmp_path / "cgroup"
     process.write_text(line + "\n")
@@ -91,7 +91,7 @@ def group(request, tmp_path):
 
 
 def test_pages_of_files_count_as_free_memory_of_a_control_group(group):
-    """A container that has read much data is full of them, and the system gives them up."""
+    """A container that has read much data is full of such pages, which the system can free."""
     write, ask = group
     assert ask() == []
     write(".", "1000\n", 900)
@@ -100,13 +100,13 @@ def test_pages_of_files_count_as_free_memory_of_a_control_group(group):
     assert ask() == []
 
 
-def test_groups_inside_one_another_all_limit(group, monkeypatch):
-    """Free memory is what the tightest of them leaves; the file system's topmost group alone does not say it."""
+def test_nested_groups_all_limit_memory(group, monkeypatch):
+    """The tightest group decides the free memory; the topmost group of the file system is not enough."""
     write, ask = group
     write("a/b", "5000", 700)
     write("a", "2000", 1000)
     write(".", "9000", 600)
-    assert [found.limit_bytes for found in ask()] == [5000, 2000, 9000]
+    assert [group_of_process.limit_bytes for group_of_process in ask()] == [5000, 2000, 9000]
     monkeypatch.setattr(machine, "control_groups", ask)
     monkeypatch.setattr(machine, "free_bytes", lambda: 8000)
     assert machine.available_bytes() == 1600
@@ -121,7 +121,7 @@ def test_a_process_in_no_group_has_no_limit(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
-def test_what_is_computed_side_by_side_comes_in_order(at_once):
+def test_parallel_results_come_in_order(at_once):
     at_work, most, lock = 0, 0, threading.Lock()
 
     def square(number):
@@ -154,15 +154,15 @@ def test_operations_at_once(monkeypatch):
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
 @pytest.mark.parametrize("works_already", [True, False])
-def test_the_threads_that_tensorflow_gets(monkeypatch, required, gpus, works_already):
-    """Half of the cores is for a CPU that TensorFlow does not use yet; a number that was asked for is for all."""
+def test_threads_of_tensorflow(monkeypatch, required, gpus, works_already):
+    """Half of the cores apply to a CPU that TensorFlow does not use yet; a requested number always applies."""
     monkeypatch.setattr(environment, "num_cores", lambda: 8)
-    told = []
+    calls = []
 
     def set_threads(number):
         if works_already:
             raise RuntimeError("Intra op parallelism cannot be modified after initialization.")
-        told.append(number)
+        calls.append(number)
 
     threading_ = SimpleNamespace(
         get_intra_op_parallelism_threads=lambda: 0, set_intra_op_parallelism_threads=set_threads
@@ -173,7 +173,7 @@ def test_the_threads_that_tensorflow_gets(monkeypatch, required, gpus, works_alr
         with pytest.raises(ConfigurationError, match="--threads 4: TensorFlow works with 8"):
             environment._begin(tf, None, True)
         return
-    environment._begin(tf, lambda: told.append("started"), True)
+    environment._begin(tf, lambda: calls.append("started"), True)
     all_cores = not required and (gpus or works_already)
     assert machine.operation_threads() == (8 if all_cores else 4)
-    assert told == [*([] if all_cores else [4]), "started"]
+    assert calls == [*([] if all_cores else [4]), "started"]

@@ -26,12 +26,12 @@ def build(name, size=32, channels=3, classes=10, **options):
 
 @functools.lru_cache(maxsize=None)
 def unedited(name):
-    """A network's blueprint, for tests that only look at its layers: to build a large one twice takes seconds."""
+    """Returns a network's blueprint, cached for tests that only read its layers: building a large one takes seconds."""
     return get_model(name).builder(keras.Input((32, 32, 3)), 10, **get_model(name).builder_args)
 
 
 def edited(name, edit, *arguments, **options):
-    """The steps of a network after one edit, by kind."""
+    """Returns the steps of a network after one edit, by kind."""
     blueprint = copy.deepcopy(unedited(name))
     edit(blueprint, *arguments, **options)
     by_kind = {}
@@ -59,7 +59,7 @@ def test_logits_of_small_inputs(name, channels):
     assert not np.allclose(logits.sum(axis=1), 1)
 
 
-def test_the_public_toy_with_batch_norm_in_numpy():
+def test_the_public_toy_model_with_batch_norm_equals_numpy():
     """4 filters of 3x3, pooling by 5, norm; 8 filters of 1x1, pooling by 5, norm; dense, without the softmax."""
     model = build("toy_model_bn", size=(57, 32), classes=3)
     weights = {name: variable.numpy() for name, variable in named_weights(model).items()}
@@ -103,7 +103,7 @@ def test_unet_shapes_filters_and_norms():
     assert len(layers_of(normed, BatchNormalization)) == 18
 
 
-def test_the_same_seed_gives_the_same_bytes_whatever_was_built_before():
+def test_the_same_seed_gives_the_same_bytes():
     first = build("cifar_resnet8", seed=3)
     tf.random.set_seed(5)
     build("lenet", seed=3, channels=1)
@@ -125,7 +125,7 @@ def test_weights_do_not_depend_on_the_norm_or_the_classes_of_the_head():
         assert batch[name].numpy().tobytes() == group[name].numpy().tobytes()
 
 
-def test_seeded_weights_are_distributed_as_keras_distributes_them():
+def test_seeded_weights_have_the_distribution_of_keras():
     model = build("mobilenet")
     for layer in model.layers:
         for weight in layer.weights:
@@ -154,10 +154,10 @@ def test_seeded_weights_are_distributed_as_keras_distributes_them():
 )
 def test_every_kind_of_initializer(kind, config):
     ours = SeededInitializer(kind, config, 0, "a/kernel")
-    again = SeededInitializer.from_config(ours.get_config())
+    restored = SeededInitializer.from_config(ours.get_config())
     shape = (3, 3, 40, 50)
     values = np.asarray(ours(shape))
-    assert values.tobytes() == np.asarray(again(shape)).tobytes()
+    assert values.tobytes() == np.asarray(restored(shape)).tobytes()
     reference = np.asarray(getattr(keras.initializers, kind)(**config)(shape))
     assert values.dtype == np.float32
     assert values.std() == pytest.approx(reference.std(), rel=0.03)
@@ -176,9 +176,9 @@ def test_generators_of_different_weights_differ():
 def test_batch_norm_options():
     norms = layers_of(build("cifar_resnet8", norm_momentum=0.9, norm_epsilon=0.01), BatchNormalization)
     assert len(norms) == 7 and {(n.momentum, n.epsilon) for n in norms} == {(0.9, 0.01)}
-    own = build("cifar_resnet8")
-    assert {n.epsilon for n in layers_of(own, BatchNormalization)} == {1.001e-5}
-    assert not [layer for layer in own.layers if type(layer) is keras.layers.BatchNormalization]
+    default = build("cifar_resnet8")
+    assert {n.epsilon for n in layers_of(default, BatchNormalization)} == {1.001e-5}
+    assert not [layer for layer in default.layers if type(layer) is keras.layers.BatchNormalization]
 
 
 def test_group_norm_options():
@@ -192,7 +192,7 @@ def test_group_norm_options():
     assert build("cifar_resnet8", norm="group", norm_groups=8).get_layer("conv1_bn").groups == 8
 
 
-def test_no_norm_gives_the_convolutions_their_bias():
+def test_convolutions_without_a_norm_have_a_bias():
     model = build("cifar_resnet8", norm="none")
     assert not layers_of(model, (BatchNormalization, GroupNormalization))
     assert all(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
@@ -200,13 +200,13 @@ def test_no_norm_gives_the_convolutions_their_bias():
 
 
 def test_dropout_options():
-    own, more, off = (
+    default, more, off = (
         edited("efficientnet-b0", editing.set_dropout, rate)["Dropout"] for rate in (None, 0.5, 0.0)
     )
-    assert list(own) == list(more) == list(off)
-    assert own["top_dropout"]["rate"] == 0.2 and 0 < own["block6d_drop"]["rate"] < 0.2
-    assert more["top_dropout"]["rate"] == 0.5 and more["block6d_drop"] == own["block6d_drop"]
-    assert tuple(own["block6d_drop"]["noise_shape"]) == (None, 1, 1, 1)
+    assert list(default) == list(more) == list(off)
+    assert default["top_dropout"]["rate"] == 0.2 and 0 < default["block6d_drop"]["rate"] < 0.2
+    assert more["top_dropout"]["rate"] == 0.5 and more["block6d_drop"] == default["block6d_drop"]
+    assert tuple(default["block6d_drop"]["noise_shape"]) == (None, 1, 1, 1)
     assert {config["rate"] for config in off.values()} == {0.0}
     assert build("mnist_cnn", dropout=0.25, channels=1).get_layer("dropout").rate == 0.25
     assert type(build("mnist_cnn", channels=1).get_layer("dropout")) is Dropout
@@ -232,7 +232,7 @@ def test_dropout_options():
         ("vgg16", {"norm": "group"}, "no normalisation"),
     ],
 )
-def test_illegal_options(name, options, message):
+def test_illegal_options_are_refused(name, options, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         build(name, **options)
     assert caught.value.hint
@@ -253,7 +253,7 @@ def test_resnet_v1_5_strides_in_the_3x3_without_biases():
     assert [step.name for step in ours.steps[1:]] == [step.name for step in keras_v1.steps[1:]]
 
 
-# The preprocessing inside the Keras model, which ours leaves to the input pipeline.
+# Preprocessing inside the Keras model; here the input pipeline does it.
 PREPROCESSING = {
     "efficientnet-b0": lambda x: x / 255.0,
     "mobilenetv3-small": lambda x: x / 127.5 - 1,
@@ -269,7 +269,7 @@ PREPROCESSING = {
         pytest.param("mobilenetv2", 32, marks=pytest.mark.slow),
     ],
 )
-def test_edited_applications_compute_what_keras_computes(name, size):
+def test_edited_applications_equal_keras(name, size):
     record = get_model(name)
     theirs = getattr(keras.applications, record.keras_application)(
         weights=None, input_shape=(size, size, 3), classes=5, classifier_activation=None
@@ -282,11 +282,11 @@ def test_edited_applications_compute_what_keras_computes(name, size):
     assert copy_weights(theirs, ours) == 0
     x = rng.uniform(0, 255, (2, size, size, 3)).astype("float32")
     expected = np.asarray(theirs(x, training=False))
-    found = np.asarray(ours(PREPROCESSING.get(name, lambda x: x)(x), training=False))
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max())
+    computed = np.asarray(ours(PREPROCESSING.get(name, lambda x: x)(x), training=False))
+    np.testing.assert_allclose(computed, expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max())
 
 
-def test_copying_weights_keeps_a_head_of_other_classes_and_refuses_other_layers():
+def test_copied_weights_keep_a_head_of_other_classes():
     source, target = (
         build("lenet", channels=1, classes=5, seed=1),
         build("lenet", channels=1, classes=3, seed=2),
@@ -304,7 +304,7 @@ def test_copying_weights_keeps_a_head_of_other_classes_and_refuses_other_layers(
         copy_weights(build("cifar_resnet8"), target)
 
 
-def test_imagenet_weights_that_can_not_be_had(monkeypatch):
+def test_unavailable_imagenet_weights_are_an_error(monkeypatch):
     with pytest.raises(ConfigurationError, match="no ImageNet weights"):
         load_imagenet_weights(None, get_model("cifar_resnet8"))
 
@@ -317,7 +317,7 @@ def test_imagenet_weights_that_can_not_be_had(monkeypatch):
     assert "could not be downloaded" in caught.value.message and caught.value.hint
 
 
-def test_imagenet_weights_go_by_position(monkeypatch):
+def test_imagenet_weights_are_matched_by_position(monkeypatch):
     source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
     model = build("mobilenet", classes=4)
     monkeypatch.setattr(imagenet, "application", lambda name: lambda weights: source)
@@ -327,7 +327,7 @@ def test_imagenet_weights_go_by_position(monkeypatch):
     )
 
 
-def test_a_network_newer_than_the_installed_keras(monkeypatch):
+def test_a_network_that_needs_a_newer_keras_is_an_error(monkeypatch):
     import ipucnn.compat
 
     monkeypatch.setattr(ipucnn.compat, "KERAS_VERSION", (2, 6))

@@ -1,6 +1,7 @@
-"""What comes with the package of each network, its layer graph and counts, against built models and published figures.
+"""The shipped layer graph and counts of each network, against built models and published figures.
 
-What is stale is written again by ``python -m ipucnn.planning.graphs.shipped``.
+``python -m ipucnn.planning.graphs.shipped`` rewrites stale files.
+
 """
 
 import json
@@ -14,7 +15,7 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs import extract, keras_graph, shipped
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 
-# Of each way to build a network one; each has its graph compared with its sources in any case.
+# One network of each way to build one; every graph is compared with its sources in any case.
 FAST = [
     "toy_model",
     "mnist_cnn",
@@ -28,7 +29,7 @@ FAST = [
     "unet",
 ]
 
-# Trainable parameters, and multiply-accumulates in units of 1e9: of papers, torchvision and Keras' documentation.
+# Trainable parameters, and multiply-accumulates in units of 1e9, from papers, torchvision and Keras' documentation.
 PUBLISHED = [
     ("lenet", 61_706, None),
     ("mnist_cnn", 34_826, None),
@@ -64,7 +65,7 @@ def shipped_graph(name) -> LayerGraph:
 
 
 def check(name):
-    """The shipped graph was written under Keras 3; the tests under Keras 2.6 compare with the same file."""
+    """Compares the built model with the shipped graph, which was written under Keras 3, also under Keras 2.6."""
     from ipucnn.models.build import build_model
     from ipucnn.models.names import canonical_names
 
@@ -79,7 +80,7 @@ def check(name):
     assert counts.registered_counts()[name] == (counts.count_parameters(model), counts.count_macs(model))
     names = canonical_names(model)
     assert names[0] == "input"
-    # The graph has separable convolutions as two layers, and a crop right behind what it crops.
+    # The graph has separable convolutions as two layers, and a crop directly after the layer that it crops.
     crops = {layer.name for layer in model.layers if type(layer).__name__ == "Cropping2D"}
     of_graph = [layer.name for layer in graph.layers if not layer.name.endswith("/pointwise")]
     assert [n for n in names if n not in crops] == [n for n in of_graph if n not in crops]
@@ -87,18 +88,18 @@ def check(name):
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_what_comes_with_the_package_is_the_built_model_s(name):
+def test_shipped_graphs_equal_built_models(name):
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [r.name for r in list_models() if r.name not in FAST])
-def test_what_comes_with_the_package_is_the_built_model_s_rest(name):
+def test_the_other_shipped_graphs_equal_built_models(name):
     check(name)
 
 
-def test_nothing_that_comes_with_the_package_is_stale():
-    """If this fails: python -m ipucnn.planning.graphs.shipped"""
+def test_shipped_files_are_current():
+    """If this fails, run: python -m ipucnn.planning.graphs.shipped"""
     names = {record.name for record in list_models()}
     graphs = {name: shipped_graph(name) for name in names}
     assert counts.registered_counts() == {
@@ -113,7 +114,7 @@ def test_nothing_that_comes_with_the_package_is_stale():
 
 @pytest.fixture
 def few_networks(tmp_path, monkeypatch):
-    """The command, on two networks, and with files of its own."""
+    """Prepares the command for two networks and with temporary files."""
     records = [get_model("lenet"), get_model("toy_model")]
     for path, name in (
         (extract.FOLDER, "graphs"),
@@ -129,7 +130,7 @@ def few_networks(tmp_path, monkeypatch):
     counts.registered_counts.cache_clear()
 
 
-def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys):
+def test_the_command_writes_only_changed_files(few_networks, monkeypatch, capsys):
     folder, records = few_networks
     assert shipped.main() == 0
     names = ["lenet.json.gz", "toy_model.json.gz", "keys.json", "counts.json", "models.md"]
@@ -144,14 +145,14 @@ def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys)
         patch.setattr(extract, "build_graph", None)
         assert shipped.main() == 0
     assert capsys.readouterr().out == ""
-    # Other code that builds the same networks: only the key is new.
+    # If other code builds the same networks, only the key changes.
     with monkeypatch.context() as patch:
         patch.setattr(extract, "code_key", lambda: "of other code")
         assert extract.read_shipped(records[0]) is None
         assert shipped.main() == 0
     assert capsys.readouterr().out.splitlines() == ["keys.json: written"]
     assert extract.read_shipped(records[0]) is None
-    # A damaged graph is written again, that of a network that is gone is removed.
+    # A damaged graph is rewritten; the graph of a removed network is deleted.
     (folder / "graphs" / "lenet.json.gz").write_bytes(b"")
     assert shipped.main() == 0
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
@@ -177,7 +178,7 @@ def test_the_command_writes_all_or_nothing(few_networks, monkeypatch, capsys):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_change_of_any_file_of_the_networks_changes_the_key(tmp_path, monkeypatch):
+def test_the_key_depends_on_all_files_of_the_networks(tmp_path, monkeypatch):
     for name in ("models/registry.py", "models/families/small.py", "planning/graphs/extract.py", "cli.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1\n")
@@ -197,7 +198,7 @@ def test_a_change_of_any_file_of_the_networks_changes_the_key(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("name", "parameters", "macs"), PUBLISHED)
-def test_recorded_counts_are_the_published_ones(name, parameters, macs):
+def test_recorded_counts_equal_published_ones(name, parameters, macs):
     recorded = counts.registered_counts()[name]
     assert recorded.parameters == parameters
     # Papers count multiply-accumulates a little differently.

@@ -56,7 +56,7 @@ def test_errors(args, word, capsys):
 
 
 def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch, tmp_path):
-    """Of a network of one's own, whose input and head are those of the data that it is trained on."""
+    """A network from a file takes its input shape and classes from the data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "def build(input_shape, num_classes):\n"

@@ -1,4 +1,4 @@
-"""The crop that copies on IPUs: against a naive crop, and its calls of the SDK on the double."""
+"""The crop that copies on IPUs, against a naive crop, and its calls of the SDK on the test double."""
 
 import contextlib
 import dataclasses
@@ -49,14 +49,14 @@ def numbers(attributes):
 
 
 def crop_operation(inputs, attributes):
-    """What CropNHWC of the library computes."""
+    """Computes the same as CropNHWC of the library."""
     (image,), (top, left, bottom, right, height, width) = inputs, numbers(attributes)
     assert tuple(image.shape[1:3]) == (height, width)
     return [image[:, top : height - bottom, left : width - right]]
 
 
 def pad_operation(inputs, attributes):
-    """What PadNHWC computes: the gradient."""
+    """Computes the same as PadNHWC of the library, which is the gradient."""
     (part,), (top, left, bottom, right, height, width) = inputs, numbers(attributes)
     whole = tf.pad(part, [[0, 0], [top, bottom], [left, right], [0, 0]])
     assert tuple(whole.shape[1:3]) == (height, width)
@@ -64,7 +64,7 @@ def pad_operation(inputs, attributes):
 
 
 def operations(machine):
-    """The names of the operations that were built, in order."""
+    """Returns the names of the built operations, in order."""
     return [call["name"] for call in machine.calls("precompiled_user_op")]
 
 
@@ -78,9 +78,9 @@ def library(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def with_operations(**facts):
-    """The double of the SDK on a machine where the library was built.
+    """Installs the test double of the SDK on a machine where the library was built.
 
-    The operations have no gradient of their own, as in the library: the driver's would take the whole image.
+    As in the library, the operations have no gradient of their own: the driver's would take the whole image.
     """
     with installed(**facts) as machine:
         machine.user_ops.update(CropNHWC=crop_operation, PadNHWC=pad_operation)
@@ -89,7 +89,7 @@ def with_operations(**facts):
 
 @pytest.fixture
 def sdk(library):
-    """The SDK's operation, in the scope of the SDK's strategy."""
+    """Provides the SDK's operation in the scope of the SDK's strategy."""
     with with_operations() as machine:
         from tensorflow.python import ipu
 
@@ -119,20 +119,20 @@ def check(borders, batch, channels):
 
 @given(borders=BORDERS, batch=st.integers(1, 2), channels=st.integers(1, 3))
 @settings(max_examples=15)
-def test_the_plain_crop(borders, batch, channels):
+def test_the_plain_crop_equals_a_naive_one(borders, batch, channels):
     assert not per_sample.on_ipu()
     check(borders, batch, channels)
 
 
 @pytest.mark.parametrize("borders", [(0, 0, 0, 0), (1, 2, 3, 0), (2, 2, 2, 2), (0, 3, 1, 0)])
-def test_the_custom_operation(sdk, borders):
+def test_the_custom_operation_equals_a_naive_crop(sdk, borders):
     check(borders, 2, 3)
     assert operations(sdk) == ["CropNHWC", "PadNHWC"]
     forward, backward = sdk.calls("precompiled_user_op")
     assert forward["attributes"] == backward["attributes"]
 
 
-def test_in_a_traced_step_nothing_but_the_gradient_goes_back(sdk):
+def test_the_backward_operation_takes_only_the_gradient(sdk):
     layer = Cropping2D(((1, 0), (0, 1)))
 
     @tf.function
@@ -147,14 +147,14 @@ def test_in_a_traced_step_nothing_but_the_gradient_goes_back(sdk):
     assert sdk.calls("precompiled_user_op")[1]["inputs"] == [(2, 2, 2, 1)]
 
 
-def test_shapes_that_are_not_known_are_only_inferred(sdk):
+def test_building_a_network_only_infers_shapes(sdk):
     inputs = keras.Input((6, 6, 2))
     assert tuple(Cropping2D(1)(inputs).shape) == (None, 4, 4, 2)
     assert operations(sdk) == []
 
 
 @pytest.mark.parametrize("name", ["IPUStrategyV1", "PopDistStrategy"])
-def test_only_the_strategies_of_the_sdk_are_ipus(name):
+def test_only_strategies_of_the_sdk_run_on_ipus(name):
     assert not per_sample.on_ipu()
     strategy = type(name, (tf.distribute.OneDeviceStrategy,), {})("/cpu:0")
     with strategy.scope():
@@ -174,19 +174,19 @@ def test_without_the_library_the_plain_crop_is_used(sdk, tmp_path, monkeypatch):
 def test_the_library_is_looked_for_beside_the_sources(monkeypatch, library):
     assert custom_ops.crop_library() == library
     monkeypatch.delenv(custom_ops.FOLDER_VARIABLE)
-    found = custom_ops.crop_library()
-    assert found is None or found.parts[-3:] == ("custom_ops", "build", custom_ops.CROP_LIBRARY)
+    library_path = custom_ops.crop_library()
+    assert library_path is None or library_path.parts[-3:] == ("custom_ops", "build", custom_ops.CROP_LIBRARY)
 
 
-def test_the_layer_survives_its_configuration():
+def test_configuration_round_trip_of_the_layer():
     layer = Cropping2D(((1, 2), (3, 4)), name="crop")
-    again = Cropping2D.from_config(layer.get_config())
-    assert again.cropping == ((1, 2), (3, 4))
+    restored = Cropping2D.from_config(layer.get_config())
+    assert restored.cropping == ((1, 2), (3, 4))
     serialized = keras.layers.serialize(layer)
     assert type(keras.layers.deserialize(serialized)) is Cropping2D
 
 
-def test_unet_uses_it_for_its_four_skips(sdk, monkeypatch):
+def test_unet_uses_the_crop_for_its_four_skips(sdk, monkeypatch):
     record = get_model("unet")
     size = record.min_size
     options = BuildOptions((size, size, 1), 2, base_filters=1, batch_size=1, dropout=0.0, norm="none", seed=3)
@@ -202,7 +202,7 @@ def test_unet_uses_it_for_its_four_skips(sdk, monkeypatch):
 
 
 def skipping_model():
-    """A skip that is cropped, as in U-Net."""
+    """Returns a network with a cropped skip, as in U-Net."""
     keras.backend.clear_session()
     inputs = keras.Input((SIZE, SIZE, 2), name="input")
     skip = keras.layers.Conv2D(3, 3, padding="same", activation="relu", name="skip")(inputs)
@@ -217,15 +217,15 @@ def skipping_model():
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_the_poplar_session_trains_with_it_as_without(library, stages):
-    """In a pipeline the skip is cropped in the first stage, and its part travels."""
+def test_the_poplar_session_trains_alike_with_and_without_the_library(library, stages):
+    """In a pipeline the first stage crops the skip, and only the crop is sent on."""
     changes = {}
     if stages == 2:
         changes = dict(num_stages=2, pipeline_splits=("valid",), device_mapping=(0, 1), ipus_per_replica=2)
         changes["num_ipus"] = 2
     program = make_program(2, 4, 1, updates_per_epoch=2, **changes)
     images, labels = data(2 * program.global_batch_size, 5)
-    found = []
+    trained = []
     for built in (True, False):
         if not built:
             library.unlink()
@@ -233,6 +233,6 @@ def test_the_poplar_session_trains_with_it_as_without(library, stages):
             session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=1))
             weights, *_ = run(session, skipping_model(), program, ("sgd", {}, {}), images, labels)
             assert set(operations(machine)) == ({"CropNHWC", "PadNHWC"} if built else set())
-        found.append(weights)
-    for name, weight in found[0].items():
-        np.testing.assert_allclose(weight, found[1][name], rtol=0, atol=1e-6, err_msg=name)
+        trained.append(weights)
+    for name, weight in trained[0].items():
+        np.testing.assert_allclose(weight, trained[1][name], rtol=0, atol=1e-6, err_msg=name)

@@ -1,4 +1,4 @@
-"""Blueprints: reading, rewiring, renaming, building again."""
+"""Blueprints: reading, rewiring, renaming, and building from them."""
 
 import numpy as np
 import pytest
@@ -18,16 +18,16 @@ def small_model():
     return keras.Model(inputs, keras.layers.Dense(4, activation="softmax", name="top")(z))
 
 
-def test_reading_and_building_again_gives_the_same_function():
+def test_a_rebuilt_model_computes_the_same_function():
     model = small_model()
     blueprint = read_blueprint(model)
     assert [s.name for s in blueprint.steps] == [layer.name for layer in model.layers]
     assert blueprint["join"].inputs == ["a_relu", "a_conv", "a_relu"]
     assert blueprint["a_conv"].channels == 3
-    again = assemble(blueprint, keras.Input((6, 6, 2), name="images"), "again")
-    again.set_weights(model.get_weights())
+    rebuilt = assemble(blueprint, keras.Input((6, 6, 2), name="images"), "again")
+    rebuilt.set_weights(model.get_weights())
     x = np.random.RandomState(0).randn(3, 6, 6, 2).astype("float32")
-    np.testing.assert_allclose(again(x), model(x), rtol=1e-5)
+    np.testing.assert_allclose(rebuilt(x), model(x), rtol=1e-5)
 
 
 def test_bypass_rename_and_logits():
@@ -46,7 +46,7 @@ def test_bypass_rename_and_logits():
         blueprint.rename(lambda step: "x")
 
 
-def test_a_softmax_layer_at_the_end_goes():
+def test_a_softmax_layer_at_the_end_is_removed():
     inputs = keras.Input((3,))
     model = keras.Model(
         inputs, keras.layers.Activation("softmax", name="p")(keras.layers.Dense(2, name="d")(inputs))
@@ -56,7 +56,7 @@ def test_a_softmax_layer_at_the_end_goes():
     assert blueprint.output == "d" and len(blueprint.steps) == 2
 
 
-def test_counted_names_start_from_zero_whatever_was_built_before():
+def test_counted_names_start_from_zero():
     def names():
         inputs = keras.Input((8, 8, 1))
         x = keras.layers.Conv2D(1, 1)(inputs)

@@ -12,7 +12,7 @@ from ipucnn.models.layers import GroupedConv2D, HardSigmoid, HardSwish, Subsampl
 
 
 def block_diagonal(kernel, groups):
-    """The kernel of the dense convolution that a grouped one is."""
+    """Returns the kernel of the dense convolution that equals a grouped one."""
     height, width, ins, outs = kernel.shape
     dense = np.zeros((height, width, ins * groups, outs), np.float32)
     for g in range(groups):
@@ -22,7 +22,7 @@ def block_diagonal(kernel, groups):
 
 
 @pytest.mark.parametrize("groups, strides, padding", [(1, 1, "same"), (2, 2, "same"), (4, 1, "valid")])
-def test_grouped_convolution_is_the_block_diagonal_dense_one(groups, strides, padding):
+def test_grouped_convolution_equals_a_block_diagonal_dense_one(groups, strides, padding):
     rng = np.random.RandomState(0)
     x = tf.constant(rng.randn(2, 7, 6, 8).astype("float32"))
     layer = GroupedConv2D(12, 3, strides=strides, padding=padding, groups=groups, activation="relu")
@@ -32,10 +32,10 @@ def test_grouped_convolution_is_the_block_diagonal_dense_one(groups, strides, pa
     dense = tf.constant(block_diagonal(kernel, groups))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([x, dense])
-        found = layer(x)
+        grouped = layer(x)
         expected = tf.nn.relu(tf.nn.conv2d(x, dense, strides, padding.upper()) + bias)
-        losses = [tf.reduce_sum(y * y * tf.cos(y)) for y in (found, expected)]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        losses = [tf.reduce_sum(y * y * tf.cos(y)) for y in (grouped, expected)]
+    np.testing.assert_allclose(grouped, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(tape.gradient(losses[0], x), tape.gradient(losses[1], x), rtol=1e-3, atol=1e-2)
     gradient = tape.gradient(losses[1], dense).numpy()
     mine = tape.gradient(losses[0], layer.trainable_variables[0])
@@ -64,10 +64,10 @@ def test_hard_activations():
 def test_shortcut_takes_every_second_pixel_and_appends_zeros():
     x = np.arange(2 * 5 * 4 * 3, dtype="float32").reshape(2, 5, 4, 3)
     layer = SubsamplePad(5)
-    found = layer(tf.constant(x)).numpy()
-    np.testing.assert_array_equal(found[..., :3], x[:, ::2, ::2])
-    assert not found[..., 3:].any()
-    assert tuple(layer.compute_output_shape(x.shape)) == found.shape
+    shortcut = layer(tf.constant(x)).numpy()
+    np.testing.assert_array_equal(shortcut[..., :3], x[:, ::2, ::2])
+    assert not shortcut[..., 3:].any()
+    assert tuple(layer.compute_output_shape(x.shape)) == shortcut.shape
     assert SubsamplePad.from_config(layer.get_config()).channels == 5
 
 

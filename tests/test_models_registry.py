@@ -51,7 +51,7 @@ def test_natural_order_is_numeric(numbers):
     assert sorted(names, key=natural_key) == [f"net{n}_x" for n in sorted(numbers)]
 
 
-def test_a_name_can_be_taken_only_once():
+def test_a_name_can_be_registered_only_once():
     record = dataclasses.replace(some_record(), name="new-net")
     assert list(collect([record, some_record()]).values()) == [record, some_record()]
     with pytest.raises(ValueError, match="'NEW_NET' is registered already, as 'new-net'"):
@@ -90,7 +90,7 @@ def test_records_are_complete():
         validate_input_shape(record, (record.min_size, record.min_size, 3))
 
 
-def test_nothing_of_it_imports_tensorflow():
+def test_the_registry_imports_no_tensorflow():
     code = (
         "import sys; from ipucnn.models.registry import list_models; import ipucnn.models.build, "
         "ipucnn.models.counts, ipucnn.models.imagenet, ipucnn.commands.models; list_models();"
@@ -110,14 +110,14 @@ def test_nearest_legal_sizes_are_legal_and_near(name, height, width):
         assert "nearest legal" in error.hint
     nearest = [nearest_legal_sizes(record, size) for size in (height, width)]
     assert refused == (nearest != [[height], [width]])
-    for size, found in zip((height, width), nearest):
-        for legal in found:
+    for size, legal_sizes in zip((height, width), nearest):
+        for legal in legal_sizes:
             validate_input_shape(record, (legal, legal, 3))
             assert legal >= record.min_size
             assert abs(legal - size) <= max(record.size_step, record.min_size - size + record.size_step)
 
 
-def test_illegal_shapes_say_what_is_legal():
+def test_errors_of_illegal_shapes_name_legal_ones():
     unet = get_model("unet")
     with pytest.raises(ConfigurationError) as caught:
         validate_input_shape(unet, (256, 252, 1))

@@ -1,4 +1,4 @@
-"""The check of how many small mistakes the tests notice: what it changes, and what it runs."""
+"""The measurement of how many small mistakes the tests notice: the changes it makes, and the tests it runs."""
 
 import ast
 import sys
@@ -41,23 +41,23 @@ class Counted:
 
 
 def differences(before, after):
-    """Parts of two trees that are not the same, the outermost ones."""
+    """Returns the outermost parts in which two trees differ."""
     if type(before) is not type(after) or (not isinstance(before, (ast.AST, list)) and before != after):
         return [(before, after)]
     if isinstance(before, list):
         if len(before) != len(after):
             return [(before, after)]
-        return [found for pair in zip(before, after) for found in differences(*pair)]
+        return [difference for pair in zip(before, after) for difference in differences(*pair)]
     if not isinstance(before, ast.AST):
         return []
     return [
-        found
+        difference
         for name in before._fields
-        for found in differences(getattr(before, name, None), getattr(after, name, None))
+        for difference in differences(getattr(before, name, None), getattr(after, name, None))
     ]
 
 
-def test_each_mutant_is_one_change_and_all_else_stays():
+def test_each_mutant_has_exactly_one_change():
     drawn = mutants.draw(TEXT, 1000, seed=1)
     assert len({mutant.key for mutant in drawn}) == len({mutant.text for mutant in drawn}) == len(drawn)
     for mutant in drawn:
@@ -73,19 +73,19 @@ def test_each_mutant_is_one_change_and_all_else_stays():
         ("7", "8"),
         ('return [self.size + 1, "ä" * 2]', "return None"),
     } <= changes
-    # Text is not arithmetic, and None is nothing to be dropped.
+    # Operators on text are not changed, and neither is `return None`.
     assert not any("ä" in before and "return" not in before for before, _ in changes)
     assert ("return None", "return None") not in changes
 
 
-def test_mutants_are_drawn_by_the_text_and_the_seed_alone():
+def test_mutants_depend_only_on_the_text_and_the_seed():
     some = mutants.draw(TEXT, 5, seed=1)
     assert some == mutants.draw(TEXT, 5, seed=1) and len(some) == 5
     assert some != mutants.draw(TEXT, 5, seed=2)
     assert {mutant.key for mutant in some} <= {mutant.key for mutant in mutants.draw(TEXT, 1000, seed=1)}
 
 
-def test_a_statement_is_its_lines_before_its_body_and_known_to_run_on_import():
+def test_a_mutant_has_the_lines_of_its_statement_and_whether_it_runs_on_import():
     places = {(m.before, m.after): (m.lines, m.on_import) for m in mutants.draw(TEXT, 1000, seed=1)}
     assert places["2 * 3", "2 // 3"] == ((3, 3), True)
     assert places["value != 0", "value == 0"] == ((11, 14), False)
@@ -94,7 +94,7 @@ def test_a_statement_is_its_lines_before_its_body_and_known_to_run_on_import():
     assert places["self.size + 1", "self.size - 1"] == ((23, 23), False)
 
 
-def test_a_mutant_is_shown_to_the_tests_that_reach_it_quickest_first():
+def test_a_mutant_runs_the_tests_that_reach_it_fastest_first():
     module = "ipucnn/sums.py"
     reached = {
         "tests/test_a.py": Reached(
@@ -124,7 +124,7 @@ def test_a_mutant_is_shown_to_the_tests_that_reach_it_quickest_first():
     ]
     assert list(pool.for_mutant(by_change["value < bound"])) == ["tests/test_sums.py::quick"]
     assert pool.for_mutant(by_change["self.size + 1"]) == {}
-    # What runs on import may change any test.
+    # A line that runs on import may change any test.
     assert sorted(pool.for_mutant(by_change["2 * 3"])) == [
         "tests/test_a.py::other",
         "tests/test_a.py::slow",
