@@ -44,7 +44,7 @@ def below(draw: Tensor, bound: int) -> Tensor:
 def _move(images: Tensor, random: Tensor, reach_y: int, reach_x: int, flip: bool) -> Tensor:
     """Shifts images by whole pixels within the reach, fills with zeros, and mirrors half of them if ``flip``.
 
-    One gather of pixels does it all, in half the time of TensorFlow's projective transform.
+    A single gather of pixels takes half the time of TensorFlow's projective transform.
     """
     height, width, channels = images.shape[1:]
     rows = tf.range(height, dtype=tf.int64) + below(random[:, :1], 2 * reach_y + 1) - reach_y

@@ -14,7 +14,7 @@ from ipucnn.machine import num_cores
 from ipucnn.text import counted, printable
 
 CHECKED_BYTES = 256 * 2**20
-"""Larger sets are not checked before the run, which would take minutes: the run ends at the first damaged image."""
+"""Parts with more bytes are not checked before the run, which would take minutes; the run ends at a damaged image."""
 MOST_NAMED = 50
 HINT = "replace them, or add --skip-damaged to go on without them"
 

@@ -35,7 +35,7 @@ MAX_PAGES = 100_000
 MAX_EXIF_SEGMENTS = 1000
 """The most EXIF segments of a JPEG: Pillow joins them one by one, in time quadratic in their number."""
 _MOST_SHARED = 16
-"""The most bytes that all pages of a TIFF may claim, over the file's length; pages may share a colour profile."""
+"""The most bytes that all pages of a TIFF may claim, in lengths of the file; pages may share a colour profile."""
 _TILE_SIDES = (322, 323)
 _SIDE_LAYOUTS = {1: "B", 6: "B", 3: "H", 8: "H", 4: "I", 9: "I", 13: "I", 16: "Q", 17: "Q", 18: "Q"}
 

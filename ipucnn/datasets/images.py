@@ -129,7 +129,7 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
 
 
 def _is_turned(image: PillowImage) -> bool:
-    """Returns whether the EXIF data of an image orders it to be turned or mirrored."""
+    """Returns whether the EXIF orientation of an image turns or mirrors it."""
     # ``check_header`` does not check EXIF data that a PNG stores as hexadecimal text.
     if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
         with contextlib.suppress(Exception):  # a damaged EXIF block is ignored; the pixels are fine

@@ -17,7 +17,8 @@ from ipucnn.datasets.augmentation import below, draws
 from ipucnn.datasets.hashing import ERASE, MIX
 
 LEVELS = 1024
-"""Number of values of a share, an area or an aspect: the middles of equally likely parts of its distribution."""
+"""Number of values that a share, an area or an aspect can take: the middles of equally likely parts of its
+distribution."""
 ATTEMPTS = 10
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
 """Bounds of an erased rectangle's share of the image, and of its height over its width (Zhong et al. 2017, with timm's

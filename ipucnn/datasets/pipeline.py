@@ -50,7 +50,7 @@ class Stream:
     Attributes:
         batch_size: samples per batch, any number; an epoch need not be a whole number of batches.
         samples_per_epoch: number of samples after which the next epoch's permutation begins.  If it is smaller than the
-            set, each epoch leaves out other samples.  If it is larger, further permutations of the same epoch follow.
+            set, each epoch leaves out different samples.  If it is larger, further permutations of the epoch follow.
         input_shape: (height, width, channels) of the network's input.
         input_range: the range of the network's input; see :func:`ipucnn.datasets.preprocessing.normalise`.
         augment: whether to apply the source's training augmentation.
@@ -63,7 +63,7 @@ class Stream:
         output_shape: (h', w') of the logits of a segmentation network; masks are cropped to it.
         weigh_padding: whether batches are (images, labels, weights float32 [batch]).  The weight is 1 for the first
             permutation of an epoch, and 0 for the samples of further ones, which are padding.
-        until: the stage to stop after, to measure it; the result is not for a network, except after "batch".
+        until: the stage to stop after, to measure it; only the result of "batch" is for a network.
             For arrays, "read" gathers stored pixels, "decode" makes floats of the network's size, "augment" augments
             them, and "batch" does the rest.  For files, stages before "batch" return single samples: "read" the bytes,
             "decode" the centre of the image, and "augment" a random crop instead.

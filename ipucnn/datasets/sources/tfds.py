@@ -1,7 +1,7 @@
 """Any classification set in the format of TensorFlow Datasets (TFDS), read into memory.
 
 Training reads samples in any order, which TFDS's files do not support.  So a set is kept in memory: decoded if all
-images have one size, else as encoded bytes.  Larger sets are rejected.
+images have one size, else as encoded bytes.  Sets that take more than half of the memory are rejected.
 """
 
 from pathlib import Path

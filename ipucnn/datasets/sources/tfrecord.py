@@ -69,7 +69,7 @@ def _length(head: bytes, place: _Place, num_bytes: int) -> int:
 
 
 def place_of(path: Union[str, Path], number: int, at: int) -> str:
-    """Returns the name of a record in messages: its file, its number from 0, and its first byte."""
+    """Returns the name of a record in messages: its file, its number from 0, and the byte at which it begins."""
     return f"{shown(path)}, record {number} at byte {at}"
 
 
@@ -103,7 +103,7 @@ def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> 
     """Reads the first value of each named feature from the Example in a record; see :func:`read_record`.
 
     Args:
-        path, number, at: the record's file, number and first byte.
+        path, number, at: the record's file, its number from 0, and the byte at which it begins.
         names: names of the features, with their type, ``bytes`` or ``int``.
 
     Raises:
@@ -120,8 +120,8 @@ def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
     """Finds the records of a file, and reads only their lengths and the parts that the caller reads.
 
     Yields:
-        The record's number, its first byte, the length of its content, and a function that reads the content: at a
-        position in it, at most a number of bytes.
+        The record's number, the byte at which it begins, the length of its content, and a function that reads the
+        content: at a position in it, at most a number of bytes.
 
     Raises:
         DataError: a record is truncated, or the checksum of its length is wrong; the message names file and record.
