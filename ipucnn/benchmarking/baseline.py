@@ -1,14 +1,16 @@
-"""A baseline, which is a saved benchmark report: is it whole, of the same work and machine, and is this run slower?
+"""Compares a run with a baseline, which is a saved benchmark report.
 
-The machine itself is faster one day and slower the next, and twice as slow while others use it.  So what is compared
-is not time but cost: an execution's time per sample over the time that a fixed yardstick took right before and after
-it, in both reports.  Each such quotient is of one short moment; their median over many moments hardly depends on
-what else ran, where a quotient of medians does.
+The comparison checks that the report is complete and of the same work and machine, and whether this run is slower.
 
-Where others take part of the processors, waiting for one counts as time, and how much a program waits depends on its
-threads and on luck.  So on a busy machine processor time, which goes on only while the process runs, counts too: the
-two are weighted by their precision.  By itself it would not do: it does not see a program that waits for something,
-and threads that look for work take some where the processors are free.
+The machine itself is faster one day and slower the next, and twice as slow while others use it.  So the comparison uses
+cost instead of time: an execution's time per sample over the time of a fixed reference workload right before and after
+it, in both reports.  Each such quotient describes one short moment.  The median of the quotients over many moments
+hardly depends on other load, while a quotient of medians does.
+
+If other processes use part of the processors, waiting for a processor counts as time.  How much a program waits depends
+on its threads and on chance.  So on a busy machine processor time, which advances only while the process runs, counts
+too: the two are weighted by their precision.  Processor time alone would not be enough.  It does not include waiting
+for other things, and threads that poll for work use some while the processors are free.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -21,7 +23,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
 
 _DEVICE = ("kind", "name", "num_cores")
-# Fields of a Program that are not compared: the length of executions is the baseline's anyway, and seeds may differ.
+# Fields of a Program that are not compared: the baseline determines the length of executions, and seeds may differ.
 _NOT_OF_PROGRAM = (
     "weight_updates_per_epoch",
     "samples_per_epoch",
@@ -33,7 +35,7 @@ _NOT_OF_PROGRAM = (
     "seed",
     "splits_from",
     "warnings",
-    # Checked by itself: the host chooses it while compiling.
+    # Checked separately: the host chooses it while compiling.
     "fused_micro_batches",
 )
 
@@ -47,8 +49,8 @@ METHOD = (
     "decided; inconclusive with fewer than 20 executions in either run"
 )
 SLOWER, NOT_SLOWER, INCONCLUSIVE = "slower", "not slower", "inconclusive"
-# Measuring ends early only if an interval of this confidence has decided, looked at now and then: the more
-# often one looks, the more often chance shows something (Armitage, McPherson and Rowe 1969).
+# Measuring ends early only if an interval of this confidence has decided, and it is checked only occasionally: the more
+# often one checks, the more often chance produces a result (Armitage, McPherson and Rowe 1969).
 STOPPING_CONFIDENCE = 0.99
 LEAST_EXECUTIONS = 20
 _NEXT_LOOK = 1.3
@@ -68,16 +70,16 @@ def _text(value: object) -> str:
 
 
 def check_same_request(baseline: BenchmarkReport, where: str, now: PlainDict) -> None:
-    """Compares what is known before TensorFlow is imported.
+    """Compares everything that is known before TensorFlow is imported.
 
     Args:
         baseline: an earlier report.
-        where: its file, for messages.
+        where: the baseline's file, for messages.
         now: ``model``, ``mode``, ``compare_with``, ``data`` (kind, name, num_images), ``input_shape``,
             ``options`` and ``program`` of this run.
 
     Raises:
-        ConfigurationError: the first thing that differs.
+        ConfigurationError: something differs; the message names the first difference.
     """
     pairs = [(key, getattr(baseline, key), now[key]) for key in ("model", "mode")]
     pairs.append(("--compare-with", baseline.settings.compare_with, now["compare_with"]))
@@ -91,7 +93,7 @@ def check_same_request(baseline: BenchmarkReport, where: str, now: PlainDict) ->
 
 def _program_pairs(before: PlainDict, now: PlainDict) -> List[Tuple[str, Any, Any]]:
     keys = [key for key in sorted({*before, *now}) if key not in _NOT_OF_PROGRAM]
-    # Splits that the planner chose are known only later; options and network decide them.
+    # Splits that the planner chooses are known only later; options and network determine them.
     keys = [key for key in keys if key != "pipeline_splits" or now[key]]
     return [(key.replace("_", " "), _plain(before.get(key)), _plain(now.get(key))) for key in keys]
 
@@ -112,13 +114,13 @@ def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceFact
 
 
 def costs(executions: List[Execution], clock: str = "wall") -> List[float]:
-    """Time per sample of each execution relative to the yardstick's; ``clock`` is "wall" or "cpu"."""
+    """Returns each execution's time per sample relative to the reference workload's; ``clock`` is "wall" or "cpu"."""
     spent, reference = ("wall_s", "reference_s") if clock == "wall" else ("cpu_s", "reference_cpu_s")
     return [getattr(e, spent) / e.samples / getattr(e, reference) for e in executions]
 
 
 def judge(ratio: Interval, allowed: float) -> str:
-    """SLOWER, NOT_SLOWER or INCONCLUSIVE of the ratio of speeds, now over before."""
+    """Returns SLOWER, NOT_SLOWER or INCONCLUSIVE for a ratio of speeds, now over before."""
     if ratio.lower is None or ratio.upper is None:
         return INCONCLUSIVE
     if ratio.upper < 1.0 - allowed:
@@ -127,18 +129,18 @@ def judge(ratio: Interval, allowed: float) -> str:
 
 
 def is_too_short(baseline: BenchmarkReport) -> bool:
-    """Whether a report has too few executions for anything to be decided against it."""
+    """Tells whether a report has too few executions for any decision against it."""
     return len(baseline.executions) < LEAST_EXECUTIONS
 
 
 class Gate:
-    """A baseline, and what may be lost of its speed.
+    """A baseline, and the loss of its speed that is allowed.
 
     Args:
         baseline: an earlier report.
-        where: its file.
-        allowed: share of the speed that may be lost.
-        seed: of the bootstrap.
+        where: the report's file.
+        allowed: the share of the speed that may be lost.
+        seed: the seed of the bootstrap.
     """
 
     def __init__(self, baseline: BenchmarkReport, where: str, allowed: float, seed: int = 0) -> None:
@@ -148,11 +150,11 @@ class Gate:
     def _verdict(
         self, executions: List[Execution], others_share: Optional[float], confidence: float = CONFIDENCE
     ) -> Tuple[str, Ratio]:
-        """The verdict, and the ratio of speeds by time and, if a machine was busy, by processor time."""
+        """Returns the verdict, and the ratio of speeds by time and, if a machine was busy, by processor time."""
         clocks = ["wall"]
         assert self._baseline.measured is not None
         shares = [others_share, self._baseline.measured.others_share]
-        # Where the system does not tell, the machine is taken for quiet.
+        # If the system does not report the load, the machine counts as quiet.
         on_cpu = self._baseline.device.kind == "cpu"
         if on_cpu and max(share or 0.0 for share in shares) > QUIET_SHARE:
             clocks.append("cpu")
@@ -171,14 +173,14 @@ class Gate:
         return verdict, ratio
 
     def _why_open(self, count: int) -> Optional[str]:
-        """Why so many executions decide nothing; None if they may."""
+        """Returns why ``count`` executions are too few for a decision; None if they suffice."""
         for whose, number in (("the baseline", len(self._baseline.executions)), ("this run", count)):
             if number < LEAST_EXECUTIONS:
                 return f"{whose} has {number} executions, and {LEAST_EXECUTIONS} are needed to decide"
         return None
 
     def is_decided(self, executions: List[Execution], others_share: Optional[float]) -> bool:
-        """Whether measuring may stop: looks only now and then, and says yes if the baseline is too short to decide."""
+        """Tells whether measuring may stop: checks only occasionally, and returns True if the baseline is too short."""
         if is_too_short(self._baseline):
             return True
         if len(executions) < self._next_look:
@@ -187,7 +189,7 @@ class Gate:
         return self._verdict(executions, others_share, STOPPING_CONFIDENCE)[0] != INCONCLUSIVE
 
     def compare(self, executions: List[Execution], others_share: Optional[float]) -> Regression:
-        """``regression`` of a report, of its executions and what others took of the processors meanwhile."""
+        """Returns the ``regression`` of a report, from its executions and the others' share of the processors."""
         verdict, ratio = self._verdict(executions, others_share)
         assert self._baseline.measured is not None
         return Regression(

@@ -1,4 +1,4 @@
-"""A benchmark as one value, checked without TensorFlow: configuration, data, program and baseline."""
+"""Represents a benchmark as one value, checked without TensorFlow: configuration, data, program and baseline."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
-# Options that decide nothing about figures: where things are, and the numbers that are drawn.
+# Options that do not affect the figures: places of files, and random seeds.
 _NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is measured; :func:`prepare` makes it.
+    """A benchmark; :func:`prepare` makes it.
 
     Attributes:
-        resolved: the configuration; of inference without accumulation.
+        resolved: the configuration; for inference without accumulation.
         settings: what to measure, and for how long.
-        instances: of ``poprun``.
-        setup: data and network.
-        seed: of weights, data and bootstrap.
-        program: of one execution; splits of the planner, and what the session chooses, are not in it yet.
-        steps: micro-batches of an execution where they are prescribed.
-        fused: micro-batches computed as one where that is prescribed.
-        optimizer, learning_rate, loss_name: of training; the rate stays the same.
+        instances: the instances of ``poprun``.
+        setup: the data and the network.
+        seed: the seed of weights, data and bootstrap.
+        program: the program of one execution; it does not yet contain the planner's splits and the session's choices.
+        steps: the micro-batches of an execution if they are prescribed.
+        fused: the number of fused micro-batches if it is prescribed.
+        optimizer, learning_rate, loss_name: the training settings; the rate stays the same.
         baseline: an earlier report to compare with.
     """
 
@@ -68,20 +68,20 @@ class Benchmark:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration's values."""
+        """Returns the configuration's values."""
         return self.resolved.config
 
     @property
     def kind(self) -> str:
-        """Where the images come from, a key of ``DATA_KINDS``."""
+        """Returns the source of the images, a key of ``DATA_KINDS``."""
         return data_kind(self.config)
 
 
 def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
-    """Checks all that can be checked without TensorFlow, and opens the data.
+    """Checks everything that can be checked without TensorFlow, and opens the data.
 
     Raises:
-        UserError: whatever is wrong with the configuration, the baseline or the data.
+        UserError: the configuration, the baseline or the data are wrong.
     """
     from ipucnn.sessions.factory import check_device
 
@@ -135,7 +135,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
 
 
 def program_of(config: RunConfig, seed: int, instances: Instances, updates: int) -> Program:
-    """The Program with executions of so many weight updates."""
+    """Returns the Program with ``updates`` weight updates per execution."""
     config = replace(
         config,
         num_epochs=1,
@@ -151,7 +151,7 @@ def program_of(config: RunConfig, seed: int, instances: Instances, updates: int)
 
 
 def _prescribed_updates(config: RunConfig, steps: Optional[int]) -> int:
-    """Weight updates of an execution of so many steps; one where they are not prescribed."""
+    """Returns the weight updates of an execution of ``steps`` steps; one if they are not prescribed."""
     if steps is None:
         return 1
     count = make_layout(config).gradient_accumulation_count
@@ -159,7 +159,7 @@ def _prescribed_updates(config: RunConfig, steps: Optional[int]) -> int:
 
 
 def _first_learning_rate(config: RunConfig, program: Program) -> float:
-    """What the schedule begins with, without warm-up: it stays the same while updates are measured."""
+    """Returns the schedule's first learning rate, without warm-up; it stays the same while updates are measured."""
     without_warmup = replace(config, lr_warmup_params=None)
     schedule = run_setup.learning_rates(without_warmup, replace(program, num_epochs=config.num_epochs))
     return float(schedule(np.arange(1))[0])
@@ -168,7 +168,7 @@ def _first_learning_rate(config: RunConfig, program: Program) -> float:
 def _check_on_ipus(
     program: Program, config: RunConfig, settings: BenchmarkSettings, instances: Instances
 ) -> None:
-    """What the Poplar session would refuse."""
+    """Refuses programs that the Poplar session would refuse."""
     from ipucnn.sessions.factory import runs_on_ipus
 
     if not runs_on_ipus(config.device):
@@ -188,7 +188,7 @@ def _with_fused(
     steps: Optional[int],
     instances: Instances,
 ) -> Program:
-    """Checks --fused-micro-batches: it divides an execution, in training a weight update."""
+    """Checks that --fused-micro-batches divides an execution, or in training a weight update."""
     if given is None or (given == MEASURE and settings.training):
         return program
     if settings.training:
@@ -209,11 +209,11 @@ def _with_fused(
 
 
 def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark:
-    """The benchmark with as many micro-batches computed as one as the baseline's.
+    """Returns the benchmark with the baseline's number of fused micro-batches.
 
     Raises:
-        ConfigurationError: the baseline is of other work.
-        DataError: it is damaged.
+        ConfigurationError: the baseline measured other work.
+        DataError: the baseline is damaged.
     """
     from ipucnn.benchmarking.baseline import check_same_request
 
@@ -244,7 +244,7 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
 
 
 def compared_options(config: RunConfig) -> PlainDict:
-    """The options of a run that decide about its speed, by key, as plain values."""
+    """Returns the options of a run that affect its speed, by key, as plain values."""
     options = {
         spec.key: spec.yaml_value(getattr(config, spec.name))
         for spec in SPECS

@@ -1,10 +1,9 @@
-"""What can be timed: the session's training and inference, plain Keras' fit and predict, and a yardstick beside them.
+"""The work to time: a session's training and inference, plain Keras' fit and predict, and a reference workload.
 
-Two programs that share a CPU with others do not slow down alike: a large matrix product loses little where many
-small operations lose much.  So the yardstick, a fixed piece of work that executions are measured by, is of the kind
-that networks are: convolutions of few channels, activations, pooling, a dense layer, forward and backward, several
-operations at a time.  It belongs to the benchmark, not to what is benchmarked: no change to networks or sessions
-changes it.
+Two programs that share a CPU with others do not slow down alike: a large matrix product loses little where many small
+operations lose much.  So the reference workload, which executions are compared with, resembles networks: convolutions
+of few channels, activations, pooling, a dense layer, forward and backward, several operations at a time.  It belongs to
+the benchmark, not to the measured code, so no change to networks or sessions changes it.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _IMAGES = 8
 
 
 class VoidError(UserError):
-    """A result that is not finite: what was measured is no benchmark of the network."""
+    """The error of a result that is not finite: the measurement is no benchmark of the network."""
 
 
 class SessionTraining(Contender):
-    """Weight updates of a session; a unit is one of them.
+    """The weight updates of a session; a unit is one update.
 
     Args:
-        session: compiled for a Program.
-        dataset: of the elements it wants.
-        fixed_updates: weight updates of an execution, None to choose by time.
-        lead: elements to compute off the clock before each execution.
+        session: a session compiled for a Program.
+        dataset: the data set of the session's elements.
+        fixed_updates: the weight updates of an execution, None to choose by time.
+        lead: the elements to compute before each execution, outside the timed part.
     """
 
     name = "session"
@@ -58,26 +57,26 @@ class SessionTraining(Contender):
         self.fixed_units = fixed_updates
 
     def prepare(self, num_units: int) -> None:
-        """Uses up what the pipeline made ready while other contenders had their turn."""
+        """Uses up the elements that the pipeline prepared during the turns of others."""
         if self._lead:
             self._session.execute(self._batches, self._lead)
 
     def execute(self, num_units: int) -> None:
-        """The session itself refuses losses that are not finite."""
+        """Runs ``num_units`` weight updates; the session itself refuses losses that are not finite."""
         self._session.execute(self._batches, num_units)
 
 
 class SessionInference(Contender):
-    """Predictions of a session; a unit is one micro-batch, which replicas take in turn.
+    """The predictions of a session; a unit is one micro-batch, which replicas take in turn.
 
     Args:
-        session: with ``compile_prediction`` called for elements of the data set.
-        images: infinite data set of images, ``fused`` micro-batches in each element.
-        micro_batch_size: samples.
-        fused: micro-batches computed as one.
-        fixed_micro_batches: of an execution over all replicas, None to choose by time.
-        lead: elements to compute off the clock before each execution.
-        num_instances: of ``poprun``, each of which computes its part of an execution's units.
+        session: a session with ``compile_prediction`` called for elements of the data set.
+        images: an infinite data set of images, with ``fused`` micro-batches in each element.
+        micro_batch_size: the samples of a micro-batch.
+        fused: the number of fused micro-batches.
+        fixed_micro_batches: the micro-batches of an execution over all replicas, None to choose by time.
+        lead: the elements to compute before each execution, outside the timed part.
+        num_instances: the number of ``poprun`` instances, each of which computes its part of an execution's units.
     """
 
     name = "session"
@@ -101,18 +100,18 @@ class SessionInference(Contender):
         self._logits: List[Any] = []
 
     def prepare(self, num_units: int) -> None:
-        """Uses up what the pipeline made ready while other contenders had their turn."""
+        """Uses up the elements that the pipeline prepared during the turns of others."""
         if self._lead:
             self._session.predict(itertools.islice(self._batches, self._lead))
 
     def execute(self, num_units: int) -> None:
-        """Logits of ``num_units`` micro-batches, on the host; it ends where all instances have theirs."""
+        """Computes logits of ``num_units`` micro-batches, on the host; it ends when all instances have theirs."""
         self._samples = num_units * self.samples_per_unit // self._num_instances
         self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
         self._session.any_instance(False)
 
     def check(self) -> None:
-        """Refuses logits that are not finite, or not of all images."""
+        """Refuses logits that are not finite, or do not cover all images."""
         computed = sum(len(logits) for logits in self._logits)
         if computed != self._samples:
             raise ValueError(f"an execution of {self._samples} images computed {computed}")
@@ -123,10 +122,10 @@ class KerasTraining(Contender):
     """Plain Keras ``fit``; a unit is one weight update of as many accumulated micro-batches as the session's.
 
     Args:
-        model: compiled.
-        dataset: infinite, of single micro-batches.
-        micro_batches: per unit.
-        micro_batch_size: samples.
+        model: a compiled model.
+        dataset: an infinite data set of single micro-batches.
+        micro_batches: the micro-batches per unit.
+        micro_batch_size: the samples of a micro-batch.
     """
 
     name = "keras"
@@ -139,7 +138,7 @@ class KerasTraining(Contender):
         self._loss = 0.0
 
     def execute(self, num_units: int) -> None:
-        """One call of ``fit``."""
+        """Calls ``fit`` once."""
         steps = num_units * self._micro_batches
         history = self._model.fit(self._dataset, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0)
         self._loss = float(history.history["loss"][-1])
@@ -154,8 +153,8 @@ class KerasInference(Contender):
 
     Args:
         model: any Keras model.
-        images: infinite data set of single micro-batches.
-        micro_batch_size: samples.
+        images: an infinite data set of single micro-batches.
+        micro_batch_size: the samples of a micro-batch.
     """
 
     name = "keras"
@@ -166,7 +165,7 @@ class KerasInference(Contender):
         self._logits: Any = None
 
     def execute(self, num_units: int) -> None:
-        """One call of ``predict``, which returns NumPy arrays."""
+        """Calls ``predict`` once, which returns NumPy arrays."""
         self._logits = self._model.predict(self._images, steps=num_units, verbose=0)
 
     def check(self) -> None:
@@ -185,7 +184,7 @@ def _require_finite(arrays: List[Tensor]) -> None:
 
 
 def stock_copy(model: KerasModel) -> KerasModel:
-    """The same network and weights as a model of ``build_model``, of Keras' own layers."""
+    """Returns the network and weights of a model of ``build_model`` in Keras' own layers."""
     from tensorflow import keras
 
     from ipucnn.models import layers
@@ -221,15 +220,15 @@ def keras_model(
     smoothing: Optional[float],
     accumulate: int,
 ) -> Tuple[KerasModel, int, str]:
-    """The same network of Keras' own layers, compiled for ``fit``, and what that is, in words.
+    """Returns the network in Keras' own layers, compiled for ``fit``, and a description.
 
     Args:
-        model: from ``build_model``.
-        optimizer: ``OptimizerSettings``.
-        learning_rate: constant.
-        loss_name: of ``make_loss``.
+        model: the model from ``build_model``.
+        optimizer: the optimizer's settings.
+        learning_rate: the constant learning rate.
+        loss_name: the name for ``make_loss``.
         smoothing: label smoothing or None.
-        accumulate: micro-batches per weight update.
+        accumulate: the micro-batches per weight update.
 
     Returns:
         (model, micro-batches that Keras accumulates, description).
@@ -248,14 +247,14 @@ def keras_model(
     session_loss = make_loss(loss_name, smoothing)
 
     def loss(labels: Tensor, logits: Tensor) -> Tensor:
-        # Keras 2.6 makes (n, 1) of labels (n,).
+        # Keras 2.6 turns labels (n,) into (n, 1).
         return session_loss(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
-    made = getattr(keras.optimizers, name)(learning_rate, **params)
+    compiled_optimizer = getattr(keras.optimizers, name)(learning_rate, **params)
     # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
     without_xla = {"jit_compile": False} if KERAS_3 else {}
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-    copy.compile(made, loss, metrics=[accuracy], **without_xla)
+    copy.compile(compiled_optimizer, loss, metrics=[accuracy], **without_xla)
     description = f"Keras {keras.__version__} fit, {name}"
     if accumulate > 1:
         description += f", {accumulate} accumulated" if KERAS_3 else ", no accumulation (it has none)"
@@ -264,14 +263,14 @@ def keras_model(
 
 
 def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str, Dict[str, Any], List[str]]:
-    """Keras' optimizer that is nearest.
+    """Returns the most similar optimizer of Keras.
 
     Args:
-        optimizer: ``OptimizerSettings``.
-        is_keras_3: else 2.6, which has neither AdamW nor weight decay.
+        optimizer: the optimizer's settings.
+        is_keras_3: whether Keras is version 3; otherwise it is 2.6, which has neither AdamW nor weight decay.
 
     Returns:
-        (class in ``keras.optimizers``, arguments but the learning rate, what differs in words).
+        (class in ``keras.optimizers``, arguments without the learning rate, differences in words).
     """
     keys = {
         "sgd": ("momentum", "nesterov"),
@@ -302,11 +301,11 @@ def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str
 
 
 class Yardstick(Reference):
-    """The work, on the session's device; calling it returns the seconds of one repetition.
+    """The reference workload on the session's device; calling it returns the seconds of one repetition.
 
     Args:
         place: TensorFlow's name of the device.
-        repetitions: at a time; None: as suits the executions.
+        repetitions: the number of repetitions per call; None to adapt it to the executions.
     """
 
     def __init__(self, place: str = "/CPU:0", repetitions: Optional[int] = None) -> None:
@@ -324,7 +323,7 @@ class Yardstick(Reference):
         self._best_s = min(self()[0] for _ in range(5))
 
     def suit(self, execution_s: float) -> None:
-        """Takes as many repetitions as last half as long as an execution: 20 ms at least, 1 s at most."""
+        """Sets the number of repetitions to half the length of an execution: at least 20 ms, at most 1 s."""
         if self._fixed is not None:
             return
         seconds = min(max(_SHARE * execution_s, _LEAST_S), _MOST_S)
@@ -354,7 +353,7 @@ class Yardstick(Reference):
         return tf.while_loop(lambda i, _: i < count, body, start, parallel_iterations=1)[1]
 
     def __call__(self) -> Tuple[float, float]:
-        """Does the work; seconds and processor seconds of one repetition."""
+        """Runs the workload; returns seconds and processor seconds of one repetition."""
         import tensorflow as tf
 
         with tf.device(self._place):

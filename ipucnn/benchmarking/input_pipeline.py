@@ -1,8 +1,8 @@
-"""The images that a benchmark takes, and its input pipeline alone, part by part.
+"""Provides the images of a benchmark, and measures the input pipeline alone, part by part.
 
-The parts are reading, decoding, augmenting and batching.  Each is measured with all those before it, from the pipeline
-that training uses, cut off after the part.  What a part costs by itself is the difference to the one before.  (Reports
-and the command line call the parts stages; in the code a stage is one of a network's pipeline over IPUs.)
+The parts are reading, decoding, augmenting and batching.  Each is measured with all those before it, by cutting off the
+training pipeline after the part.  The cost of a part by itself is the difference to the one before.  (Reports and the
+command line call the parts stages; in the code a stage is one of a network's pipeline over IPUs.)
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _WHAT_FILES = {
     "augment": "a random crop resized and mirrored instead of the centre",
     "batch": "channels, range, labels, batches of {batch}",
 }
-# Random images are as many as fit in here, at least as many as ``_LEAST_IMAGES``: drawing them takes time.
+# Random images are limited to this size, but are at least ``_LEAST_IMAGES``: drawing them takes time.
 _RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
 MakePart = Callable[[str], "TfDataset"]
 """name of a part -> infinite tf.data.Dataset up to it."""
 
 
 def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataSource:
-    """Few random images for a network: as many as are drawn quickly.
+    """Returns a few random images for a network, as many as can be drawn quickly.
 
     Args:
         resolved: the configuration.
-        seed: of the pixels.
-        micro_batch_size: samples, which must fit into memory beside the images.
+        seed: the seed of the pixels.
+        micro_batch_size: the samples of a micro-batch, which must fit into memory beside the images.
 
     Raises:
-        ConfigurationError: an image size that the network cannot take.
+        ConfigurationError: an image size that the network does not accept.
         InfeasibleError: the images, a byte per value, and a micro-batch of floats do not fit into memory.
     """
     from ipucnn.datasets.sources.embedded import open_random
@@ -84,14 +84,14 @@ def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataS
 
 
 def images_only(dataset: TfDataset) -> TfDataset:
-    """The images of a data set of (images, labels)."""
+    """Returns the images of a data set of (images, labels)."""
     import tensorflow as tf
 
     return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
 
 
 def part_names(augment: bool) -> List[str]:
-    """The parts of a pipeline with or without augmentation, in order."""
+    """Returns the parts of a pipeline with or without augmentation, in order."""
     return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]
 
 
@@ -104,7 +104,7 @@ class Drain:
         def take(iterator: TfIterator, count: Tensor) -> Tensor:
             def body(i: Tensor, seen: Tensor) -> Tuple[Tensor, Tensor]:
                 first = tf.nest.flatten(iterator.get_next())[0]
-                # The sum depends on the element, so that it is made and not only skipped.
+                # The sum depends on the element, so that the element is computed and not skipped.
                 return i + 1, seen + tf.size(first, out_type=tf.int64)
 
             start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64))
@@ -113,7 +113,7 @@ class Drain:
         self._take = tf.function(take, autograph=False)
 
     def __call__(self, iterator: TfIterator, num_elements: int) -> None:
-        """Returns when so many elements were delivered."""
+        """Takes ``num_elements`` elements, and returns when they were delivered."""
         import tensorflow as tf
 
         self._take(iterator, tf.constant(num_elements, tf.int64)).numpy()
@@ -122,14 +122,14 @@ class Drain:
 class PipelinePart(Contender):
     """The pipeline up to a part; a unit is one sample.
 
-    A pipeline makes elements ready while nobody asks for them.  These are taken off the clock before an execution,
-    and after it, off the clock too, the pipeline gets the time to make new ones: it then stands still while others
+    A pipeline prepares elements while nobody takes them.  These are taken before an execution, outside the timed part.
+    After it, also outside the timed part, the pipeline gets the time to prepare new ones.  Then it is idle while others
     have their turn.
 
     Args:
-        name: of the part.
-        make: the data set up to the part.
-        buffered: elements that it has ready or under way at most.
+        name: the name of the part.
+        make: the function that makes the data set up to the part.
+        buffered: the most elements that are ready or in progress.
     """
 
     samples_per_unit = 1
@@ -146,17 +146,17 @@ class PipelinePart(Contender):
         self._element_s = 0.0
 
     def prepare(self, num_units: int) -> None:
-        """Takes what lies ready."""
+        """Takes the elements that are ready."""
         self._drain(self._iterator, self._buffered)
 
     def execute(self, num_units: int) -> None:
-        """Takes so many samples."""
+        """Takes ``num_units`` samples."""
         elements, started = num_units // self.granule, time.perf_counter()
         self._drain(self._iterator, elements)
         self._element_s = (time.perf_counter() - started) / elements
 
     def check(self) -> None:
-        """Waits until the buffers are full again; errors in the data were raised by taking them."""
+        """Waits until the buffers are full again; taking elements has already raised any errors in the data."""
         time.sleep(self._buffered * self._element_s)
 
 
@@ -170,15 +170,15 @@ def pipeline_figures(
     num_parallel: Optional[int],
     seed: int,
 ) -> PipelineFigures:
-    """``data_pipeline`` of a report.
+    """Returns ``data_pipeline`` of a report.
 
     Args:
         source: the data set.
-        names: of the parts measured.
-        executions: of each part, paired by round.
+        names: the names of the measured parts.
+        executions: the executions of each part, paired by round.
         predicted: the predicted columns.
-        batch_size, num_parallel: of the pipeline.
-        seed: of the bootstrap.
+        batch_size, num_parallel: the settings of the pipeline.
+        seed: the seed of the bootstrap.
     """
     texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
     parts: List[PipelinePartFigures] = []
@@ -225,7 +225,7 @@ END_TO_END_METHOD = (
 
 
 def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> EndToEnd:
-    """``end_to_end`` of a report, of the executions on data, on a constant batch, and of the pipeline alone."""
+    """Returns ``end_to_end`` of a report, from executions on data, on a constant batch, and of the pipeline alone."""
     samples = [[float(e.samples) for e in rows] for rows in executions]
     seconds = [[e.wall_s for e in rows] for rows in executions]
     constant, pipeline = (

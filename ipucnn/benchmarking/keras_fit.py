@@ -1,4 +1,4 @@
-"""Plain Keras: the command ``fit`` of suites, which trains as ``ipucnn train`` would, by ``keras.Model.fit``."""
+"""Runs ``fit``, a command of suites that trains as ``ipucnn train`` would, with ``keras.Model.fit``."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from ipucnn.training.program import Program, make_program
 
 
 def main() -> None:
-    """Trains what the command line says, and prints figures as JSON: the process of a row of a suite."""
+    """Trains as the command line specifies, and prints figures as JSON: the process of a row of a suite."""
     try:
         print(json.dumps(fit(_resolved(sys.argv[2:]))))
     except UserError as error:
@@ -38,11 +38,11 @@ def fit(resolved: Resolved) -> PlainDict:
     """Trains and evaluates; the first epoch compiles, so its time does not count.
 
     Returns:
-        Those keys of a run's report that a suite reads.
+        The keys of a run's report that a suite reads.
 
     Raises:
-        ConfigurationError: something that Keras' loop does not have.
-        UserError: whatever else is wrong with the configuration or the data.
+        ConfigurationError: something that Keras' loop does not support.
+        UserError: any other error in the configuration or the data.
     """
     config = replace(resolved.config, validation=False, checkpoints=False)
     resolved = replace(resolved, config=config)
@@ -89,7 +89,7 @@ def fit(resolved: Resolved) -> PlainDict:
 
 
 def _check(config: RunConfig, program: Program) -> None:
-    """Refuses what Keras' loop does not have."""
+    """Refuses options that Keras' loop does not support."""
     if program.num_replicas * program.gradient_accumulation_count * program.num_stages > 1:
         raise ConfigurationError(
             "fit: Keras has no replicas, accumulation or stages: that is the session's",
@@ -106,7 +106,7 @@ def _check(config: RunConfig, program: Program) -> None:
 def _train(
     model: KerasModel, setup: run_setup.Setup, program: Program, loss: str
 ) -> Tuple[List[float], Optional[float]]:
-    """Trains the model by Keras' own fit: seconds of each epoch, and the accuracy in the last."""
+    """Trains the model by Keras' own fit; returns the seconds of each epoch, and the accuracy in the last."""
     import numpy as np
     from tensorflow import keras
 
@@ -119,7 +119,7 @@ def _train(
     seconds: List[float] = []
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]
-        """Times of epochs."""
+        """Records the times of epochs."""
 
         def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
             self.before = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the machine can do at best, and how much memory of a GPU was taken."""
+"""Measures the machine's peak performance, and the peak memory of a GPU."""
 
 import os
 import time
@@ -19,10 +19,10 @@ PEAK_METHOD = (
 
 
 class MatmulPeak:
-    """A matrix product on the session's device: what it can do at best.
+    """A matrix product that measures the peak performance of the session's device.
 
-    The matrices are as small as still take 10 ms, at least 1024 on a side.  Where fewer threads share an operation than
-    there are cores, as many products are computed at once as keep all of them busy.
+    The matrices are the smallest that take 10 ms, at least 1024 on a side.  If fewer threads share an operation than
+    there are cores, enough products are computed at once to keep all cores busy.
 
     Args:
         place: TensorFlow's name of the device.
@@ -57,7 +57,7 @@ class MatmulPeak:
         return time.perf_counter() - started
 
     def measure(self) -> MatmulPeakFacts:
-        """The fastest product, of some now and those at the beginning."""
+        """Returns the fastest product, among some timed now and those at the beginning."""
         self.best_s = min(self.best_s, *(self._time() for _ in range(_PRODUCTS)))
         method = PEAK_METHOD.format(n=self.size)
         if self._at_once > 1:
@@ -66,14 +66,14 @@ class MatmulPeak:
 
 
 class Occupation:
-    """How much of the processors others took since this was made: other processes, other virtual machines."""
+    """The others' use of the processors since this object was made: other processes and other virtual machines."""
 
     def __init__(self) -> None:
         self._before = _processor_seconds()
         self._ours = time.process_time()
 
     def others_share(self) -> Optional[float]:
-        """0 to 1 of all processors; None where the system (other than Linux) does not tell."""
+        """Returns 0 to 1 of all processors; None if the system (other than Linux) does not report it."""
         now = _processor_seconds()
         if now is None or self._before is None:
             return None
@@ -83,7 +83,7 @@ class Occupation:
 
 
 def _processor_seconds() -> Optional[Tuple[float, float]]:
-    """(busy, all) seconds of all processors since the system started; what a hypervisor took counts as busy."""
+    """Returns (busy, all) seconds of all processors since the system started; hypervisor time counts as busy."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         # user nice system idle iowait irq softirq steal; guest time is part of user time (proc(5)).
@@ -98,7 +98,7 @@ def _processor_seconds() -> Optional[Tuple[float, float]]:
 
 
 def device_peak_memory_bytes(kind: str) -> Optional[int]:
-    """The most memory that TensorFlow took of a GPU; None for a CPU or a version that does not tell."""
+    """Returns TensorFlow's peak memory on a GPU; None for a CPU or a version that does not report it."""
     if kind != "gpu":
         return None
     import tensorflow as tf

@@ -1,7 +1,7 @@
-"""Runs contenders in turns and keeps every time: first execution, warm-up until steady, measured rounds.
+"""Runs the timed work in turns and keeps every time: first execution, warm-up until steady, measured rounds.
 
-A contender is something that can execute work: the session, plain Keras, or the input pipeline.  Several contenders
-take turns, round by round in alternating order, so that what slows the machine down for a while slows down all of them.
+A ``Contender`` executes work: the session, plain Keras, or the input pipeline.  Several of them take turns, round by
+round in alternating order, so that a temporary slowdown of the machine affects all of them.
 """
 
 import math
@@ -15,26 +15,26 @@ from ipucnn.text import number
 
 Report = Callable[[str, int, int, str], None]
 """(phase, executions done, of how many, figures): called after each execution, and at the end of each phase, when as
-many are done as there are.  0 as the second number means that nobody knows yet how many there will be."""
+many are done as there are.  0 as the second number means that the total is not known yet."""
 
 
 def ignore_progress(phase: str, done: int, of: int, figures: str) -> None:
-    """A ``Report`` that tells nobody."""
+    """A ``Report`` that does nothing."""
 
 
 MIN_ROUNDS = 3
-# An execution is made longer by at most this factor at a time: the first ones are slower than those that follow.
+# The most by which an execution is lengthened at a time: the first ones are slower than those that follow.
 _GROWTH = 8
 
 
 class Contender:
-    """Something that can be timed.
+    """Work that can be timed.
 
     Attributes:
-        name: "session", "keras" or what else tells it from the others.
-        samples_per_unit: samples of one unit of work.
-        granule: an execution is a multiple of so many units.
-        fixed_units: units of an execution if they are prescribed, else None.
+        name: "session", "keras" or another name that distinguishes it from the others.
+        samples_per_unit: the samples of one unit of work.
+        granule: the number of units of which an execution is a multiple.
+        fixed_units: the units of an execution if they are prescribed, else None.
     """
 
     name = ""
@@ -43,34 +43,34 @@ class Contender:
     fixed_units: Optional[int] = None
 
     def prepare(self, num_units: int) -> None:
-        """Brings about the steady state that an execution of so many units starts from, off the clock."""
+        """Restores the steady state before an execution of ``num_units`` units, outside the timed part."""
 
     def execute(self, num_units: int) -> None:
-        """Runs ``num_units`` units and has the result on the host when it returns; this is timed."""
+        """Runs ``num_units`` units; the result is on the host when it returns.  This is timed."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Looks at the last execution's result, off the clock.
+        """Checks the last execution's result, outside the timed part.
 
         Raises:
-            NotFiniteError: it holds NaN or infinite values.
+            NotFiniteError: the result holds NaN or infinite values.
         """
 
 
 class Reference:
-    """Work that is always the same, done before, between and after rounds to tell how fast the machine is.
+    """A constant workload, run before, between and after rounds to measure the machine's speed.
 
     Attributes:
-        repetitions: of it at a time.
+        repetitions: the repetitions per call.
     """
 
     repetitions = 1
 
     def suit(self, execution_s: float) -> None:
-        """Told once how long an execution takes, so that the work can be about as long."""
+        """Adapts the workload to the length of an execution; called once."""
 
     def __call__(self) -> Tuple[float, float]:
-        """Does the work and returns the seconds and the processor seconds that one repetition of it took."""
+        """Does the work and returns the seconds and the processor seconds of one repetition."""
         raise NotImplementedError
 
 
@@ -79,13 +79,13 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        min_executions, min_time_s: both are reached, if ``max_time_s`` allows; the time is the sum of the first
-            contender's executions, without what other contenders and the reference take.
-        max_time_s: of everything, from ``started`` on.  A third of it is kept for the measured executions,
-            however long compiling takes, and at least ``MIN_ROUNDS`` of them are made whatever they take.
-        max_warmup_s: of each contender, after which warm-up ends, steady or not; at least one execution is made.
-            It also ends when the measured executions need what is left of ``max_time_s``.
-        execution_s: what an execution is made to last, if one unit takes less.
+        min_executions, min_time_s: the least of each, if ``max_time_s`` allows both; the time is the sum of the first
+            contender's executions, without the time of other contenders and the reference.
+        max_time_s: the limit of everything, from ``started`` on.  A third of it is kept for the measured executions,
+            however long compiling takes, and at least ``MIN_ROUNDS`` rounds are measured whatever time they take.
+        max_warmup_s: the time of each contender after which warm-up ends, steady or not; at least one execution is run.
+            Warm-up also ends when the measured executions need the rest of ``max_time_s``.
+        execution_s: the target length of an execution, if one unit takes less.
     """
 
     min_executions: int = 10
@@ -97,14 +97,14 @@ class Limits:
 
 @dataclass
 class Measurement:
-    """What one contender did.
+    """The measurement of one contender.
 
     Attributes:
-        first_s: time of its first execution, of one granule of units, which may compile.
-        warm_s: time of the last warm-up execution.
-        units: of an execution once warm.
+        first_s: the time of its first execution, of one granule of units, which may compile.
+        warm_s: the time of the last warm-up execution.
+        units: the units of an execution after warm-up.
         steady: whether warm-up ended because times no longer changed.
-        executions: measured ones.
+        executions: the measured executions.
     """
 
     contender: Contender
@@ -139,20 +139,21 @@ def measure(
     """Warms the contenders up one by one, then measures them in turns.
 
     Args:
-        contenders: at least one.
-        limits: how long.
-        report: told of progress.
-        reference: called before, between and after rounds.
-        clock, cpu_clock: seconds, and processor seconds of the process.
-        started: when the benchmark began, by that clock; None: now.
-        is_decided: asked after each round from the least number on; False goes on until ``max_time_s`` is over.
+        contenders: the work to measure, at least one.
+        limits: the limits of time and executions.
+        report: the function called with the progress.
+        reference: the workload to run before, between and after rounds.
+        clock, cpu_clock: functions that return seconds, and processor seconds of the process.
+        started: the time by that clock at which the benchmark began; None: now.
+        is_decided: the function called after each round from the least number on; while it returns False, measuring
+            continues until ``max_time_s``.
 
     Returns:
-        What was measured; an interrupt (KeyboardInterrupt) ends it with the finished rounds.
+        The measurements; an interrupt (KeyboardInterrupt) ends them with the finished rounds.
 
     Raises:
         ValueError: a contender's prescribed execution is no multiple of its granule.
-        Exception: whatever a contender raises.
+        Exception: any exception of a contender.
     """
     measured = Measured([Measurement(contender) for contender in contenders])
     began = clock() if started is None else started
@@ -171,7 +172,7 @@ def measure(
 
 
 def _time(contender: Contender, units: int, clocks: Sequence[Callable[[], float]]) -> List[float]:
-    """What an execution took by each of the clocks."""
+    """Returns the time of an execution by each of the clocks."""
     contender.prepare(units)
     before = [clock() for clock in clocks]
     contender.execute(units)
@@ -192,7 +193,7 @@ def _warm_up(
     left_s: float,
     num_contenders: int,
 ) -> None:
-    """Ends after ``max_warmup_s``, or when the executions of ``num_contenders`` need what is left of ``left_s``."""
+    """Warms up until ``max_warmup_s``, or until the executions of ``num_contenders`` need the rest of ``left_s``."""
     contender = m.contender
     began = clock()
     m.units = contender.fixed_units or contender.granule
@@ -271,7 +272,7 @@ def _rounds(
 
 
 def shortfall(measured: Measured, limits: Limits) -> Optional[str]:
-    """What ``--max-time`` left unmeasured of what was asked for, a sentence; None where it left nothing."""
+    """Returns a sentence about the requested measurements that ``--max-time`` cut off; None if there are none."""
     if not measured.out_of_time:
         return None
     first = measured.measurements[0].executions

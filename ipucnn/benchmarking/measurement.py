@@ -1,4 +1,4 @@
-"""What was measured on IPUs, read from a run folder or the report of a benchmark, for a profile of the system."""
+"""Reads measurements on IPUs from a run folder or a benchmark's report, for a profile of the system."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 
 class _Program(msgspec.Struct):
-    """What of a program a profile needs."""
+    """The fields of a program that a profile needs."""
 
     micro_batch_size: _Count
     gradient_accumulation_count: _Count
@@ -47,7 +47,7 @@ class _Program(msgspec.Struct):
 
 
 class _Report(NamedTuple):
-    """What a report says; ``steps`` are the prescribed micro-batches of an execution of inference."""
+    """The contents of a report; ``steps`` are the prescribed micro-batches of an execution of inference."""
 
     config: RunConfig
     program: PlainDict
@@ -60,15 +60,15 @@ class _Report(NamedTuple):
 
 
 def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Measurement:
-    """The throughput in the report of a benchmark or of a training run, and the program that reached it.
+    """Reads the throughput, and the program that reached it, from the report of a benchmark or of a training run.
 
     Args:
         path: a run folder, or its report.json.
-        import_tensorflow: called before a network is built whose layers are not known.
+        import_tensorflow: the function called before a network is built whose layers are not known.
 
     Raises:
-        ConfigurationError: it was not measured on IPUs, or not of a network's speed.
-        DataError: absent, damaged, or without a throughput.
+        ConfigurationError: the throughput was not measured on IPUs, or is not a network's.
+        DataError: the report is absent, damaged, or without a throughput.
     """
     path = path / REPORT if is_folder(path) else path
     name = f"--calibrate {shown(path)}"
@@ -114,7 +114,7 @@ def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:
         raise ConfigurationError(
             f"{name} measured an input pipeline alone", "give reports of --mode training or inference"
         )
-    # Flags that no YAML has say nothing of a network's speed.
+    # Flags that are not stored as YAML do not affect a network's speed.
     options = {
         key: value for key, value in report.options.items() if key not in BY_KEY or BY_KEY[key].in_yaml
     }

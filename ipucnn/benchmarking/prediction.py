@@ -1,4 +1,4 @@
-"""What the cost and memory model predicts of IPUs for the program that is measured here.  Nothing of it is measured."""
+"""Predicts IPUs' figures for the measured program, with the cost and memory model.  None of them is measured."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ipucnn.training.program import Program
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
 
-# Micro-batches per execution that an inference pipeline is filled for, unless --steps-per-execution says otherwise:
-# what the public U-Net application's benchmark commands give.
+# Micro-batches per execution that fill an inference pipeline, unless --steps-per-execution is given: the value of the
+# public U-Net application's benchmark commands.
 INFERENCE_STEPS = 400
 SMALLEST_SYSTEM = "m2000"
 _STAGES = (1, 2, 4, 8, 16)
@@ -30,15 +30,15 @@ _STAGES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What to predict for.
+    """The input of a prediction.
 
     Attributes:
-        config: of the run.
-        program: that is measured.
-        training: or inference.
-        steps: micro-batches per execution of inference, None for ``INFERENCE_STEPS``.
-        system: name, None for the smallest from ``SMALLEST_SYSTEM`` on that has the IPUs.
-        profile: of the system that was measured, which then is what to predict for where none is named.
+        config: the configuration of the run.
+        program: the measured program.
+        training: training (True) or inference.
+        steps: the micro-batches per execution of inference, None for ``INFERENCE_STEPS``.
+        system: the name; None for the smallest from ``SMALLEST_SYSTEM`` on that has the IPUs.
+        profile: the profile of the measured system, which is also the system to predict for if none is named.
     """
 
     config: RunConfig
@@ -49,7 +49,7 @@ class PredictionRequest:
     profile: Optional[SystemProfile] = None
 
     def system_for(self, num_ipus: int = 1) -> System:
-        """The machine to predict for; the largest there is, where none has as many IPUs."""
+        """Returns the machine to predict for; the largest one if none has enough IPUs."""
         name = self.system or (self.profile.system if self.profile else None)
         system = get_system(name) if name else smallest_system(num_ipus, SMALLEST_SYSTEM)
         if self.profile is None:
@@ -60,9 +60,9 @@ class PredictionRequest:
 
 
 def predict_columns(model: KerasModel, name: str, request: PredictionRequest) -> List[Prediction]:
-    """The predicted columns of a report: of the run's precision, and of 16.16.
+    """Returns the predicted columns of a report: for the run's precision, and for 16.16.
 
-    IPUs are mostly used in 16 bits.
+    IPUs are mostly used with 16 bits.
 
     Raises:
         UserError: the network has no layer graph.
@@ -74,13 +74,13 @@ def predict_columns(model: KerasModel, name: str, request: PredictionRequest) ->
 
 
 def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -> Prediction:
-    """The predicted column of a report for one precision.
+    """Returns the predicted column of a report for one precision.
 
-    A program without pipeline gets one if its network does not fit on one IPU: with the fewest IPUs on which the
-    planner finds splits that do.
+    A program without pipeline gets one if its network does not fit on one IPU, with the fewest IPUs for which the
+    planner finds splits that fit.
 
     Returns:
-        Figures are None, and the reason is in ``notes``, where nothing can be predicted.
+        Figures are None, with the reason in ``notes``, if no prediction is possible.
     """
     notes = estimates(graph)
     try:
@@ -129,13 +129,13 @@ def _system(request: PredictionRequest, num_ipus: int, notes: List[str]) -> Syst
 
 
 def _settings(request: PredictionRequest, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
-    """The measured program, or the same in more stages than one, in another precision."""
+    """Returns the measured program, or the same in more than one stage, in another precision."""
     settings = plan_settings(replace(request.config, precision=precision), request.program, request.training)
     if not request.training:
         settings = replace(settings, gradient_accumulation_count=request.steps or INFERENCE_STEPS)
     if num_stages == settings.num_stages:
         return settings
-    # Segments on one IPU would not make the network any smaller, and pipelines have no distributed batch norm.
+    # Segments on one IPU would not make the network smaller, and pipelines have no distributed batch norm.
     staged = replace(settings.with_stages(num_stages, apart=True), dbn_replica_group_size=1)
     count = staged.gradient_accumulation_count
     if count != settings.gradient_accumulation_count:
@@ -178,7 +178,7 @@ def _best(
                     notes.append(f"does not fit on one IPU: {stages} stages, split by the planner")
                 if candidate.verdict != "fits":
                     notes.append(f"memory: {candidate.verdict}")
-                # What fits on an IPU fits on it in a system of any size; what connects them differs.
+                # A program that fits on an IPU fits in a system of any size; only the links between IPUs differ.
                 system = _system(request, p.num_replicas * stages, notes)
                 predicted = predict(graph, candidate.splits, candidate.settings, system)
                 return replace(candidate, prediction=predicted), system

@@ -1,6 +1,6 @@
-"""What ``report.json`` and ``suite.json`` hold: every field with its type, its bounds, and what it means.
+"""Declares the contents of ``report.json`` and ``suite.json``: every field with its type, its bounds and its meaning.
 
-This is the one declaration of both files: of the values that a benchmark makes, and of what is read from a file.
+This is the only declaration of both files, for writing and for reading.
 
 Units are in the names: seconds ``_s``, bytes ``_bytes``, FLOP ``flop``, where a multiplication with its addition (MAC)
 is two FLOP.
@@ -22,14 +22,14 @@ from ipucnn.text import shown_value
 
 if sys.version_info >= (3, 9):
     from typing import Annotated, Literal
-else:  # what TensorFlow 2.6 needs, too
+else:  # TensorFlow 2.6 needs it, too
     from typing_extensions import Annotated, Literal
 
 RecordType = TypeVar("RecordType", bound="Record")
 
 
 def one_of(*values: str) -> Meta:
-    """That a text is one of a few."""
+    """Returns the constraint that a text is one of a few."""
     return Meta(pattern=f"^({'|'.join(map(re.escape, values))})$")
 
 
@@ -43,26 +43,26 @@ class Record(Struct, forbid_unknown_fields=True, frozen=True):
     """A JSON object; its attributes are the keys."""
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Returns plain values, ready for JSON."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def to_json(self) -> str:
-        """Indented text; never NaN or Infinity."""
+        """Returns indented text; never NaN or Infinity."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
 def from_plain(data: PlainValue, record: Type[RecordType], where: str, hint: str) -> RecordType:
-    """A record of one of our files, from what was read of it.
+    """Returns a record read from one of the package's files.
 
     Args:
-        data: plain values.
-        record: what it should be, with ``kind`` and ``schema_version``.
+        data: the plain values read from the file.
+        record: the expected record class, with ``kind`` and ``schema_version``.
         where: the file, for messages.
-        hint: which file is wanted.
+        hint: the hint about the expected file.
 
     Raises:
-        DataError: it is of another kind or version, or damaged: naming the first thing that is not what it should be.
+        DataError: the file is of another kind or version, or damaged; the message names the first wrong value.
     """
     kind, version = (
         next(f.default for f in msgspec.structs.fields(record) if f.name == name)
@@ -90,12 +90,14 @@ class Execution(Record, frozen=True):
     samples: Positive
     wall_s: Amount
     cpu_s: Annotated[float, Meta(ge=0)] = 0.0  # processor time of all threads of the process
-    reference_s: Optional[float] = None  # time of one repetition of the yardstick, mean of before and after
+    reference_s: Optional[float] = (
+        None  # time of one repetition of the reference workload, mean of before and after
+    )
     reference_cpu_s: Optional[float] = None  # its processor time
 
 
 class IpuMemory(Record, frozen=True):
-    """What is predicted to lie in one IPU's memory."""
+    """The predicted contents of one IPU's memory."""
 
     ipu: Natural
     bytes: float
@@ -104,7 +106,7 @@ class IpuMemory(Record, frozen=True):
 
 
 class DataFacts(Record, frozen=True, kw_only=True):
-    """Where the images come from."""
+    """The source of the images."""
 
     kind: Annotated[str, one_of("host-generated", "device-generated", "real")]
     description: str
@@ -114,7 +116,7 @@ class DataFacts(Record, frozen=True, kw_only=True):
 
 
 class MeasuringSettings(Record, frozen=True, kw_only=True):
-    """How long to measure, and beside what."""
+    """The limits of the measurement, and the program to compare with."""
 
     min_executions: Positive
     min_time_s: float
@@ -125,7 +127,7 @@ class MeasuringSettings(Record, frozen=True, kw_only=True):
 
 
 class DeviceFacts(Record, frozen=True, kw_only=True):
-    """What the session ran on."""
+    """The device of the session."""
 
     kind: Annotated[str, one_of("cpu", "gpu", "ipu")]
     name: str
@@ -134,41 +136,41 @@ class DeviceFacts(Record, frozen=True, kw_only=True):
 
 
 class Compilation(Record, frozen=True, kw_only=True):
-    """What was compiled, and how long it took."""
+    """The compiled network, and the time to compile it."""
 
     num_layers: Natural
-    num_parameters: Natural  # all, also those that are not trained
+    num_parameters: Natural  # of all layers, also those that are not trained
     num_trainable_parameters: Natural
     macs_per_sample: Natural
     num_graph_operations: Natural
     trace_s: float
     compile_s: float  # tracing and first execution
-    first_execution_s: Optional[float] = None  # which may compile; null if it was not reached
+    first_execution_s: Optional[float] = None  # it may compile; null if it was not reached
     fused_micro_batches: Positive
-    # whether the executable came from a cache; null where there is none, as on the host
+    # whether the executable came from a cache; null if there is none, as on the host
     cached: Optional[bool] = None
 
 
 class ExecutionFacts(Record, frozen=True, kw_only=True):
-    """What one execution computes."""
+    """The work of one execution."""
 
     weight_updates: Optional[int]  # null in inference
-    micro_batches: Positive  # over all replicas, which the host computes one after the other
+    micro_batches: Positive  # over all replicas; the host computes them one after the other
     samples: Positive
-    fused_micro_batches: Positive  # computed as one by the host session
-    reference_repetitions: Optional[Positive] = None  # of the yardstick at a time
+    fused_micro_batches: Positive  # fused into one by the host session
+    reference_repetitions: Optional[Positive] = None  # repetitions of the reference workload at a time
 
 
 class Warmup(Record, frozen=True, kw_only=True):
-    """What was executed before measuring began."""
+    """The executions before measuring began."""
 
     executions: Natural
     seconds: float
-    steady: bool  # ended because times no longer changed, not by its time limit
+    steady: bool  # whether it ended because times no longer changed, not by its time limit
 
 
 class Spread(Record, frozen=True):
-    """How the times of executions scatter."""
+    """The spread of the execution times."""
 
     min_s: Amount
     median_s: Amount
@@ -180,13 +182,13 @@ class Percentile(Record, frozen=True):
     """A percentile of the time of an execution."""
 
     percent: float
-    needs: Positive  # executions from which it is given
+    needs: Positive  # the number of executions from which on it is given
     value_s: Optional[float] = None
     at_most_s: Optional[float] = None  # upper bound at 99 % confidence
 
 
 class MatmulPeakFacts(Record, frozen=True):
-    """What the device does at best."""
+    """The peak performance of the device."""
 
     flop_per_s: Amount
     method: str
@@ -197,19 +199,19 @@ class MeasuredFigures(Record, frozen=True, kw_only=True):
 
     images_per_s: Interval  # total samples / total time
     step_s: Amount  # time of step_samples at that throughput
-    step_samples: Positive  # of a weight update; in inference of one micro-batch on each replica
+    step_samples: Positive  # samples of a weight update; in inference of one micro-batch on each replica
     total_samples: Positive
     total_s: Amount
     num_executions: Positive
     execution: Spread
     percentiles: List[Percentile]
-    flop_per_image: Optional[float]  # null where nothing is computed
+    flop_per_image: Optional[float]  # null if nothing is computed
     flop_per_s: Optional[float]
     matmul_peak: Optional[MatmulPeakFacts]
     share_of_matmul_peak: Optional[float]
     peak_memory_bytes: Optional[int]  # resident memory of the process, high-water mark
     device_peak_memory_bytes: Optional[int]  # of a GPU
-    # of the processors, taken by others meanwhile; null where the system does not tell
+    # share of the processors used by others meanwhile; null if the system does not report it
     others_share: Optional[Share]
 
 
@@ -222,12 +224,12 @@ class Comparison(Record, frozen=True, kw_only=True, rename={"rival": "with"}):
     steady: bool
     images_per_s: Interval
     ratio: Interval  # session over rival, paired by round
-    # the same of processor seconds, for machines that are shared; null on a GPU
+    # the same with processor seconds, for shared machines; null on a GPU
     ratio_by_processor_time: Optional[Interval]
 
 
 class Prediction(Record, frozen=True, kw_only=True):
-    """What the cost and memory model predicts of IPUs; figures are null where it predicts none."""
+    """The predictions of the cost and memory model for IPUs; a figure is null if there is no prediction."""
 
     system: str
     title: str
@@ -254,12 +256,12 @@ class PipelinePartFigures(Record, frozen=True, kw_only=True):
     name: Annotated[str, one_of("read", "decode", "augment", "batch")]
     what: str
     images_per_s: Interval  # through the pipeline up to this stage
-    own_s_per_image: Interval  # time per image less that up to the stage before; may be negative by chance
+    own_s_per_image: Interval  # time per image minus that up to the previous stage; may be negative by chance
     executions: List[Execution]
 
 
 class Feed(Record, frozen=True, kw_only=True):
-    """How many IPUs take as many images as the pipeline delivers."""
+    """The number of IPUs that take as many images as the pipeline delivers."""
 
     system: str
     precision: str
@@ -278,7 +280,7 @@ class PipelineFigures(Record, frozen=True, kw_only=True):
 
 
 class Throughput(Record, frozen=True, kw_only=True):
-    """Executions of one thing, and their throughput."""
+    """The executions of one contender, and their throughput."""
 
     images_per_s: Interval
     executions: List[Execution]
@@ -288,7 +290,7 @@ class EndToEnd(Record, frozen=True, kw_only=True):
     """The network on its data beside the network on a constant batch, and the input pipeline alone."""
 
     method: str
-    data_share: Interval  # share of the time that the input pipeline costs
+    data_share: Interval  # share of the time that is due to the input pipeline
     constant_batch: Throughput
     pipeline: Throughput
 
@@ -298,12 +300,12 @@ class Regression(Record, frozen=True, kw_only=True):
 
     baseline: str
     baseline_images_per_s: Amount
-    ratio: Interval  # speed now over speed then, which decides
+    ratio: Interval  # speed now over speed then, which is decisive
     ratio_by_time: Interval
-    ratio_by_processor_time: Optional[Interval]  # null on a quiet machine, where time alone decides
+    ratio_by_processor_time: Optional[Interval]  # null on a quiet machine, where time alone is decisive
     allowed: float
     verdict: Annotated[str, one_of("slower", "not slower", "inconclusive")]
-    why_inconclusive: Optional[str]  # set where one of the runs has too few executions to decide anything
+    why_inconclusive: Optional[str]  # set if one of the runs has too few executions for a decision
     regressed: bool
     method: str
 
@@ -311,25 +313,25 @@ class Regression(Record, frozen=True, kw_only=True):
 class BenchmarkReport(Record, frozen=True, kw_only=True):
     """One benchmark.
 
-    Everything under predicted is predicted by a model of the IPU; everything else was measured on the device named.
+    Everything under predicted comes from a model of the IPU; everything else was measured on the named device.
     """
 
     kind: Literal["ipucnn benchmark"] = "ipucnn benchmark"
     schema_version: Literal[4] = 4
     model: str  # registered name
-    preset: Optional[str]  # preset the options came from
-    mode: Annotated[str, one_of("training", "inference")]  # what the network does
-    # session: the network on its data; data: the input pipeline alone; end-to-end: the network on its data, beside
-    # the network on a constant batch and the pipeline alone
+    preset: Optional[str]  # the preset that the options came from
+    mode: Annotated[str, one_of("training", "inference")]  # the measured operation of the network
+    # session: the network on its data; data: the input pipeline alone; end-to-end: the network on its data, beside the
+    # network on a constant batch and the pipeline alone
     scope: Annotated[str, one_of("session", "data", "end-to-end")]
     started: str  # local time, ISO 8601
-    seed: Natural  # of weights, data and bootstrap
+    seed: Natural  # seed of weights, data and bootstrap
     input_shape: Annotated[List[Positive], Meta(min_length=3, max_length=3)]  # height, width, channels
     data: DataFacts
     settings: MeasuringSettings
-    # options of the run that decide about its speed, by key; a baseline has to have the same
+    # options of the run that affect its speed, by key; a baseline must have the same
     options: Dict[str, Any]
-    program: Dict[str, Any]  # the Program, with executions as they were measured
+    program: Dict[str, Any]  # the Program, with the measured executions
     device: DeviceFacts
     environment: Dict[str, Any]  # versions, digest of the sources, machine, command line
     compilation: Optional[Compilation] = None
@@ -344,13 +346,13 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     regression: Optional[Regression] = None
     notes: List[str] = []
     void: Optional[str] = None  # why the result does not count, null if it does; measured is null then
-    hint: Optional[str] = None  # what to do about void
-    traceback: Optional[str] = None  # of an unexpected error that made the result void
+    hint: Optional[str] = None  # advice about void
+    traceback: Optional[str] = None  # traceback of an unexpected error that made the result void
     interrupted: bool = False
 
     @property
     def images_per_s(self) -> Optional[float]:
-        """Measured throughput; None if the result is void or nothing was measured."""
+        """Returns the measured throughput; None if the result is void or nothing was measured."""
         return self.measured.images_per_s.value if self.measured is not None else None
 
 
@@ -360,12 +362,12 @@ class Row(Record, frozen=True, kw_only=True):
     id: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]+$")]  # unique; its run folder is rows/ID
     name: str
     model: str
-    command: str  # what is typed behind `ipucnn`
+    command: str  # the words to type after `ipucnn`
     mode: Annotated[str, one_of("inference", "training")]
     status: Annotated[str, one_of("pending", "done", "failed")] = "pending"
     error: Optional[str] = None  # why the row failed
     exit_code: Optional[int] = None
-    wall_s: Optional[Amount] = None  # of the whole command, its start included
+    wall_s: Optional[Amount] = None  # time of the whole command, its start included
     device: Optional[str] = None
     data: Optional[str] = None  # name of the data set
     image_height: Optional[Natural] = None
@@ -377,7 +379,7 @@ class Row(Record, frozen=True, kw_only=True):
     images_per_s: Optional[Amount] = None
     images_per_s_lower: Optional[Amount] = None  # 95 % bootstrap interval
     images_per_s_upper: Optional[Amount] = None
-    step_s: Optional[Amount] = None  # as the benchmark's report has it; of a training run, of one micro-batch
+    step_s: Optional[Amount] = None  # as in the benchmark's report; in a training run, of one micro-batch
     compile_s: Optional[Amount] = None
     num_trainable_parameters: Optional[Natural] = None
     macs_per_image: Optional[Natural] = None
@@ -386,14 +388,14 @@ class Row(Record, frozen=True, kw_only=True):
     ratio_to_keras: Optional[Amount] = None
     training_accuracy: Optional[Share] = None
     accuracy: Optional[Share] = None  # on held-out images
-    epoch_s: Optional[Amount] = None  # of the whole batches in `epoch_images`; null where there is none
-    predicted_images_per_s: Optional[Amount] = None  # of IPUs, not measured
+    epoch_s: Optional[Amount] = None  # time of the whole batches in `epoch_images`; null if there is none
+    predicted_images_per_s: Optional[Amount] = None  # predicted for IPUs, not measured
     predicted_num_ipus: Optional[Natural] = None
     notes: List[str] = []
 
 
 class MachineFacts(Record, frozen=True):
-    """What is known of a machine without TensorFlow."""
+    """The facts about a machine that are known without TensorFlow."""
 
     cpu: Optional[str]
     num_cores: Positive
@@ -410,7 +412,7 @@ class SuiteResult(Record, frozen=True, kw_only=True):
     suite: str  # name of its file without the ending, or the wildcard
     title: str
     about: str
-    started: str  # when the first of its rows began, local time with offset
+    started: str  # start of the first of its rows, local time with offset
     machine: MachineFacts
-    epoch_images: Optional[Positive]  # training images of the epoch whose time is added up
+    epoch_images: Optional[Positive]  # training images of the epoch whose time is computed
     rows: Annotated[List[Row], Meta(min_length=1)]

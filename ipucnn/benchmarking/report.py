@@ -1,4 +1,4 @@
-"""The files of a benchmark: the report that a baseline is read from, and the folder that one is written to."""
+"""Reads baselines from report files, and writes a benchmark's report folder."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ from ipucnn.text import shown_value
 
 
 def read_report(path: Path) -> BenchmarkReport:
-    """A baseline: a ``report.json`` of a network's speed, with executions beside the yardstick.
+    """Reads a baseline: a ``report.json`` of a network's speed, with executions beside the reference workload.
 
     Raises:
-        ConfigurationError: it measured no network's speed.
-        DataError: the file is not there, damaged, of another kind or version, or void.
+        ConfigurationError: the report does not contain a network's speed.
+        DataError: the file is absent, damaged, of another kind or version, or void.
     """
     path = path / REPORT if is_folder(path) else path
     data = read_record(path, "give the report.json of a benchmark")
@@ -46,10 +46,10 @@ def read_report(path: Path) -> BenchmarkReport:
 
 
 def check_folder(resolved: Resolved) -> Path:
-    """The folder the report will go to, checked before anything is measured.
+    """Returns the folder of the report, checked before anything is measured.
 
     Raises:
-        ConfigurationError: it is taken, or ``--overwrite`` would destroy something else.
+        ConfigurationError: it is taken, or ``--overwrite`` would destroy other files.
         DataError: it is a file.
     """
     config = resolved.config
@@ -64,10 +64,10 @@ def check_folder(resolved: Resolved) -> Path:
 
 
 def checked_folder(path: Path, ours: Sequence[str], what: str) -> List[str]:
-    """The names in a folder that may be written to.
+    """Returns the names in a folder that may be written to.
 
     Raises:
-        ConfigurationError: there is something else in it than ``ours``.
+        ConfigurationError: it contains other files than ``ours``.
         DataError: it is a file.
     """
     check_makeable(path)
@@ -84,7 +84,7 @@ def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Pa
     Raises:
         DataError: the file system refuses.
     """
-    if config.run_dir is None:  # what check_folder named may be another benchmark's by now
+    if config.run_dir is None:  # another benchmark may have taken the folder since check_folder
         folder = claim_default(config.model_name, "benchmark").path
     make_folder(folder)
     write_text(folder / CONFIG, config.to_yaml())

@@ -1,4 +1,4 @@
-"""A benchmark from building its network to its report, which grows in steps and is void if one of them fails."""
+"""Runs a benchmark from building its network to its report, which grows in steps and is void if one of them fails."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What a benchmark came to: its report, and the exit code where that is void."""
+    """The result of a benchmark: its report, and the exit code if that is void."""
 
     report: BenchmarkReport
     exit_code: int = 0
 
 
 def run(benchmark: Benchmark, progress: Report = ignore_progress, verbose: bool = False) -> Outcome:
-    """Builds, compiles, measures, predicts.
+    """Builds, compiles, measures and predicts.
 
     Args:
-        progress: told of it.
-        verbose: let TensorFlow speak.
+        progress: the function called with the progress.
+        verbose: whether to show TensorFlow's messages.
 
     Returns:
-        The report; what goes wrong on the device makes it void, and raises nothing.
+        The report; an error on the device makes it void, and is not raised.
 
     Raises:
-        UserError: the device is not there, or the baseline is another machine's.
+        UserError: the device is missing, or the baseline is another machine's.
     """
     from ipucnn.sessions.factory import create_session, runs_on_ipus
 
     began = time.perf_counter()
     config, settings = benchmark.config, benchmark.settings
     if settings.training and not runs_on_ipus(config.device):
-        # As in training; but what is compared has one operation at a time, and all cores for each.
+        # As in training; but a comparison runs one operation at a time, with all cores for each.
         is_alone = settings.compare_with is None
         threads = threads_of_training(config, benchmark.program) if is_alone else num_cores()
         fix_threads(threads, required=False)
@@ -95,7 +95,7 @@ def run(benchmark: Benchmark, progress: Report = ignore_progress, verbose: bool 
 
 
 def first_report(benchmark: Benchmark, device: DeviceInfo, environment: PlainDict) -> BenchmarkReport:
-    """What is known before the network is built."""
+    """Returns the report with everything that is known before the network is built."""
     info, settings, count = benchmark.setup.source.info, benchmark.settings, benchmark.instances.count
     notes = list(benchmark.program.warnings)
     if count > 1:
@@ -130,7 +130,7 @@ def first_report(benchmark: Benchmark, device: DeviceInfo, environment: PlainDic
 def _steps(
     benchmark: Benchmark, session: Session, report: BenchmarkReport, began: float, progress: Report
 ) -> Iterator[BenchmarkReport]:
-    """The report after each step: the network is built and predicted, compiled, and measured."""
+    """Yields the report after each step: the network is built and predicted, compiled, and measured."""
     from ipucnn.benchmarking.work import compile_work
 
     progress("building the network", 0, 0, "")
@@ -145,7 +145,7 @@ def _steps(
         notes=[*report.notes, *notes],
     )
     yield report
-    # The host's matrix products are no measure of what IPUs do.
+    # The host's matrix products are no measure of IPUs.
     has_peak = benchmark.settings.scope != DATA and session.device.kind != "ipu"
     peak = machine.MatmulPeak(session.place) if has_peak else None
     session.would_fit = _memory_advice(benchmark, model)
@@ -165,7 +165,7 @@ def _steps(
 
 
 def _predictions(benchmark: Benchmark, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
-    """The predicted columns, and why there are none."""
+    """Returns the predicted columns, and why there are none."""
     settings = benchmark.settings
     request = PredictionRequest(
         benchmark.config,
@@ -182,7 +182,7 @@ def _predictions(benchmark: Benchmark, model: KerasModel) -> Tuple[List[Predicti
 
 
 def _memory_advice(benchmark: Benchmark, model: KerasModel) -> MemoryAdvice:
-    """What to suggest where the program does not fit; the planner looks for it once it was refused."""
+    """Returns the function for advice if the program does not fit; it calls the planner only after a failure."""
 
     def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
         from ipucnn.planning.search.variations import prediction_would_fit, would_fit
@@ -209,7 +209,7 @@ def _compilation(compiled: CompilationReport) -> Compilation:
 
 
 class _Timed(NamedTuple):
-    """What was measured; ``repetitions`` are the yardstick's, None where there is none."""
+    """The measurements; ``repetitions`` is the number of the reference workload, None if there is none."""
 
     measured: Measured
     others_share: Optional[float]
@@ -218,7 +218,7 @@ class _Timed(NamedTuple):
 
 
 def _time(benchmark: Benchmark, session: Session, work: Work, began: float, progress: Report) -> _Timed:
-    """Measures the contenders, as long as the baseline's executions where there is one."""
+    """Measures the work in executions as long as the baseline's, if there is one."""
     settings, baseline, gate, before = benchmark.settings, benchmark.baseline, None, None
     if baseline is not None and baseline.execution is not None:
         from ipucnn.benchmarking.baseline import Gate
@@ -238,7 +238,7 @@ def _time(benchmark: Benchmark, session: Session, work: Work, began: float, prog
         settings.limits,
         progress,
         yardstick,
-        # How long to measure is decided by the clock, in all instances alike.
+        # All instances take the time from the first instance's clock, so that they stop measuring together.
         clock=lambda: session.of_first_instance(time.perf_counter()),
         started=session.of_first_instance(began),
         is_decided=is_decided,
@@ -260,7 +260,7 @@ def _measured_report(
     timed: _Timed,
     peak: Optional[machine.MatmulPeak],
 ) -> BenchmarkReport:
-    """The report with all that was timed."""
+    """Returns the report with all measurements."""
     measurements, scope = timed.measured.measurements, benchmark.settings.scope
     first, has_figures = measurements[0], bool(measurements[0].executions)
     compilation, is_compiled = report.compilation, report.compilation is not None
@@ -308,7 +308,7 @@ def _measured_report(
 def _execution(
     benchmark: Benchmark, first: Measurement, repetitions: Optional[int]
 ) -> Tuple[Program, ExecutionFacts]:
-    """Program and execution as they were measured."""
+    """Returns program and execution as they were measured."""
     units, p, training = first.units, benchmark.program, benchmark.settings.training
     if training:
         splits = p.pipeline_splits
@@ -338,7 +338,7 @@ def _figures(
     others_share: Optional[float],
     peak: Optional[machine.MatmulPeak],
 ) -> MeasuredFigures:
-    """The figures of the network, or of the input pipeline."""
+    """Returns the figures of the network, or of the input pipeline."""
     training, p = benchmark.settings.training, benchmark.program
     macs = report.compilation.macs_per_sample if report.compilation is not None else 0
     # A training step counts as three forward passes: forward, and the products of the two gradients.
@@ -371,12 +371,12 @@ def _figures(
 def _comparison(
     report: BenchmarkReport, benchmark: Benchmark, measurements: Sequence[Measurement], rival: Tuple[str, str]
 ) -> Comparison:
-    """The session's speed over the rival's, round by round."""
+    """Compares the session's speed with the rival's, round by round."""
     session, other = measurements[0].executions, measurements[1]
     samples = [e.samples for e in session], [e.samples for e in other.executions]
     seconds = [e.wall_s for e in session], [e.wall_s for e in other.executions]
     on_cpu = [e.cpu_s for e in session], [e.cpu_s for e in other.executions]
-    # Processor times can be compared only where both compute on the processors.
+    # Processor times can be compared only if both compute on the processors.
     by_cpu = report.device.kind == "cpu"
     return Comparison(
         rival=rival[0],
@@ -392,7 +392,7 @@ def _comparison(
 def _pipeline(
     report: BenchmarkReport, benchmark: Benchmark, measurements: Sequence[Measurement]
 ) -> PipelineFigures:
-    """The input pipeline part by part; the whole of it was measured first."""
+    """Returns the figures of the input pipeline part by part; the whole pipeline was measured first."""
     from ipucnn.datasets.pipeline import parallel_calls
 
     ordered = measurements[::-1]
@@ -408,12 +408,12 @@ def _pipeline(
 
 
 def _void(report: BenchmarkReport, error: Exception) -> Outcome:
-    """The report of a benchmark that failed, without figures, and its exit code."""
+    """Returns the report of a benchmark that failed, without figures, and its exit code."""
     import tensorflow as tf
 
     where = None
     if isinstance(error, UserError):
-        # Sessions speak of the checkpoints of a training run, which a benchmark does not write.
+        # Sessions mention the checkpoints of a training run, which a benchmark does not write.
         hint = error.hint.split("; checkpoints")[0] if error.hint else None
         why, code = error.message, error.exit_code
     elif isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
@@ -421,7 +421,7 @@ def _void(report: BenchmarkReport, error: Exception) -> Outcome:
         hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
         code = EXIT_INFEASIBLE
     else:
-        # What a library made of an interruption says nothing about the benchmark.
+        # A library's error after an interruption says nothing about the benchmark.
         interrupts.check()
         text = str(error.message if isinstance(error, tf.errors.OpError) else error)
         lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
@@ -431,7 +431,7 @@ def _void(report: BenchmarkReport, error: Exception) -> Outcome:
 
 
 def _without_nodes(text: str) -> str:
-    """The line of a TensorFlow message that says what could not be allocated, without names of graph nodes."""
+    """Returns the line of a TensorFlow message that names the failed allocation, without names of graph nodes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     line = next((line for line in lines if re.search("OOM|allocat", line)), lines[0])
     line = re.sub(r"\{\{[^{}]*\}\}|\[\[.*?\]\]|\[Op:[^\]]*\]", "", line)

@@ -1,4 +1,4 @@
-"""What a benchmark is to do besides the options of a run, and the checks that need no TensorFlow."""
+"""The settings of a benchmark besides the options of a run, and the checks that need no TensorFlow."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
 MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
 KERAS = "keras"
-# A call of Keras' fit takes some 50 ms whatever it does: executions long enough that this hardly counts.
+# A call of Keras' fit takes some 50 ms whatever its work: executions are long enough to make this negligible.
 COMPARED_EXECUTION_S = 2.0
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
 DATA_KINDS = {
@@ -30,18 +30,18 @@ DATA_KINDS = {
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """What to measure and compare.
+    """The settings of a measurement and its comparison.
 
     Attributes:
         mode: TRAINING or INFERENCE.
         scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
             network on its data, beside the network on a constant batch and the pipeline alone.
-        limits: how long to measure.
+        limits: the limits of time and executions.
         compare_with: "keras", or None.
-        system: IPU machine to predict for, None for the smallest that suits.
-        profile: what was measured of the IPU machine.
+        system: the IPU machine to predict for, None for the smallest suitable one.
+        profile: the measurements of the IPU machine.
         baseline: an earlier report.json to compare with.
-        max_regression: share of the baseline's speed that may be lost.
+        max_regression: the share of the baseline's speed that may be lost.
     """
 
     mode: str = INFERENCE
@@ -55,12 +55,12 @@ class BenchmarkSettings:
 
     @property
     def training(self) -> bool:
-        """Whether weight updates are measured."""
+        """Tells whether weight updates are measured."""
         return self.mode == TRAINING
 
 
 def data_kind(config: RunConfig) -> str:
-    """Where a run's images come from: a key of ``DATA_KINDS``."""
+    """Returns the source of a run's images: a key of ``DATA_KINDS``."""
     if config.device_generated_data or config.synthetic_data == "ipu":
         return DEVICE_GENERATED
     is_noise = config.host_generated_data or config.synthetic_data == "host" or config.dataset == "random"
@@ -80,17 +80,17 @@ def make_settings(
     baseline: Optional[str] = None,
     max_regression: Optional[str] = None,
 ) -> BenchmarkSettings:
-    """Checked settings from what was typed.
+    """Returns checked settings from the typed options.
 
     Args:
-        training: ``--training`` (True) or ``--inference`` (False); None: what ``mode`` implies.
+        training: ``--training`` (True) or ``--inference`` (False); None: as ``mode`` implies.
         mode: one of ``MODES``.
-        executions, min_time_s, max_time_s: see ``Limits``; a least time that is not given is at most ``max_time_s``.
+        executions, min_time_s, max_time_s: see ``Limits``; the default of the least time is at most ``max_time_s``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
-        system_profile: the file that has the profile.
+        system_profile: the file with the profile.
 
     Raises:
-        ConfigurationError: naming the option, its value and the nearest legal one.
+        ConfigurationError: a wrong option; the message names it, its value and the nearest legal one.
     """
     work, scope = work_and_scope(training, mode)
     for option, given in (("--compare-with", compare_with), ("--baseline", baseline)):
@@ -121,7 +121,7 @@ def make_settings(
 
 
 def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, is_compared: bool) -> Limits:
-    """How long to measure; the command line has refused what is no number of executions or seconds."""
+    """Returns the limits; the command line has refused values that are no number of executions or seconds."""
     if executions < MIN_ROUNDS:
         raise ConfigurationError(
             f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
@@ -139,7 +139,7 @@ def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, 
 
 
 def _rival(compare_with: Optional[str]) -> Optional[str]:
-    """What the session is compared with: "keras", or nothing."""
+    """Returns the name of the program to compare the session with, "keras", or None."""
     if compare_with is None:
         return None
     if compare_with.lower() != KERAS:
@@ -151,7 +151,7 @@ def _rival(compare_with: Optional[str]) -> Optional[str]:
 
 
 def _profile(path: str, system: Optional[str]) -> "SystemProfile":
-    """The profile of ``--system-profile``, which suits the system."""
+    """Returns the profile of ``--system-profile``, checked against the system."""
     from ipucnn.hardware import SYSTEMS
     from ipucnn.planning.calibration import calibrated_system, read_profile
 
@@ -161,7 +161,7 @@ def _profile(path: str, system: Optional[str]) -> "SystemProfile":
 
 
 def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, str]:
-    """(TRAINING or INFERENCE, scope) of ``--mode`` and ``--training`` or ``--inference``."""
+    """Returns (TRAINING or INFERENCE, scope) of ``--mode`` and ``--training`` or ``--inference``."""
     flag = None if training is None else TRAINING if training else INFERENCE
     if mode is None:
         return flag or INFERENCE, SESSION
@@ -179,11 +179,13 @@ def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, 
 
 
 def check_settings(settings: BenchmarkSettings, kind: str, num_instances: int) -> None:
-    """Refuses to measure an input pipeline that is not there, and what several instances of ``poprun`` cannot measure
-    together: what each does by itself on its host.
+    """Refuses options that cannot be measured.
+
+    These are modes that measure an absent input pipeline, and options for one process under several instances of
+    ``poprun``, because each instance would measure only its own host.
 
     Raises:
-        ConfigurationError: naming the option.
+        ConfigurationError: an option cannot be measured; the message names it.
     """
     if settings.scope != SESSION and kind == DEVICE_GENERATED:
         raise ConfigurationError(
@@ -204,7 +206,7 @@ def check_settings(settings: BenchmarkSettings, kind: str, num_instances: int) -
 
 
 def _share(text: str) -> float:
-    """``5%`` or ``0.05`` as a share."""
+    """Returns ``5%`` or ``0.05`` as a share."""
     percent = text.strip().endswith("%")
     try:
         share = values.parse_float(text.strip().rstrip("%").strip()) / (100.0 if percent else 1.0)

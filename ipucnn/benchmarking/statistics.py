@@ -1,7 +1,7 @@
-"""What may be said of a few timed executions: intervals, percentiles, steadiness, regressions.
+"""Computes statistics of a few timed executions: intervals, percentiles, steadiness, regressions.
 
-NumPy, and SciPy's distributions.  Times are never clipped or averaged as rates: throughput is total samples over total
-time.
+It uses NumPy, and SciPy's distributions.  Times are never clipped or averaged as rates: throughput is total samples
+over total time.
 """
 
 import math
@@ -15,31 +15,31 @@ CONFIDENCE = 0.95
 PERCENTILE_CONFIDENCE = 0.99
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 NUM_RESAMPLES = 2000
-# With fewer executions a bootstrap interval is far too narrow whatever is done to it, and is left out.
+# With fewer executions every bootstrap interval is far too narrow, so it is left out.
 INTERVAL_NEEDS = 6
-# Share of the processors that others may take of a quiet machine.
+# The share of the processors that others may use of a quiet machine.
 QUIET_SHARE = 0.05
-# Executions compared with as many before them to tell whether times still fall.
+# Executions compared with as many before them to detect whether times still fall.
 STEADY_WINDOW = 3
 STEADY_CHANGE = 0.05
 
 
 def samples_for_percentile(percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
-    """How many samples a percentile needs: 7, 44, 90 and 459 for p50, p90, p95 and p99 at 99 %.
+    """Returns how many samples a percentile needs: 7, 44, 90 and 459 for p50, p90, p95 and p99 at 99 %.
 
-    The largest of n independent samples lies above the quantile p unless all n lie below, which has the
-    probability p^n (binomial).  So from n = log(1 - confidence) / log(p) on some sample bounds the quantile
-    from above with that confidence; with fewer none does, and the tail was not seen.
+    The largest of n independent samples lies above the quantile p unless all n lie below, which has the probability p^n
+    (binomial).  So from n = log(1 - confidence) / log(p) on, some sample bounds the quantile from above with that
+    confidence.  With fewer samples none does, and the tail was not observed.
     """
     return math.ceil(math.log(1.0 - confidence) / math.log(percent / 100.0))
 
 
 def percentile_bound_rank(num_samples: int, percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
-    """The smallest rank (from 1) whose order statistic is above the quantile with this confidence, or 0 if none is.
+    """Returns the smallest rank (from 1) whose order statistic is above the quantile with this confidence, or 0.
 
     The r-th smallest of n samples is below the quantile p when at least r samples are, P = 1 - CDF(r - 1).
     """
-    # Of SciPy's distributions ``scipy.special`` has the functions alone: ``scipy.stats`` takes a second to import.
+    # SciPy's distributions are used as functions of ``scipy.special``: ``scipy.stats`` takes a second to import.
     from scipy.special import bdtr
 
     p = percent / 100.0
@@ -49,7 +49,7 @@ def percentile_bound_rank(num_samples: int, percent: float, confidence: float = 
 
 
 def percentiles(seconds: Sequence[float]) -> List[Percentile]:
-    """``PERCENTILES`` of times: by nearest rank, with an upper bound at 99 % confidence, if there are enough."""
+    """Returns ``PERCENTILES`` of times, by nearest rank, with an upper bound at 99 % confidence if there are enough."""
     ordered = sorted(seconds)
     rows = []
     for percent in PERCENTILES:
@@ -70,11 +70,11 @@ def _bounds(values: np.ndarray, confidence: float = CONFIDENCE) -> Tuple[float, 
 
 
 def expanded_confidence(num: int) -> float:
-    """The confidence at which the percentile bootstrap of ``num`` executions has the width of a 95 % t interval.
+    """Returns the confidence at which a percentile bootstrap of ``num`` executions is as wide as a 95 % t interval.
 
-    Resamples of n pieces scatter sqrt((n - 1) / n) times as much as samples do, and know nothing of how uncertain that
-    scatter is, for which there is Student's t (Hesterberg 2015, What Teachers Should Know About the Bootstrap,
-    "expanded percentile").  The pieces are the blocks here: 5 of 10 executions.
+    Resamples of n pieces scatter sqrt((n - 1) / n) times as much as samples do, and ignore the uncertainty of that
+    scatter, which Student's t includes (Hesterberg 2015, What Teachers Should Know About the Bootstrap, "expanded
+    percentile").  The pieces are the blocks here: 5 of 10 executions.
     """
     from scipy.special import stdtrit
 
@@ -84,13 +84,13 @@ def expanded_confidence(num: int) -> float:
 
 
 def _interval(value: float, num: int, seed: int, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
-    """Expanded percentile bootstrap over blocks of executions.
+    """Returns an expanded percentile bootstrap over blocks of executions.
 
     Args:
         value: the estimate.
-        num: executions.
-        seed: of the resamples.
-        statistic: int [resamples, num] (which executions a resample takes) -> float [resamples].
+        num: the number of executions.
+        seed: the seed of the resamples.
+        statistic: int [resamples, num] (the executions of each resample) -> float [resamples].
     """
     if num < INTERVAL_NEEDS:
         return Interval(value, None, None)
@@ -99,11 +99,11 @@ def _interval(value: float, num: int, seed: int, statistic: Callable[[np.ndarray
 
 
 def throughput(samples: Sequence[float], seconds: Sequence[float], seed: int = 0) -> Interval:
-    """Total samples over total time, with a bootstrap over blocks of executions (see :func:`_interval`).
+    """Returns total samples over total time, with a bootstrap over blocks of executions (see :func:`_interval`).
 
     Args:
-        samples, seconds: of each execution.
-        seed: of the resamples.
+        samples, seconds: the values of each execution.
+        seed: the seed of the resamples.
     """
     n: Any = np.asarray(samples, float)
     t: Any = np.asarray(seconds, float)
@@ -116,9 +116,9 @@ def paired_ratio(
     seconds: Tuple[Sequence[float], Sequence[float]],
     seed: int = 0,
 ) -> Interval:
-    """Throughput of the first side over that of the second, measured in turns.
+    """Returns the throughput of the first side over that of the second, measured in turns.
 
-    The bootstrap draws rounds, each with what both sides did in it: what slowed down a whole round cancels.
+    The bootstrap draws rounds, each with both sides' executions: a slowdown of a whole round cancels.
     """
     n: List[Any] = [np.asarray(side, float) for side in samples]
     t: List[Any] = [np.asarray(side, float) for side in seconds]
@@ -136,7 +136,7 @@ def paired_share(
     seconds: Tuple[Sequence[float], Sequence[float]],
     seed: int = 0,
 ) -> Interval:
-    """What share of the first side's time the second does not need: 1 - cost of the second / cost of the first."""
+    """Returns the share of the first side's time that the second saves: 1 - cost of the second / cost of the first."""
     ratio = paired_ratio(samples, seconds, seed)
     if ratio.lower is None or ratio.upper is None:
         return Interval(1.0 - ratio.value, None, None)
@@ -148,10 +148,10 @@ def paired_difference(
     seconds: Tuple[Sequence[float], Optional[Sequence[float]]],
     seed: int = 0,
 ) -> Interval:
-    """Seconds per sample of the first side minus those of the second, measured in turns.
+    """Returns the seconds per sample of the first side minus those of the second, measured in turns.
 
-    Where the second side is None, nothing is subtracted: the result is what the first side takes.  Total over total,
-    and a bootstrap over rounds, as in :func:`paired_ratio`.  The difference may be negative by chance.
+    If the second side is None, nothing is subtracted: the result is the first side's cost.  It is total over total,
+    with a bootstrap over rounds, as in :func:`paired_ratio`.  The difference may be negative by chance.
     """
     n: List[Any] = [np.asarray(side, float) for side in samples if side is not None]
     t: List[Any] = [np.asarray(side, float) for side in seconds if side is not None]
@@ -165,12 +165,12 @@ def paired_difference(
 
 
 class Ratio(NamedTuple):
-    """How many times as fast something is, by several measures of the same and by all of them together.
+    """A ratio of speeds, by several measures of the same quantity and by their combination.
 
     Attributes:
-        together: the measures' logarithms weighted by their precision.
-        each: of each measure.
-        weights: of each measure, 1 in sum.
+        together: the combination: the measures' logarithms weighted by their precision.
+        each: the ratio by each measure.
+        weights: the weight of each measure, 1 in sum.
     """
 
     together: Interval
@@ -184,16 +184,16 @@ def unpaired_ratio(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Ratio:
-    """How many times as fast ``now`` is: median cost before over median cost now.
+    """Returns how many times as fast ``now`` is: median cost before over median cost now.
 
-    Executions are resampled on either side by itself, with all their measures.  Neighbours may be alike, so blocks
-    of about the cube root of their number are drawn, around the circle (Politis and Romano 1992).  Measures are
-    put together with the inverse of their variances over the resamples, as independent estimates of one quantity.
+    Executions are resampled on either side separately, with all their measures.  Neighbours may be correlated, so
+    blocks of about the cube root of their number are drawn, around the circle (Politis and Romano 1992).  Measures are
+    combined with the inverse of their variances over the resamples, as independent estimates of one quantity.
 
     Args:
-        now, before: for each measure the cost of a sample in each execution; see ``regression`` for what of.
-        seed: of the resamples.
-        confidence: of the intervals.
+        now, before: for each measure, the cost of a sample in each execution; ``regression`` describes the measures.
+        seed: the seed of the resamples.
+        confidence: the confidence of the intervals.
     """
     a: Any = np.log(np.asarray(now, float))
     b: Any = np.log(np.asarray(before, float))
@@ -208,17 +208,17 @@ def unpaired_ratio(
     precisions = 1.0 / (resampled.var(axis=1) + 1e-12)
     weights = precisions / precisions.sum()
     each = [Interval(float(np.exp(v)), *_bounds(np.exp(r), confidence)) for v, r in zip(values, resampled)]
-    together = Interval(float(np.exp(weights @ values)), *_bounds(np.exp(weights @ resampled), confidence))
-    return Ratio(together, each, [float(w) for w in weights])
+    combined = Interval(float(np.exp(weights @ values)), *_bounds(np.exp(weights @ resampled), confidence))
+    return Ratio(combined, each, [float(w) for w in weights])
 
 
 def block_length(num: int) -> int:
-    """Executions in a block: about the cube root of their number."""
+    """Returns the number of executions in a block: about the cube root of their number."""
     return max(1, round(num ** (1.0 / 3.0)))
 
 
 def _block_resamples(num: int, seed: int) -> np.ndarray:
-    """int [resamples, num]: runs of neighbours, the first following the last."""
+    """Returns int [resamples, num]: runs of neighbours, with the first following the last."""
     length = block_length(num)
     starts = np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, -(-num // length)))
     runs = (starts[:, :, np.newaxis] + np.arange(length)) % num
@@ -226,7 +226,7 @@ def _block_resamples(num: int, seed: int) -> np.ndarray:
 
 
 def is_steady(seconds_per_sample: Sequence[float]) -> bool:
-    """Whether the last executions are as fast as those before them: their medians differ by 5 % at most."""
+    """Tells whether the last executions are as fast as those before them: their medians differ by 5 % at most."""
     if len(seconds_per_sample) < 2 * STEADY_WINDOW:
         return False
     last = float(np.median(seconds_per_sample[-STEADY_WINDOW:]))
@@ -235,7 +235,7 @@ def is_steady(seconds_per_sample: Sequence[float]) -> bool:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Least, median and most seconds of an execution, and the standard deviation over the mean."""
+    """Returns least, median and most seconds of an execution, and the standard deviation over the mean."""
     t: Any = np.asarray(seconds, float)
     varies = float(t.std(ddof=1) / t.mean()) if len(t) > 1 else None
     return Spread(float(t.min()), float(np.median(t)), float(t.max()), varies)

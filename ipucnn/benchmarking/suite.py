@@ -1,4 +1,4 @@
-"""Suites: lists of command lines in YAML, planned and checked before the first one runs (``suite_run.py``).
+"""Plans and checks suites, lists of command lines in YAML, before the first one runs (``suite_run.py`` runs them).
 
 title: what it is
 epoch-images: 50000
@@ -7,7 +7,7 @@ rows:
   - benchmark lenet {--inference,--training} --micro-batch-size {1,32}
   - two replicas: train resnet18 --replicas 2 --num-epochs 2
 
-``{a,b}`` stands for each of them, as in a shell, and a wildcard for each network that it matches.  ``fit`` in place of
+``{a,b}`` expands to each of them, as in a shell, and a wildcard to each network that it matches.  ``fit`` in place of
 ``train`` is Keras' own loop (``keras_fit.py``).
 """
 
@@ -34,11 +34,12 @@ from ipucnn.text import shown_value
 FOLDER = Path(__file__).parent / "suites"
 COMMANDS = ("benchmark", "train", "fit")
 SEED = 1
-"""Of the rows for which nobody gives another, so that a suite that goes on goes on with the same."""
+"""The default seed of rows, fixed so that a continued suite uses the same."""
 _TOP = ("title", "about", "epoch-images", "options", "rows")
 MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
-# Options of ``benchmark`` that runs do not have: what ``make_settings`` calls them, and what reads their value.
+# Options of ``benchmark`` that runs do not have: their name in ``make_settings``, and the function that reads their
+# value.
 _MEASURING: Dict[str, Tuple[str, Callable[[str], PlainValue]]] = {
     "mode": ("mode", str),
     "compare-with": ("compare_with", str),
@@ -47,20 +48,20 @@ _MEASURING: Dict[str, Tuple[str, Callable[[str], PlainValue]]] = {
     "max-time": ("max_time_s", spec.SECONDS.flag("--max-time")),
     "system": ("system", str),
 }
-# What is typed in place of ``--mode``, and whether weight updates are measured.
+# The flags that replace ``--mode``, and whether weight updates are measured.
 _MODES = {"training": True, "train": True, "inference": False, "infer": False}
 _ANY = ("config", "config-path")
 _OF_SUITE = ("run-dir", "overwrite", "resume", "json", "plan", "model-name", "suite", "versus", "baseline")
 
 Options = Dict[str, List[str]]
-"""The words of each option by its key, the option's own first."""
+"""The words of each option by its key, starting with the option itself."""
 
 
 def parse_options(words: Sequence[str], where: str) -> Options:
-    """Options as they are typed, by key; a later one of the same key counts.
+    """Parses typed options, by key; a later one of the same key counts.
 
     Raises:
-        ConfigurationError: a word that belongs to no option, or an option that suites give themselves.
+        ConfigurationError: a word that belongs to no option, or an option that the suite sets itself.
     """
     options: Options = {}
     key = ""
@@ -91,7 +92,7 @@ def _key(name: str) -> str:
 
 
 def merged(below: Options, above: Options) -> Options:
-    """Options over others, which lose those that the upper ones take the place of."""
+    """Returns ``above`` over ``below``, without the options of ``below`` that ``above`` replaces."""
     names = {key.replace("-", "_") for key in above}
     replaced = {other.replace("_", "-") for name, other in REPLACES if name in names and other not in names}
     return {**{key: words for key, words in below.items() if key not in replaced}, **above}
@@ -102,13 +103,13 @@ class PlannedRow:
     """A command line of a suite.
 
     Attributes:
-        command: of ``COMMANDS``.
-        model: a network.
-        options: by key.
-        name: as the suite calls it; "" for one made of what it runs.
-        where: for messages.
-        id: unique in the suite, fit for a folder's name.
-        notes: what differs from what was asked for.
+        command: one of ``COMMANDS``.
+        model: the name of a network.
+        options: the options by key.
+        name: the name in the suite; "" for a name derived from the command line.
+        where: the place in the suite, for messages.
+        id: a name that is unique in the suite and valid as a folder's name.
+        notes: differences from the requested options.
     """
 
     command: str
@@ -121,20 +122,20 @@ class PlannedRow:
 
     @property
     def words(self) -> List[str]:
-        """What is typed behind ``ipucnn``."""
+        """Returns the words to type after ``ipucnn``."""
         return [self.command, self.model, *itertools.chain.from_iterable(self.options.values())]
 
     @property
     def trains(self) -> bool:
-        """Whether weight updates are timed."""
+        """Tells whether weight updates are timed."""
         mode = self.options.get("mode", ["--inference"])[-1].lstrip("-")
         return self.command != "benchmark" or _MODES.get(mode, True)
 
     def resolve(self) -> Resolved:
-        """Its configuration.
+        """Returns its configuration.
 
         Raises:
-            UserError: something in it that needs no data to be found out, with the row it is about.
+            UserError: an error that can be detected without data; the message names the row.
         """
         command = "train" if self.command == "fit" else self.command
         flags: PlainDict = {}
@@ -168,7 +169,7 @@ class PlannedRow:
 
 
 def _takes(command: str, key: str) -> bool:
-    """Whether a command of a suite has an option."""
+    """Tells whether a command of a suite has an option."""
     if key in _ANY or (key in _MEASURING and command == "benchmark"):
         return True
     option = find_spec(key)
@@ -177,13 +178,13 @@ def _takes(command: str, key: str) -> bool:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite whose rows are written out.
+    """A suite with its rows expanded.
 
     Attributes:
-        name: of the file, without its ending.
-        rows: at least one.
-        title, about: what it is.
-        epoch_images: training images of the epoch whose time is added up, None for no such sum.
+        name: the name of the file, without its ending.
+        rows: the rows, at least one.
+        title, about: the description.
+        epoch_images: the training images of the epoch whose time is computed, None for no such time.
     """
 
     name: str
@@ -194,10 +195,10 @@ class Suite:
 
 
 def find_suite(name: str) -> Suite:
-    """The suite that ``--suite`` names: a built-in one, or a file.
+    """Returns the suite that ``--suite`` names: a built-in one, or a file.
 
     Raises:
-        ConfigurationError: there is none, or it is wrong.
+        ConfigurationError: there is no such suite, or it is wrong.
     """
     built_in = sorted(path.stem for path in FOLDER.glob("*.yml"))
     if name in built_in:
@@ -216,17 +217,17 @@ def find_suite(name: str) -> Suite:
 
 
 def wildcard_suite(pattern: str) -> Suite:
-    """The suite of the networks that MODEL matches; mode and options are the command line's."""
+    """Returns the suite of the networks that MODEL matches; mode and options come from the command line."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", pattern).strip("-") or "all"
     rows = tuple(PlannedRow("benchmark", record.name, {}, where="MODEL") for record in matching(pattern))
     return Suite(name, rows, title=pattern)
 
 
 def parse_suite(text: str, source: str, name: str) -> Suite:
-    """A suite from YAML.
+    """Reads a suite from YAML.
 
     Raises:
-        ConfigurationError: with ``source`` and what is wrong.
+        ConfigurationError: the suite is wrong; the message names ``source`` and the error.
     """
     with documents.naming(source):
         data = documents.load(text)
@@ -302,15 +303,15 @@ def _split(text: str, where: str) -> List[str]:
 
 
 def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suite:
-    """The suite with what was typed beside it, every row checked.
+    """Returns the suite with the typed options, every row checked.
 
     Args:
-        suite: as written.
-        model: MODEL, which keeps the rows of the networks that it matches.
-        typed: options, in place of the rows' own.
+        suite: the suite as written.
+        model: MODEL, which selects the rows of the networks that it matches.
+        typed: options that override the rows' own.
 
     Raises:
-        UserError: whatever is wrong with any row, with the row it is about.
+        UserError: a row is wrong; the message names the row.
     """
     above = parse_options(typed, "options")
     kept = None if model is None else {record.name for record in matching(model)}
@@ -319,7 +320,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
         if kept is None or row.model in kept:
             typed_here = {key: words for key, words in above.items() if _takes(row.command, key)}
             row = replace(row, options={"seed": ["--seed", str(SEED)], **merged(row.options, typed_here)})
-            # Typed options may make rows the same.
+            # Typed options may make rows equal.
             if all(replace(row, where=other.where) != other for other in rows):
                 rows.append(row)
     if not rows:
@@ -333,7 +334,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
 
 
 def _with_ids(rows: List[PlannedRow]) -> Iterator[PlannedRow]:
-    """The rows with ids: of their name or network, and of what tells them from others of that."""
+    """Yields the rows with ids: their name or network, and the options that distinguish rows of the same name."""
     taken: Set[str] = set()
     for row in rows:
         same = [other for other in rows if (other.name or other.model) == (row.name or row.model)]
@@ -352,7 +353,7 @@ def _with_ids(rows: List[PlannedRow]) -> Iterator[PlannedRow]:
 
 
 def _with_legal_size(row: PlannedRow) -> PlannedRow:
-    """Resolves a row; an image size that its network cannot take becomes the next one that it can, and it says so."""
+    """Checks and returns a row; an image size that its network does not accept becomes the next legal one, noted."""
     resolved = row.resolve()
     size = resolved.config.image_size
     if size is None or "image-size" not in row.options:

@@ -1,4 +1,4 @@
-"""A planned suite in its folder: each row in a process of its own, what the rows came to, and their speed-ups."""
+"""Runs a planned suite in its folder, each row in a process of its own, and computes speed-ups."""
 
 import csv
 import io
@@ -29,9 +29,9 @@ from ipucnn.text import shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
 FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
-# What the names of default folders end with; those of single benchmarks end in -benchmark.
+# The ending of default folders' names; single benchmarks end in -benchmark.
 _SUFFIX = "suite"
-# Where data lie changes no figure.
+# The place of the data changes no figure.
 _IGNORED = re.compile(r" --(dataset-path ('[^']*'|\S)+|(no-)?download)")
 _PRINTED_CHARACTERS = 4096
 
@@ -40,11 +40,11 @@ _PRINTED_CHARACTERS = 4096
 
 
 def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: bool) -> Path:
-    """The folder of a suite, checked before anything is measured.
+    """Returns the folder of a suite, checked before anything is measured.
 
     Raises:
-        ConfigurationError: it is taken and neither continued nor replaced, holds something else, or there is
-            nothing to go on with.
+        ConfigurationError: it is taken and neither continued nor replaced, contains other files, or there is nothing to
+            continue.
         DataError: it is a file.
     """
     if run_dir is not None:
@@ -73,7 +73,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
 
 
 def this_machine() -> MachineFacts:
-    """The facts about this machine that figures depend on and that are known without TensorFlow."""
+    """Returns the facts about this machine that affect figures and are known without TensorFlow."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -85,10 +85,10 @@ def this_machine() -> MachineFacts:
 
 
 def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
-    """A ``suite.json``, or the one in a folder.
+    """Reads a ``suite.json``, or the one in a folder.
 
     Raises:
-        DataError: not there, damaged, or of another kind or version.
+        DataError: it is absent, damaged, or of another kind or version.
     """
     path = path / RESULT if is_folder(path) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
@@ -99,7 +99,7 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
 
 
 def write_result(folder: Path, result: SuiteResult) -> None:
-    """Writes what there is of a suite."""
+    """Writes the current result of a suite."""
     write_text(folder / RESULT, result.to_json())
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -114,7 +114,7 @@ def write_result(folder: Path, result: SuiteResult) -> None:
 
 
 def pending(suite: Suite) -> SuiteResult:
-    """The result of a suite before any row has run."""
+    """Returns the result of a suite before any row has run."""
     return SuiteResult(
         suite=suite.name,
         title=suite.title,
@@ -137,10 +137,10 @@ def pending(suite: Suite) -> SuiteResult:
 
 
 def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
-    """A pending result with the rows of the folder that have a result.
+    """Returns a pending result with the finished rows of the folder.
 
     Raises:
-        ConfigurationError: they are of other command lines, or of another machine.
+        ConfigurationError: they have other command lines, or are from another machine.
     """
     former = read_suite(folder, "--run-dir")
     asked, saved = ([_IGNORED.sub("", row.command) for row in each.rows] for each in (result, former))
@@ -151,11 +151,11 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
                 "give the options that it was begun with, or use another --run-dir",
             )
     done = {row.id: row for row in former.rows if row.status == "done"}
-    here, before = result.machine.to_dict(), former.machine.to_dict()
-    for key in here:
-        if here[key] != before[key] and done:
+    current, saved_facts = result.machine.to_dict(), former.machine.to_dict()
+    for key in current:
+        if current[key] != saved_facts[key] and done:
             raise ConfigurationError(
-                f"{folder} was measured with {key} {shown_value(before[key])}, this is {here[key]}",
+                f"{folder} was measured with {key} {shown_value(saved_facts[key])}, this is {current[key]}",
                 "use another --run-dir, and compare the two with --versus",
             )
     rows = [done.get(row.id, row) for row in result.rows]
@@ -163,7 +163,7 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
 
 
 def begin(suite: Suite, folder: Path, *, resume: bool, is_default: bool) -> Tuple[Path, SuiteResult]:
-    """A suite's folder, which no other process has where it is a default one, and the result so far."""
+    """Returns a suite's folder and its current result; a default folder is reserved for this process."""
     result = pending(suite)
     if resume:
         return folder, with_kept_rows(result, folder)
@@ -173,16 +173,16 @@ def begin(suite: Suite, folder: Path, *, resume: bool, is_default: bool) -> Tupl
 def run_rows(
     suite: Suite, result: SuiteResult, folder: Path, verbose: bool
 ) -> Iterator[Tuple[SuiteResult, str, Optional[Row]]]:
-    """Runs the rows that have no result yet; what fails is written down, and the next row begins.
+    """Runs the rows that have no result yet; a failure is recorded, and the next row begins.
 
     Args:
-        suite: planned.
-        result: what there is of it.
-        folder: to write to.
-        verbose: a row's stderr is shown and not kept.
+        suite: the planned suite.
+        result: its current result.
+        folder: the folder to write to.
+        verbose: whether a row's stderr is shown instead of stored.
 
     Yields:
-        The result, and a row's id: before it runs with None, and after it with what it came to.
+        The result, and a row's id: before it runs with None, and after it with the finished row.
     """
     rows = folder / ROWS
     if is_link(rows):
@@ -204,8 +204,8 @@ def run_rows(
         yield result, row.id, row
 
 
-# As ``ipucnn`` starts, and never from the current folder.  If this process dies, Linux sends SIGTERM, the 15 (prctl(2),
-# PR_SET_PDEATHSIG, the 1).
+# It starts like ``ipucnn``, and never imports from the current folder.  If this process dies, Linux sends SIGTERM (15)
+# to the child (prctl(2), where PR_SET_PDEATHSIG is 1).
 _PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import ctypes; "
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
@@ -218,15 +218,15 @@ _PROGRAM = (
 def run_command(words: Sequence[str], verbose: bool) -> Ran:
     """Runs a command line of a suite in a process of its own.
 
-    A fresh process costs the seconds that importing TensorFlow takes, and buys that each figure, peak memory too, is
-    the one that the command alone would give.
+    A fresh process costs the seconds of importing TensorFlow.  In return, each figure, peak memory too, is the same as
+    that of the command alone.
     """
     place = str(Path(__file__).resolve().parents[2])
     return run_program([sys.executable, "-c", _PROGRAM, place, *words], timeout_s=None, shows_errors=verbose)
 
 
 def _finished(row: Row, planned: PlannedRow, folder: Path, epoch_images: Optional[int], verbose: bool) -> Row:
-    """A row that has run, whatever came of it."""
+    """Runs a row; returns it with its result or error."""
     ran = run_command([*planned.words, "--run-dir", str(folder), "--overwrite", "--json"], verbose)
     if ran.problem is not None:
         code = ran.exit_code or 1
@@ -242,7 +242,7 @@ def _finished(row: Row, planned: PlannedRow, folder: Path, epoch_images: Optiona
 
 
 def _why(ran: Ran) -> str:
-    """Why a row failed: its error, else what became of its process."""
+    """Returns why a row failed: its error, else how its process ended."""
     lines = [line.strip() for line in ran.errors[-_PRINTED_CHARACTERS:].splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     if errors:
@@ -253,7 +253,7 @@ def _why(ran: Ran) -> str:
 
 
 def _last_epoch(run: RunRecord, figure: str) -> Optional[float]:
-    """The mean of a figure over the executions of the last epoch."""
+    """Returns the mean of a figure over the executions of the last epoch."""
     first = run.weight_updates - int(run.program.get("weight_updates_per_epoch") or 0)
     rows = [row for row in run.rows("execution") if row["weight_updates"] > first]
     values = [row[figure] for row in rows if figure in row]
@@ -264,13 +264,13 @@ def _last_epoch(run: RunRecord, figure: str) -> Optional[float]:
 
 
 def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: Optional[float]) -> Row:
-    """A row with what its report says.
+    """Returns a row with the figures of its report.
 
     Args:
-        row: that has run.
-        report: what ``--json`` printed, of ``benchmark`` or ``train``.
-        epoch_images: training images of the epoch whose time is wanted.
-        trained: accuracy on training images at the end.
+        row: the finished row.
+        report: the output of ``--json``, of ``benchmark`` or ``train``.
+        epoch_images: the training images of the epoch whose time is computed.
+        trained: the accuracy on training images at the end.
     """
     program, measured, compiled = report["program"], report["measured"], report.get("compilation") or {}
     is_benchmark = "executions" in report
@@ -279,12 +279,12 @@ def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: O
     if is_benchmark:
         step_s = measured["step_s"]
     else:
-        # As Keras' progress bar counts: of a training run a step is a micro-batch, whichever replica takes it.
+        # As in Keras' progress bar: a step of a training run is a micro-batch, whichever replica takes it.
         step_s = batch / images_per_s if images_per_s else None
     height, width = (report.get("input_shape") or [None, None])[:2]
     predicted = (report.get("predicted") or [{}])[0]
     parameters, macs = (compiled.get(key) for key in ("num_trainable_parameters", "macs_per_sample"))
-    # The whole batches alone: of an epoch without any there is no time.
+    # Only whole batches count: without any, the epoch has no time.
     whole = (epoch_images or 0) // program["global_batch_size"] * program["global_batch_size"]
     is_timed = bool(whole and images_per_s and row.mode == "training")
     return structs.replace(
@@ -320,12 +320,12 @@ def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: O
 
 @dataclass(frozen=True)
 class Speedups:
-    """How many times as fast others are than the rows of a suite.
+    """The speed-ups of others over the rows of a suite.
 
     Attributes:
-        pairs: (row, speed-up, IPUs that a prediction is for; None of what was measured).
-        second: what is compared with the suite, in words.
-        first_s, second_s: epoch times of the training rows that both have; None where there are none.
+        pairs: (row, speed-up, IPUs of a prediction; None for a measurement).
+        second: a description of what is compared with the suite.
+        first_s, second_s: the epoch times of the training rows that both have; None if there are none.
     """
 
     pairs: Tuple[Tuple[Row, float, Optional[int]], ...]
@@ -335,8 +335,10 @@ class Speedups:
 
 
 def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: str = "") -> Speedups:
-    """The speed-ups of ``versus`` over the result, of rows of one id, network and batch; without it those that are
-    predicted of IPUs."""
+    """Returns the speed-ups of ``versus`` over the result, for rows of one id, network and batch.
+
+    Without ``versus``, they are those of the IPUs' predictions.
+    """
     done = [row for row in result.rows if row.status == "done" and row.images_per_s]
     if versus is None:
         second = "IPUs, predicted"
@@ -357,6 +359,6 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
 
 
 def _identity(row: Row) -> Tuple[PlainValue, ...]:
-    """What two rows have in common whose speeds are compared."""
+    """Returns the properties that two rows must share for a comparison of their speeds."""
     batch = row.micro_batch_size, row.num_replicas, row.num_stages
     return row.id, row.model, row.mode, *batch, row.image_height, row.image_width

@@ -1,4 +1,4 @@
-"""The contenders of a benchmark: the session, the input pipeline, and what they are compared with."""
+"""Compiles the timed work of a benchmark: the session, the input pipeline, and what they are compared with."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
 from ipucnn.training.program import Program
 
-# Micro-batches per replica from which inference may fuse, where executions are not prescribed.
+# Micro-batches per replica from which inference may fuse, if executions are not prescribed.
 _OPEN_STEPS = 64
-# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
+# On IPUs every length of an execution is a program of its own, compiled for minutes.  So there is one, long enough.
 _IPU_UPDATES = 32
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed.
+    """The timed work.
 
     Attributes:
-        program: as it was compiled.
-        compilation: of the network, None where the input pipeline is measured alone.
-        contenders: the session, or the whole input pipeline, first.
-        rival: (name, description) of the second contender, None where there is nothing to compare with.
+        program: the program as it was compiled.
+        compilation: the compilation of the network, None if the input pipeline is measured alone.
+        contenders: the work to time; the session, or the whole input pipeline, comes first.
+        rival: (name, description) of the second contender, None if there is no comparison.
     """
 
     program: Program
@@ -49,16 +49,16 @@ class Work:
 
 
 def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
-    """Compiles what a benchmark measures.
+    """Compiles the work that a benchmark measures.
 
     Args:
-        benchmark: with the splits of its program filled in.
-        session: for the device.
+        benchmark: the benchmark, with the splits of its program filled in.
+        session: the session of the device.
         model: the built network.
     """
     settings = benchmark.settings
     if settings.scope == DATA:
-        # The whole pipeline comes first: progress, and how long to measure, go by the first contender.
+        # The whole pipeline comes first: progress, and how long to measure, follow the first contender.
         parts = _pipeline_parts(benchmark, benchmark.program.micro_batch_size)
         return Work(benchmark.program, None, tuple(reversed(parts)))
     compile_ = _compile_training if settings.training else _compile_inference
@@ -78,10 +78,10 @@ def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> W
 
 
 def dataset(benchmark: Benchmark, samples_per_element: int, input_range: Optional[str] = None) -> TfDataset:
-    """Infinite training batches; without order or augmentation in inference.
+    """Returns infinite training batches; without order or augmentation in inference.
 
     Args:
-        input_range: of the images; None: what the session takes.
+        input_range: the range of the images; None: the session's.
     """
     batches = _pipeline(benchmark, samples_per_element, input_range=input_range)
     return pipeline.constant_batch(batches) if benchmark.kind == DEVICE_GENERATED else batches
@@ -90,7 +90,7 @@ def dataset(benchmark: Benchmark, samples_per_element: int, input_range: Optiona
 def _pipeline(
     benchmark: Benchmark, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
 ) -> TfDataset:
-    """The input pipeline up to one of its parts; of several instances this one's part of the batches."""
+    """Returns the input pipeline up to one of its parts; with several instances, this instance's share of batches."""
     config, setup, training = benchmark.config, benchmark.setup, benchmark.settings.training
     return pipeline.train_batches(
         setup.source,
@@ -111,13 +111,13 @@ def _pipeline(
 
 
 def _buffered(benchmark: Benchmark, samples_per_element: int) -> int:
-    """Elements that the input pipeline has ready or under way at most."""
+    """Returns the most elements that the input pipeline has ready or in progress."""
     num_parallel = benchmark.config.pipeline_num_parallel
     return pipeline.buffered_elements(samples_per_element, benchmark.setup.input_shape, num_parallel)
 
 
 def _pipeline_parts(benchmark: Benchmark, samples_per_element: int) -> List[PipelinePart]:
-    """The input pipeline up to each of its parts."""
+    """Returns the input pipeline up to each of its parts."""
     make = partial(_pipeline, benchmark, samples_per_element)
     buffered = _buffered(benchmark, samples_per_element)
     names = part_names(benchmark.config.augment and benchmark.settings.training)
@@ -125,12 +125,12 @@ def _pipeline_parts(benchmark: Benchmark, samples_per_element: int) -> List[Pipe
 
 
 def _element(benchmark: Benchmark) -> int:
-    """Samples that are computed as one."""
+    """Returns the samples of an element, a group of fused micro-batches."""
     return benchmark.program.fused_micro_batches * benchmark.program.micro_batch_size
 
 
 def _lead(benchmark: Benchmark) -> int:
-    """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
+    """Returns the elements to compute untimed, because the pipeline fills its buffers during the turns of others."""
     settings = benchmark.settings
     is_alone = settings.scope != END_TO_END and settings.compare_with is None
     if is_alone or benchmark.kind == DEVICE_GENERATED:
@@ -178,7 +178,7 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
-    """Micro-batches that inference computes as one: as asked for, else as many as suit the memory."""
+    """Returns the number of fused micro-batches in inference: as requested, else as many as suit the memory."""
     from ipucnn.sessions.host.division import choose_fused
     from ipucnn.sessions.host.session import activation_bytes_per_sample
 
@@ -191,7 +191,7 @@ def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 
 def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:
-    """The session's work on a constant batch, without input pipeline."""
+    """Returns the session's work on a constant batch, without input pipeline."""
     batch, p = pipeline.constant_batch(_pipeline(benchmark, _element(benchmark))), benchmark.program
     contender: Contender
     if benchmark.settings.training:
@@ -203,7 +203,7 @@ def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:
 
 
 def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender, str]:
-    """Plain Keras at the same work, and what that is, in words."""
+    """Returns plain Keras with the same work, and a description."""
     p, config = benchmark.program, benchmark.config
     compiled, accumulated, description = keras_model(
         model,
@@ -222,5 +222,5 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender,
 
 
 def _whole_range(benchmark: Benchmark) -> str:
-    """The images' range as the network takes it: nobody else leaves preprocessing to the device."""
+    """Returns the images' range at the network's input: only the session leaves preprocessing to the device."""
     return run_setup.input_range(benchmark.config.normalise, benchmark.resolved.record)

@@ -1,4 +1,4 @@
-"""What is on this machine, what each command would run on, and what to do about what is missing.
+"""Diagnoses this machine: what is installed, what each command would run on, and how to add what is missing.
 
-Nothing here imports TensorFlow; ``probe`` lets a process of its own do so.
+Nothing here imports TensorFlow; ``probe`` imports it in a process of its own.
 """

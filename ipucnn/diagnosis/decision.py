@@ -1,4 +1,4 @@
-"""Which device a command runs on here, and why: rules over what was found, without looking at anything."""
+"""Decides which device a command runs on, and why: rules over collected facts, without any access to the machine."""
 
 from dataclasses import dataclass, field, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
@@ -11,19 +11,19 @@ from ipucnn.sessions.poplar.surroundings import Surroundings
 from ipucnn.text import counted
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
-_PARTITION = "IPUOF_VIPU_API_PARTITION_ID"  # names the partition of an IPU-POD
+_PARTITION = "IPUOF_VIPU_API_PARTITION_ID"  # the name of an IPU-POD's partition
 _TOGETHER = ("train", "evaluate", "infer", "benchmark")
 """The commands that several instances of poprun share."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know.
+    """A fact for the user.
 
     Attributes:
-        level: PROBLEM (in the way of what was asked for), WARNING or NOTE.
+        level: PROBLEM (prevents the requested operation), WARNING or NOTE.
         topic: "tensorflow", "sdk", "ipu", "poprun", "cluster" or "gpu".
-        message, hint: as of an error.
+        message, hint: the texts, as in an error.
     """
 
     level: str
@@ -33,20 +33,20 @@ class Finding:
 
 
 def problem(topic: str, error: UserError) -> Finding:
-    """An error that a command would end with."""
+    """Returns the finding for an error with which a command would end."""
     return Finding(PROBLEM, topic, error.message, error.hint)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides which device is used.
+    """The facts that determine which device is used.
 
     Attributes:
         software: Python, packages and the Poplar SDK.
-        ipus: as gc-info lists them.
-        gpus: as the driver lists them; ``gpu_problem`` says why there are none.
-        probe: of TensorFlow, None without --deep.
-        poprun: what it told this process.
+        ipus: the IPUs as gc-info lists them.
+        gpus: the GPUs as the driver lists them; ``gpu_problem`` is the reason why there are none.
+        probe: the probe of TensorFlow, None without --deep.
+        poprun: the facts from ``poprun`` for this process.
     """
 
     software: Surroundings
@@ -59,14 +59,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs where.
+    """A device for a command.
 
     Attributes:
         asked: "auto", "ipu", "gpu" or "cpu"; empty for a command that needs no device.
         device: "ipu", "gpu" or "cpu"; None where none is used.
-        usable: whether it can be.
+        usable: whether the device can be used.
         reason: why this device, or why not.
-        command: that this is about; empty for all that take --device.
+        command: the command; empty for all that have --device.
         cpu_usable: whether --device cpu would work.
     """
 
@@ -79,10 +79,10 @@ class Choice:
 
 
 def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
-    """The device for ``--device asked``, and what there is to say about it.
+    """Returns the device for ``--device asked``, and the findings about it.
 
-    Auto takes IPUs where TensorFlow is the Poplar SDK's, else a GPU, else the CPU; nothing is taken in place of what
-    is there but does not work.
+    Auto uses IPUs if TensorFlow is the Poplar SDK's, else a GPU, else the CPU.  A device that is present but does not
+    work is not replaced by another.
     """
     software, ipus = machine.software, machine.ipus
     broken_sdk = surroundings.problems(software)
@@ -135,7 +135,7 @@ def _of_tensorflow(machine: Machine) -> Iterator[Finding]:
 
 
 def _of_ipus(machine: Machine) -> Iterator[Finding]:
-    """What is wrong with the IPUs, the first thing that is."""
+    """Yields the first problem of the IPUs, if there is one."""
     software, ipus = machine.software, machine.ipus
     if not (software.has_ipu_package or ipus.tool_found):
         return
@@ -163,7 +163,7 @@ def _why_ipu(machine: Machine) -> str:
 
 
 def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
-    """A GPU if there is one, for "gpu" and "auto"."""
+    """Returns a GPU if there is one, for "gpu" and "auto"."""
     gpus, probe = machine.gpus, machine.probe
     count, reason, findings = len(gpus), machine.gpu_problem, []
     if probe is not None:
@@ -185,7 +185,7 @@ def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
 
 
 def command_devices(choice: Choice, poprun: Group) -> Iterator[Choice]:
-    """What each command would run on."""
+    """Yields the device of each command."""
     from ipucnn.command_table import COMMANDS
     from ipucnn.config.options import BY_NAME
 
@@ -202,7 +202,7 @@ def command_devices(choice: Choice, poprun: Group) -> Iterator[Choice]:
 
 
 def _under_poprun(choice: Choice, poprun: Group) -> Choice:
-    """IPUs work together in several processes, a host computes in one."""
+    """Returns the choice under poprun: several processes can share IPUs, while a host computes in one process."""
     count = poprun.instances.count
     if not choice.usable or not poprun.instances.is_distributed:
         return choice
@@ -218,7 +218,7 @@ def _under_poprun(choice: Choice, poprun: Group) -> Choice:
 
 
 def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) -> List[str]:
-    """What to type, most useful first."""
+    """Returns what to type, most useful first."""
     steps = [f.hint for f in findings if f.level == PROBLEM and f.hint is not None]
     num_ipus = machine.ipus.num_ipus
     if not choice.usable:
@@ -240,7 +240,7 @@ def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) ->
 
 
 def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]:
-    """The error of a device that cannot be used; None if it can."""
+    """Returns the error of a device that cannot be used; None if it can."""
     if choice.usable:
         return None
     hints = [f.hint for f in findings if f.level == PROBLEM and f.hint]

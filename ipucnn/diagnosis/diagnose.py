@@ -1,4 +1,4 @@
-"""Everything found here, the device that is used and why, and what to do next."""
+"""Diagnoses the machine: its facts, the chosen device with the reason, and the next steps."""
 
 import os
 import platform
@@ -23,22 +23,22 @@ from ipucnn.sessions.poplar import surroundings
 
 SCHEMA_VERSION = 1
 
-# Variables that decide which IPUs there are and what is done on them, by what they begin with.
+# The prefixes of variables that determine which IPUs there are and how they are used.
 _PREFIXES = ("IPUOF_", "POPDIST_", "POPLAR_", "POPLIBS_", "TF_POPLAR_", "GCDA_")
 _NAMES = ("CUDA_VISIBLE_DEVICES", "IPUCNN_CACHE_DIR", "IPUCNN_CUSTOM_OPS")
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ``ipucnn doctor`` says.
+    """The contents of ``ipucnn doctor``'s report.
 
     Attributes:
-        machine: what decides which device is used.
-        choice: device that was asked for, and the one that is used.
-        commands: what each command would run on.
-        cluster: the workers that this process is one of.
-        datasets: where each data set lies, None for those that are not there.
-        findings: problems first.
+        machine: the facts that determine which device is used.
+        choice: the requested device, and the one that is used.
+        commands: the device of each command.
+        cluster: the workers to which this process belongs.
+        datasets: the place of each data set, None for missing ones.
+        findings: the findings, problems first.
         next_steps: what to type, most useful first.
     """
 
@@ -55,7 +55,7 @@ class Diagnosis:
 
     @property
     def sdk(self) -> Dict[str, Any]:
-        """The Poplar SDK: version, whether it is enabled and from where."""
+        """Returns the Poplar SDK's facts: version, whether it is enabled and from where."""
         software, library = self.machine.software, crop_library()
         path = software.variables.get("POPLAR_SDK_ENABLED") or None
         return {
@@ -69,12 +69,12 @@ class Diagnosis:
 
     @property
     def variables(self) -> Dict[str, str]:
-        """Environment variables that count on IPUs and GPUs."""
+        """Returns the environment variables that affect IPUs and GPUs."""
         every = self.machine.software.variables
         return {name: every[name] for name in sorted(every) if name.startswith(_PREFIXES) or name in _NAMES}
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON; keys are always there."""
+        """Returns plain values, ready for JSON; all keys are always present."""
         from ipucnn import __version__
 
         machine, probe = self.machine, self.machine.probe
@@ -108,12 +108,12 @@ class Diagnosis:
 
 
 def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), deep: bool = False) -> Diagnosis:
-    """Looks at this machine.
+    """Diagnoses this machine.
 
     Args:
-        asked: as for ``--device``.
-        dataset_path: where data sets are looked for.
-        deep: import TensorFlow in another process.
+        asked: the device, as for ``--device``.
+        dataset_path: the folder in which to look for data sets.
+        deep: whether to import TensorFlow in another process.
     """
     software = surroundings.look_around()
     gpus, gpu_problem = look.find_gpus()

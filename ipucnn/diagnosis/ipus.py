@@ -1,4 +1,4 @@
-"""The IPUs of this machine, as the driver's command line tools describe them.
+"""Reads the IPUs of this machine from the driver's command line tools.
 
 Formats of gc-info: Graphcore Command Line Tools documentation, versions 1.0 to 1.3, with its "Device attributes".
 """
@@ -12,11 +12,11 @@ from ipucnn.diagnosis.programs import TIMEOUT_S, run_program
 
 @dataclass(frozen=True)
 class Device:
-    """A device that a program can take: an IPU, or several together.
+    """A device that a program can use: one IPU, or several together.
 
     Attributes:
-        id: as ``--select-ipu`` takes it.
-        ipus: ids of its single IPUs.
+        id: the id as ``--select-ipu`` accepts it.
+        ipus: the ids of its single IPUs.
     """
 
     id: int
@@ -25,15 +25,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Ipus:
-    """What gc-info says of the IPUs.
+    """The IPUs as gc-info describes them.
 
     Attributes:
-        tool_found: gc-info is on PATH.
-        problem: why it said nothing, None if it did.
-        devices: that can be asked for; of an IPU-POD those of the active partition.
-        partition: name of the active partition, None for PCIe cards.
-        board, architecture, driver, firmware: e.g. "M2000", "ipu2", "1.3.0", "2.4.4"; None where not told.
-        remote_buffers: whether programs can keep tensors outside of the IPUs; None where not told.
+        tool_found: whether gc-info is on PATH.
+        problem: why it gave no answer, None if it did.
+        devices: the devices that can be requested; on an IPU-POD those of the active partition.
+        partition: the name of the active partition, None for PCIe cards.
+        board, architecture, driver, firmware: e.g. "M2000", "ipu2", "1.3.0", "2.4.4"; None if not reported.
+        remote_buffers: whether programs can keep tensors outside of the IPUs; None if not reported.
     """
 
     tool_found: bool
@@ -48,21 +48,21 @@ class Ipus:
 
     @property
     def num_ipus(self) -> int:
-        """Single IPUs."""
+        """Returns the number of single IPUs."""
         return len({ipu for device in self.devices for ipu in device.ipus})
 
     @property
     def device_sizes(self) -> Tuple[int, ...]:
-        """IPUs of the devices, rising."""
+        """Returns the devices' numbers of IPUs, ascending."""
         return tuple(sorted({len(device.ipus) for device in self.devices}))
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON; keys are always there."""
+        """Returns plain values, ready for JSON; all keys are always present."""
         return {**asdict(self), "num_ipus": self.num_ipus, "device_sizes": self.device_sizes}
 
 
 def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
-    """Asks gc-info."""
+    """Runs gc-info and returns the IPUs."""
     listed = run_program(["gc-info", "--list-devices"], timeout_s)
     if not listed.is_on_path:
         return Ipus(False, "gc-info is not on PATH")
@@ -89,7 +89,7 @@ def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
 
 
 def parse_devices(text: str) -> Tuple[Optional[str], Tuple[Device, ...]]:
-    """What ``gc-info --list-devices`` prints.
+    """Parses the output of ``gc-info --list-devices``.
 
     Returns:
         The active partition (None: there is none), and its devices.
@@ -117,7 +117,7 @@ def parse_devices(text: str) -> Tuple[Optional[str], Tuple[Device, ...]]:
 
 
 def parse_info(text: str) -> Dict[str, str]:
-    """Attributes that ``gc-info --device-info`` prints, a line each; without those that are not available."""
+    """Parses the attributes from ``gc-info --device-info``, one per line, without unavailable ones."""
     pairs = (line.partition(":") for line in text.splitlines())
     attributes = {key.strip().lower(): value.strip() for key, colon, value in pairs if colon}
     return {key: value for key, value in attributes.items() if value not in ("", "N/A")}

@@ -1,6 +1,7 @@
-"""What is on this machine: processor, memory, GPUs, disk, data sets, ``poprun``, and whether TensorFlow works.
+"""Collects facts about this machine: processor, memory, GPUs, disk, data sets, ``poprun``, and TensorFlow.
 
-Looks and judges nothing.  TensorFlow is imported in a process of its own: its crash or hang is an answer, too.
+It only collects and draws no conclusions.  TensorFlow is imported in a process of its own, so a crash or hang is a
+result, too.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ class Host:
     """Processor and memory.
 
     Attributes:
-        num_cores: that this process may use; of ``num_cores_present``.
-        memory_bytes, available_bytes: physical memory, and what of it is free; 0 where the system does not tell.
+        num_cores: the cores that this process may use, among ``num_cores_present``.
+        memory_bytes, available_bytes: the physical memory, and its free part; 0 if the system does not report them.
     """
 
     cpu: Optional[str]
@@ -39,7 +40,7 @@ class Host:
 
 
 def find_host() -> Host:
-    """The processor and memory of this machine."""
+    """Returns the processor and memory of this machine."""
     present = os.cpu_count() or 1
     usable = num_cores()
     return Host(cpu_name(), usable, present, host_memory_bytes(), available_bytes())
@@ -56,9 +57,9 @@ class Gpu:
 
 
 def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
-    """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves, and why there are none.
+    """Returns the GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES selects, and the reason if there are none.
 
-    TensorFlow is not asked: whether it can use them, ``probe`` says.
+    Whether TensorFlow can use them is not checked here; ``probe`` does that.
     """
     columns = "index,uuid,name,memory.total,driver_version"
     listed = run_program(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"], timeout_s)
@@ -90,12 +91,12 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
 
 @dataclass(frozen=True)
 class Disk:
-    """Where runs are written.
+    """The place of new runs.
 
     Attributes:
-        folder: that exists, the nearest to where runs go.
-        free_bytes: for this user.
-        writable: whether files can be made there.
+        folder: the existing folder nearest to the runs' folder.
+        free_bytes: the free space for this user.
+        writable: whether files can be created there.
     """
 
     folder: str
@@ -104,9 +105,9 @@ class Disk:
 
 
 def find_disk(folder: Path) -> Disk:
-    """The disk a folder is on, or would be made on."""
+    """Returns the disk of an existing or future folder."""
     place = folder
-    # Where the current folder was removed, the path is told as it was typed.
+    # If the current folder was removed, the path is shown as typed.
     with contextlib.suppress(DataError):
         place = absolute(folder)
     while not os.path.isdir(place) and place != place.parent:
@@ -115,7 +116,7 @@ def find_disk(folder: Path) -> Disk:
 
 
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
-    """Where each data set lies; None for those that are not in ``path``; "embedded" for those that need no files."""
+    """Returns the place of each data set; None if it is not in ``path``; "embedded" if it needs no files."""
     from ipucnn.datasets.registry import DATASETS, find_location
 
     places: Dict[str, Optional[str]] = {}
@@ -135,12 +136,13 @@ def find_datasets(path: Path) -> Dict[str, Optional[str]]:
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that this one works with, as environment variables have them.
+    """The group of processes that this process belongs to, from environment variables.
 
     Attributes:
-        instances: of ``poprun``, and which of them this is; one without it, or where ``problem`` is.
-        workers: that ``TF_CONFIG`` or Slurm name for the host session; None for one, or where ``problem`` is.
-        problem: why the variables make no sense, None if they do.
+        instances: the instances of ``poprun``, and the index of this one; one instance without poprun, or if
+            ``problem`` is set.
+        workers: the workers of the host session from ``TF_CONFIG`` or Slurm; None for one, or if ``problem`` is set.
+        problem: the error in the variables, None if there is none.
     """
 
     instances: Instances = field(default_factory=Instances)
@@ -149,7 +151,7 @@ class Group:
 
     @property
     def line(self) -> str:
-        """In words; empty where this process is alone."""
+        """Returns a description; empty if this process is alone."""
         instances, workers = self.instances, self.workers
         if self.problem is not None:
             return self.problem.message
@@ -166,7 +168,7 @@ class Group:
         )
 
     def poprun_facts(self) -> Dict[str, Any]:
-        """What ``poprun`` told this process, as plain values; keys are always there."""
+        """Returns the facts from ``poprun`` for this process, as plain values; all keys are always present."""
         instances = self.instances
         return {
             "is_distributed": instances.is_distributed,
@@ -179,7 +181,7 @@ class Group:
         }
 
     def cluster_facts(self) -> Dict[str, Any]:
-        """The host session's workers, as plain values; keys are always there."""
+        """Returns the host session's workers, as plain values; all keys are always present."""
         workers = self.workers or Workers()
         return {
             "workers": workers.count,
@@ -191,7 +193,7 @@ class Group:
 
 
 def find_poprun(variables: Mapping[str, str]) -> Group:
-    """What ``poprun`` told a process, by its environment variables; never raises."""
+    """Returns the facts from ``poprun``, by a process's environment variables; never raises."""
     try:
         return Group(find_instances(variables))
     except UserError as error:
@@ -199,7 +201,7 @@ def find_poprun(variables: Mapping[str, str]) -> Group:
 
 
 def find_cluster(variables: Mapping[str, str]) -> Group:
-    """What the environment variables of a process say of other workers; never raises."""
+    """Returns the other workers, by a process's environment variables; never raises."""
     try:
         return Group(workers=find_workers(RunConfig(), variables))
     except UserError as error:
@@ -208,9 +210,9 @@ def find_cluster(variables: Mapping[str, str]) -> Group:
 
 PROBE_TIMEOUT_S = 180.0
 
-# Run by the same Python; writes one line of JSON after a mark, as libraries print to stdout as well.
+# Run by the same Python; it writes one line of JSON after a mark, because libraries print to stdout as well.
 _MARK = "ipucnn-probe:"
-# The current folder, which ``-c`` puts first on the path, is anybody's: what lies there is not to be imported.
+# ``-c`` puts the current folder first on the path.  Anybody may have put files there, so they must not be imported.
 _CODE = f"""
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -238,11 +240,11 @@ print({_MARK!r} + json.dumps(answer), flush=True)
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of importing TensorFlow.
+    """The result of importing TensorFlow.
 
     Attributes:
-        answer: versions, number of GPUs, whether ``tensorflow.python.ipu`` can be imported; empty if it failed.
-        error: what went wrong, None if nothing did.
+        answer: versions, number of GPUs, whether ``tensorflow.python.ipu`` can be imported; empty after a failure.
+        error: the error, None if there is none.
     """
 
     answer: Dict[str, Any]

@@ -1,4 +1,4 @@
-"""The machine's programs (gc-info, vipu, nvidia-smi, ...), run with a time limit, for what they print."""
+"""Runs the machine's programs (gc-info, vipu, nvidia-smi, ...) with a time limit and returns their output."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a program.
+    """The result of running a program.
 
     Attributes:
-        is_on_path: it was found there.
-        output, errors: stdout and stderr; empty if it was not found or did not end.
+        is_on_path: whether it is on PATH.
+        output, errors: stdout and stderr; empty if it is not on PATH or did not end.
         problem: None if it ended with 0, else what happened, in a few words.
-        signal_name: e.g. "SIGILL" where a signal ended it.
-        exit_code: that it ended with; 0 where a signal did, or it did not run.
+        signal_name: e.g. "SIGILL" if a signal ended it.
+        exit_code: the exit code; 0 if a signal ended it or it did not run.
     """
 
     is_on_path: bool
@@ -32,10 +32,10 @@ class Ran:
 
 
 def find_program(program: str) -> Optional[str]:
-    """The absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
+    """Returns the absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
 
-    A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
-    have put a program of that name.
+    A relative folder (``.``, or nothing between two colons) is the user's current folder, where anybody may have put a
+    program of that name.
     """
     folders = [
         folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)
@@ -49,13 +49,13 @@ def run_program(
     variables: Optional[Mapping[str, str]] = None,
     shows_errors: bool = False,
 ) -> Ran:
-    """Runs a program and everything it starts, for at most ``timeout_s``; an interruption alone is raised.
+    """Runs a program and everything it starts, for at most ``timeout_s``; only an interruption is raised.
 
     Args:
-        command: program, then arguments.
-        timeout_s: None for as long as it takes.
-        variables: of its environment; None: this process's.
-        shows_errors: its stderr is this process's, and not kept.
+        command: the program and its arguments.
+        timeout_s: the limit in seconds; None for no limit.
+        variables: its environment variables; None: this process's.
+        shows_errors: whether its stderr is this process's, and not stored.
     """
     program = command[0] if os.path.isabs(command[0]) else find_program(command[0])
     if program is None:
@@ -93,13 +93,13 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (OSError, AttributeError):
         process.kill()
-    # What left the session of the process may hold the pipes open, and is not waited for.
+    # Processes that left its session may hold the pipes open; the call does not wait for them.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=1.0)
 
 
 def signal_name(number: int) -> str:
-    """SIGTERM for 15; real-time signals have no name of their own."""
+    """Returns the name of a signal, SIGTERM for 15; real-time signals have no name of their own."""
     try:
         return signal.Signals(number).name
     except ValueError:
