@@ -1,8 +1,8 @@
 """Type names for values from TensorFlow, Keras, the Poplar SDK, other libraries, and files.
 
 The libraries' types differ by version and have no stubs.  This module imports none of the libraries, so modules that
-must stay light can use the names in signatures.  ``MemoryAdvice`` is the part of the planner that sessions call; they
-do not import the planner.
+must stay light can use the names in signatures.  ``MemoryAdvice`` is the type of a function of the planner that
+sessions call without importing the planner.
 """
 
 import sys

@@ -75,7 +75,7 @@ _KINDS = {
 }
 
 
-# -- what went wrong ------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------
 
 
 def reason_of(error: Exception) -> str:
@@ -131,7 +131,7 @@ def asking(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[N
         raise error_of(problem, path, failed) from problem
 
 
-# -- looking --------------------------------------------------------------------------------------------------
+# -- paths ----------------------------------------------------------------------------------------------------
 
 
 def expand(text: str) -> Path:
@@ -510,7 +510,7 @@ _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
 
 
 def locked(path: Path) -> Optional[int]:
-    """Locks a folder; returns a file descriptor that holds the lock until it is closed, or None without lock support.
+    """Locks a folder until the returned file descriptor is closed; returns None if the system has no locks for it.
 
     Raises:
         BlockingIOError: another process has the lock.
@@ -555,7 +555,7 @@ def _lock(path: Path, shared: bool) -> Optional[int]:
 
 
 def make_new_file(folder: Path, name: str) -> Path:
-    """Creates an empty file under an unused name: ``name``, or ``name.2``, ``name.3``, ...; links count as used."""
+    """Creates an empty file under an unused name (``name``, ``name.2``, ...; links count as used); returns its path."""
     number, path = 1, folder / name
     while True:
         with asking(path, _WRITTEN), contextlib.suppress(FileExistsError):
@@ -584,7 +584,7 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(str(path))
 
 
-# -- what users ask for ---------------------------------------------------------------------------------------
+# -- outputs of options ---------------------------------------------------------------------------------------
 
 
 def is_written_to(path: Path) -> bool:

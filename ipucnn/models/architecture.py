@@ -87,7 +87,7 @@ class Architecture(NamedTuple):
 
     @property
     def own_layers(self) -> Tuple[str, ...]:
-        """Names of the layers of classes of the user's own."""
+        """Names of the layers whose classes are the user's own."""
         return tuple(layer.name for layer in self.layers if layer.settings is None)
 
     @property

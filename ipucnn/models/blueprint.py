@@ -94,7 +94,7 @@ class Blueprint:
         """Renames every step.
 
         Raises:
-            ValueError: if two steps would get the same name.
+            ValueError: two steps would get the same name.
         """
         table = {step.name: new_name(step) for step in self.steps}
         counts = Counter(table.values())

@@ -1,6 +1,6 @@
 """Location of the compiled Poplar custom operations (``custom_ops/``, built by ``make`` on a machine with the SDK).
 
-This module does not import TensorFlow, because the location is needed before that.
+This module does not import TensorFlow, because ``ipucnn doctor`` looks for the operations without it.
 """
 
 import os

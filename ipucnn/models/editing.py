@@ -37,7 +37,7 @@ _USUAL_GROUPS = 32
 
 
 def replace_layer(step: Step, layer_class: type, config: KerasConfig) -> None:
-    """Makes ``step`` a layer of another class, under the same name."""
+    """Changes the layer of ``step`` to another class and configuration, and keeps its name."""
     step.layer_class = layer_class
     step.kind = layer_class.__name__
     step.config = {"name": step.name, **config}
@@ -139,7 +139,7 @@ def remove_norm(blueprint: Blueprint) -> None:
 
 
 def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
-    """Replaces Keras' dropout by this package's, whose masks are a function of the seed and the step.
+    """Replaces Keras' dropout by this package's, whose masks are a pure function of the seed and the step.
 
     Args:
         rate: rate of the element-wise dropout; None for each layer's own.  0 also switches drop connect (stochastic

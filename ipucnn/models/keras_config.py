@@ -259,7 +259,7 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
 
 
 def _arguments(node: PlainValue) -> _Node:
-    """The calls whose tensors a call reads, and its further arguments."""
+    """The calls whose tensors a call reads, and (name, value) of its further arguments."""
     reads: List[Call] = []
     others: List[Tuple[str, Any]] = []
 
@@ -341,7 +341,7 @@ def counted_from_zero(named: Iterable[Tuple[str, str, str, Iterable[str]]]) -> D
 
 
 def _numbered(entries: Mapping[str, PlainDict]) -> Dict[str, str]:
-    """Renames layer entries as :func:`counted_from_zero` does."""
+    """The new names of layer entries that Keras named by its counter, see :func:`counted_from_zero`."""
     counted = []
     for name, entry in entries.items():
         kind, spelt, bases = entry["class_name"], name, set()

@@ -430,7 +430,7 @@ def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what
 
 
 def _own_record(own: "OwnNetwork") -> ModelRecord:
-    """The record of a user's own network, a classifier; sizes and classes that it leaves open get default values."""
+    """The record of a user's own network, a classifier; the data determine sizes and classes that it leaves open."""
     height, width, channels = own.input_shape
     return ModelRecord(
         own.name,
