@@ -4,7 +4,6 @@ A run takes a quarter of the time of a real one.  Its network, options, state, e
 of the host session; only a weight update and an evaluation are replaced by some NumPy arithmetic on the whole state.
 Any part of the state that is lost or restored wrongly changes every later figure.  Images are not read, and each
 validation is better than the one before, unless the learning rate is 0.
-
 """
 
 import time

@@ -249,7 +249,7 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
 
 
 def test_a_training_can_be_iterated_over_only_once(tmp_path, monkeypatch):
-    """Also after an early stop: a second pass would write a second run that contains the rows of the first."""
+    """A second pass, even after an early stop, would write a second run that contains the rows of the first."""
     monkeypatch.chdir(tmp_path)
     options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
 
@@ -341,7 +341,7 @@ def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
 
 
 def test_system_errors_are_reported_as_on_the_command_line(folder, monkeypatch):
-    """This holds wherever an operating system error occurs, also in calls that are not expected to fail."""
+    """System errors are converted wherever they occur, also in calls that are not expected to fail."""
     refused = OSError(28, "No space left on device", "/full")
 
     def refuse(*_, **__):

@@ -342,7 +342,7 @@ def against(report, settings=None, **flags):
 
 
 def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
-    """Also the fused micro-batches: an execution of 4 micro-batches could not hold the 64 that the host fuses."""
+    """The run fuses as many micro-batches as the baseline: executions of 4 cannot hold the 64 that the host would fuse."""
     work = against(whole_baseline)
     from ipucnn.benchmarking.work import fused_in_inference
 

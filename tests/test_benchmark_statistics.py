@@ -65,7 +65,7 @@ def test_percentiles_are_blank_until_there_are_enough():
     assert rows[3].at_most_s == 459.0 and rows[1].value_s < rows[1].at_most_s < 459
 
 
-def test_the_upper_bound_covers_the_quantile_as_often_as_it_says():
+def test_the_upper_bound_covers_the_quantile_with_its_confidence():
     random = np.random.RandomState(1)
     covered = sum(
         statistics.percentiles(random.exponential(size=60))[1].at_most_s >= -math.log(0.1) for _ in range(400)
@@ -116,7 +116,7 @@ def test_the_bounds_of_percentiles_have_the_known_ranks(num_samples, ranks):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 10])
 def test_intervals_are_blank_with_few_executions(count):
-    """Holds for every interval: with two executions a bootstrap covers the truth half of the time, not 95 %."""
+    """All intervals are blank: with two executions a bootstrap covers the truth half of the time, not 95 %."""
     a, b = np.random.RandomState(0).uniform(1, 2, (2, count))
     counts = [3] * count
     intervals = [
@@ -251,7 +251,7 @@ def report(rows, others=0.0):
 @pytest.mark.parametrize("busy", [0.0, 0.6])
 @pytest.mark.parametrize("slowdown, at_least, at_most", [(0.0, 0, 1), (0.10, 36, 40)])
 def test_regressions_are_found_without_false_alarms(slowdown, at_least, at_most, busy):
-    """40 simulated trials; the drift of the machine is far larger than the regression."""
+    """Simulates 40 trials in which the drift of the machine is far larger than the regression."""
     random = np.random.RandomState(4)
     num_regressed = 0
     for trial in range(40):
@@ -289,7 +289,7 @@ def test_wall_time_alone_is_inconclusive_on_a_busy_machine():
 
 @pytest.mark.parametrize("before, now, who", [(19, 40, "the baseline has 19"), (40, 19, "this run has 19")])
 def test_few_executions_are_inconclusive(before, now, who):
-    """This holds however clear the difference is: here the run is twice as slow."""
+    """Even a clear difference is inconclusive: here the run is twice as slow."""
     fast, slow = rows_of([1.0] * before, [1.0] * before), rows_of([2.0] * now, [2.0] * now)
     gate = Gate(report(fast), "b.json", 0.05)
     result = gate.compare(slow, 0.0)

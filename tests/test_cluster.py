@@ -1313,7 +1313,7 @@ def test_tensorflow_errors_that_mean_a_lost_worker():
     assert not cluster._is_of_collectives(RuntimeError("Collective"))
 
 
-def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
+def test_tensorflow_may_detect_a_lost_worker_first(monkeypatch):
     """Its collectives then fail; the error names the silent worker instead of reporting a bug of this program."""
     import tensorflow as tf
 

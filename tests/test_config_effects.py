@@ -2,7 +2,6 @@
 
 An option counts as read if it is an attribute of an object with a name that a ``RunConfig`` has: ``program.seed`` does
 not count.  These tests cannot see whether the value has an effect; the tests of each option show that.
-
 """
 
 import ast
@@ -56,7 +55,7 @@ def _readers():
         ("given.get('download', RunConfig.download)", {"download"}),
     ],
 )
-def test_reads_of_a_configuration_differ_from_equal_names(source, read):
+def test_reads_of_a_configuration_are_recognised(source, read):
     assert _reads(source) == read
 
 

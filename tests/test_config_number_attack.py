@@ -128,7 +128,7 @@ def test_absurd_numbers_are_refused_by_the_command(run, command, flag):
         assert (code, out) == (2, ""), (text[:20], err[:300])
         assert len(lines) == 2 and lines[0].startswith(f"error: {flag} "), (text[:20], err[:300])
         assert lines[1].startswith("hint: ") and len(err) < 1500
-        # Processor time; it was minutes before.
+        # Processor time; without bounds it was minutes.
         assert took < 10, text[:20]
 
 

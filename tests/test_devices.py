@@ -1,7 +1,6 @@
 """Several devices of one process share the micro-batches of a weight update; parts of the CPU replace GPUs.
 
 TensorFlow makes its devices once in a process, so tests that need several devices run in a process of their own.
-
 """
 
 import json

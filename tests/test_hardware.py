@@ -39,7 +39,7 @@ def test_memory_of_a_chip(ipu: str, mebibytes: int) -> None:
     assert get_ipu(ipu).sram_bytes == mebibytes * 2**20
 
 
-def test_exchange_of_a_chip_equals_the_8_terabytes_per_second_of_the_vendor() -> None:
+def test_exchange_of_a_chip_equals_that_of_the_vendor() -> None:
     for name, terabytes in (("mk1", 7.8), ("mk2", 7.83), ("bow", 10.9)):
         ipu = get_ipu(name)
         total = ipu.num_tiles * ipu.exchange_bytes_per_cycle * ipu.clock_hz

@@ -1,7 +1,6 @@
 """The shipped layer graph and counts of each network, against built models and published figures.
 
 ``python -m ipucnn.planning.graphs.shipped`` rewrites stale files.
-
 """
 
 import json

@@ -171,7 +171,7 @@ def test_without_the_library_the_plain_crop_is_used(sdk, tmp_path, monkeypatch):
     assert operations(sdk) == []
 
 
-def test_the_library_is_looked_for_beside_the_sources(monkeypatch, library):
+def test_the_library_is_searched_for_beside_the_sources(monkeypatch, library):
     assert custom_ops.crop_library() == library
     monkeypatch.delenv(custom_ops.FOLDER_VARIABLE)
     library_path = custom_ops.crop_library()

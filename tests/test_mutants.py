@@ -85,7 +85,7 @@ def test_mutants_depend_only_on_the_text_and_the_seed():
     assert {mutant.key for mutant in some} <= {mutant.key for mutant in mutants.draw(TEXT, 1000, seed=1)}
 
 
-def test_a_mutant_has_the_lines_of_its_statement_and_whether_it_runs_on_import():
+def test_mutants_record_their_lines_and_whether_they_run_on_import():
     places = {(m.before, m.after): (m.lines, m.on_import) for m in mutants.draw(TEXT, 1000, seed=1)}
     assert places["2 * 3", "2 // 3"] == ((3, 3), True)
     assert places["value != 0", "value == 0"] == ((11, 14), False)

@@ -15,7 +15,7 @@ SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
 
 def run(capsys, *args):
-    """Runs ``plan-splits`` with arguments, each of which may hold several words: exit code, stdout and stderr."""
+    """Runs ``plan-splits`` with arguments of one or more words; returns exit code, stdout and stderr."""
     capsys.readouterr()
     code = cli.run(["plan-splits", *(word for arg in args for word in str(arg).split())])
     captured = capsys.readouterr()
