@@ -342,7 +342,7 @@ def against(report, settings=None, **flags):
 
 
 def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
-    """The run fuses as many micro-batches as the baseline: executions of 4 cannot hold the 64 that the host would fuse."""
+    """The run fuses as many micro-batches as the baseline: executions of 4 cannot hold the 64 of the host's default."""
     work = against(whole_baseline)
     from ipucnn.benchmarking.work import fused_in_inference
 

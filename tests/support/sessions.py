@@ -117,7 +117,7 @@ def batches(program: Program, *parts: Any) -> Any:
 
 
 class Trained(NamedTuple):
-    """The result of a training: arrays by name, all events, and the number of weight updates measured for statistics."""
+    """The result of a training: arrays by name, all events, and the weight updates measured for statistics."""
 
     weights: Dict[str, np.ndarray]
     slots: Dict[str, np.ndarray]
