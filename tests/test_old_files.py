@@ -16,7 +16,7 @@ def old(tmp_path, monkeypatch):
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 
-def test_an_old_run_is_listed_evaluated_used_and_continued(old, run):
+def test_old_run_is_listed_evaluated_used_and_continued(old, run):
     report = json.loads((old / "run" / "report.json").read_text())
     code, out, err = run("runs", "old", "--json")
     assert code == 0, err
@@ -40,7 +40,7 @@ def test_an_old_run_is_listed_evaluated_used_and_continued(old, run):
     assert np.isfinite(rows[-1]["loss"])
 
 
-def test_an_old_plan_is_trained_with_and_compared(old, run):
+def test_old_plan_is_trained_and_compared(old, run):
     code, out, err = run("train", "--plan", "old/plan.yml", "--dry-run", "--json")
     assert code == 0, err
     program = json.loads(out)["program"]
@@ -52,7 +52,7 @@ def test_an_old_plan_is_trained_with_and_compared(old, run):
     assert code == 0 and "plan.yml" in out, err
 
 
-def test_an_old_suite_and_its_result_are_refused_with_what_to_write_instead(old, run):
+def test_old_suite_and_result_are_refused_with_their_replacement(old, run):
     code, _, err = run("benchmark", "--suite", "old/suite.yml")
     error, hint = err.splitlines()[-2:]
     assert code == 2 and "unknown key 'defaults'" in error and "options: --flag value" in hint

@@ -54,7 +54,7 @@ def image(tmp_path):
     return tmp_path / "image.png"
 
 
-def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch):
+def test_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch):
     """Output for a pipe is first written in the temporary folder."""
     import tempfile
 
@@ -68,7 +68,7 @@ def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("option, starts", [("--save", b"model: lenet"), ("--html", b"<!DOCTYPE html>")])
-def test_a_plan_goes_to_a_pipe(run, tmp_path, option, starts):
+def test_plan_can_be_written_to_a_pipe(run, tmp_path, option, starts):
     """Shells do this for ``--html >(cat)``."""
     fifo = Fifo(tmp_path / "fifo")
     code, out, err = run(*PLAN, option, "fifo")
@@ -78,7 +78,7 @@ def test_a_plan_goes_to_a_pipe(run, tmp_path, option, starts):
 
 
 @pytest.mark.parametrize(("name", "to"), [("/dev/fd/1", "file"), ("link", "pipe")])
-def test_a_plan_goes_to_stdout(tmp_path, name, to):
+def test_plan_can_be_written_to_stdout(tmp_path, name, to):
     import subprocess
     import sys
 
@@ -98,7 +98,7 @@ def test_a_plan_goes_to_stdout(tmp_path, name, to):
     assert out.index("model: lenet") < out.index("</html>") < out.rindex("to train with it")
 
 
-def test_outputs_of_a_plan_that_are_one_file_are_refused(run, tmp_path):
+def test_plan_outputs_to_the_same_file_are_refused(run, tmp_path):
     (tmp_path / "link").symlink_to("plan")
     for html in ("plan", "./plan", "link"):
         code, _, err = run(*PLAN, "--save", "plan", "--html", html)
@@ -106,7 +106,7 @@ def test_outputs_of_a_plan_that_are_one_file_are_refused(run, tmp_path):
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_plan_does_not_replace_what_it_is_made_from(run, tmp_path):
+def test_plan_never_overwrites_its_inputs(run, tmp_path):
     assert run(*PLAN, "--save", "plan.yml")[0] == 0
     before = (tmp_path / "plan.yml").read_text()
     (tmp_path / "link").symlink_to("plan.yml")
@@ -121,7 +121,7 @@ def test_a_plan_does_not_replace_what_it_is_made_from(run, tmp_path):
     assert run(*PLAN, "--save", "plan.yml")[0] == 0
 
 
-def test_predictions_go_to_a_pipe_as_csv(run, tmp_path, trained, image):
+def test_predictions_are_written_to_a_pipe_as_csv(run, tmp_path, trained, image):
     fifo = Fifo(tmp_path / "fifo")
     code, out, _ = run("infer", trained, image, "--output", "fifo")
     rows = list(csv.reader(fifo.read().decode().splitlines()))
@@ -129,7 +129,7 @@ def test_predictions_go_to_a_pipe_as_csv(run, tmp_path, trained, image):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "image.png"]
 
 
-def test_figures_and_tables_of_an_evaluation_go_to_pipes(run, tmp_path, trained):
+def test_evaluation_figures_and_tables_can_be_written_to_pipes(run, tmp_path, trained):
     pytest.importorskip("matplotlib")
     plot, table = Fifo(tmp_path / "plot"), Fifo(tmp_path / "table")
     code, _, _ = run("evaluate", trained, "--plot", "plot", "--predictions", "table")
@@ -137,7 +137,7 @@ def test_figures_and_tables_of_an_evaluation_go_to_pipes(run, tmp_path, trained)
     assert plot.read().startswith(b"\x89PNG") and table.read().startswith(b"index,image,label")
 
 
-def test_nothing_that_is_read_is_replaced(run, tmp_path, trained, image):
+def test_inputs_are_never_overwritten(run, tmp_path, trained, image):
     (tmp_path / "link.png").symlink_to("image.png")
     before = image.read_bytes(), (trained / "report.json").read_bytes()
     for name in ("image.png", "./image.png", "link.png"):

@@ -129,7 +129,7 @@ def test_names_of_python_files(name, is_one):
     assert is_python_name(name) == is_one
 
 
-def test_a_folder_name_is_short():
+def test_run_folder_name_is_short():
     assert folder_name("../some where/my_net.py:build") == "my_net-build"
     assert folder_name("../some where/my_net.keras") == "my_net"
     assert folder_name("lenet") == "lenet"
@@ -147,7 +147,7 @@ def test_a_folder_name_is_short():
         (b"\xff\xfe", "net.py:build", "is not Python"),
     ],
 )
-def test_a_file_is_looked_at_and_not_run(text, name, said, run):
+def test_checking_a_file_does_not_execute_it(text, name, said, run):
     if text is not None:
         Path("net.py").write_bytes(text if isinstance(text, bytes) else text.encode())
     code, out, err = run("train", name, "--print-config")
@@ -156,7 +156,7 @@ def test_a_file_is_looked_at_and_not_run(text, name, said, run):
     assert "tensorflow" not in err
 
 
-def test_print_config_runs_nothing(run):
+def test_print_config_executes_nothing(run):
     code, out, err = run(
         "train", write("raise SystemExit('was run')\ndef build(a, b): pass"), "--print-config"
     )
@@ -184,7 +184,7 @@ def test_a_preset_or_suite_cannot_name_a_python_file(run):
     assert not sprung.exists()
 
 
-def test_a_saved_network_is_not_run_and_a_bad_one_is_told(run):
+def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
     record = get_model("net.py:build")
     with pytest.raises(ConfigurationError, match="only if the command line names it"):
         record.own.check_buildable()
@@ -213,7 +213,7 @@ def test_a_saved_network_is_not_run_and_a_bad_one_is_told(run):
 # --- what users write, and refusals
 
 
-def test_the_network_has_the_layers_of_registered_ones():
+def test_own_network_gets_the_layers_of_registered_ones():
     from ipucnn.models.layers import BatchNormalization
     from ipucnn.models.names import named_weights
 
@@ -238,14 +238,14 @@ def test_the_network_has_the_layers_of_registered_ones():
     assert not np.array_equal(other_seed["conv2d/kernel"].numpy(), first["conv2d/kernel"])
 
 
-def test_models_in_models_are_taken_apart_and_frozen_layers_stay_frozen():
+def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
     model = built(NESTED)[1]
     names = [layer.name for layer in model.layers]
     assert "base_separable_conv2d" in names and "base_activation" in names
     assert not model.get_layer("frozen").trainable and model.get_layer("dense").trainable
 
 
-def test_layers_of_ones_own_are_seeded_and_said():
+def test_own_layers_are_seeded_and_reported():
     from ipucnn.models.names import named_weights
 
     record, model = built(MIXING)
@@ -350,7 +350,7 @@ REFUSED_FILES = {
 
 
 @pytest.mark.parametrize("case", REFUSED_FILES)
-def test_what_training_could_not_compute_is_refused(case):
+def test_layers_that_training_cannot_compute_are_refused(case):
     from tensorflow import keras
 
     text, said = REFUSED_FILES[case]
@@ -365,7 +365,7 @@ def test_what_training_could_not_compute_is_refused(case):
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
-def test_masks_are_refused_in_one_error_and_one_hint(run):
+def test_masks_are_refused_with_one_error_and_one_hint(run):
     name = write(with_layer("return keras.Model(images, layers.Conv2D(num_classes, 1)(x))"))
     for data, error, hint in (
         (
@@ -462,7 +462,7 @@ def last(run_dir):
         pytest.param("nested", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_to_the_same_bytes(kind, run):
+def test_continued_run_has_the_same_bytes(kind, run):
     name = write(OWN[kind])
     train = ("train", name, "--dataset", "digits", *TRAIN)
     assert run(*train, "--run-dir", "whole")[0] == 0
@@ -496,7 +496,7 @@ def test_a_run_goes_on_to_the_same_bytes(kind, run):
 
 
 @pytest.mark.slow
-def test_the_four_commands_of_the_page(run):
+def test_the_four_commands_of_the_docs_page(run):
     Path("my_net.py").write_text(NETWORK)
     Path("my_data.py").write_text(DATA)
     lines = COMMANDS.splitlines()
@@ -537,7 +537,7 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
 # --- .keras files
 
 
-def test_a_file_of_keras_is_trained_as_its_function(run):
+def test_keras_file_is_trained_like_its_function(run):
     from tensorflow import keras
 
     if int(keras.__version__.split(".")[0]) < 3:
@@ -562,7 +562,7 @@ def test_a_file_of_keras_is_trained_as_its_function(run):
 
 
 @pytest.mark.parametrize("text", [b"", b"PK\x03\x04 nothing", b"\x89HDF\r\n\x1a\n"])
-def test_a_damaged_file_of_keras_is_told(text, run):
+def test_damaged_keras_file_is_reported(text, run):
     Path("net.keras").write_bytes(text)
     code, _, err = run("train", "net.keras", "--dataset", "digits")
     assert code == 3 and err.count("error:") == 1 == err.count("hint:"), err
@@ -612,7 +612,7 @@ def test_own_data_have_names_and_statistics():
         ("return undefined", "raised NameError.*data.py, line 6"),
     ],
 )
-def test_wrong_data_are_told(text, said):
+def test_wrong_data_are_reported(text, said):
     with pytest.raises((ConfigurationError, DataError)) as caught:
         load(text)
     assert re.search(said, caught.value.message), caught.value.message
@@ -628,7 +628,7 @@ SOURCE = """
     return """
 
 
-def test_a_data_source_of_ones_own_is_taken_with_labels_as_readers_give_them():
+def test_own_data_source_is_accepted_and_its_labels_become_int32():
     from ipucnn.datasets.base import pool
 
     source = load(SOURCE + "DataSource(info, whole, whole)")
@@ -674,14 +674,14 @@ def test_a_data_source_of_ones_own_is_taken_with_labels_as_readers_give_them():
         ("DataSource(info, whole, ArrayExamples(i[..., None], l, (1,) * 12))", "ArrayExamples that are not all str"),
     ],
 )  # fmt: skip
-def test_a_wrong_data_source_is_told(change, said):
+def test_wrong_data_source_is_reported(change, said):
     with pytest.raises(DataError) as caught:
         load(SOURCE + change)
     assert re.search(said, caught.value.message), caught.value.message
     assert caught.value.hint and caught.value.message.startswith("data.py:load: ")
 
 
-def test_what_a_function_imports_when_it_is_called_is_found(tmp_path):
+def test_late_imports_of_a_function_are_resolved(tmp_path):
     Path("neighbour_of_net.py").write_text("FILTERS = 5\n")
     head = "def build(input_shape, num_classes):\n"
     text = RESIDUAL.replace(head, f"{head}    import neighbour_of_net\n")
@@ -689,7 +689,7 @@ def test_what_a_function_imports_when_it_is_called_is_found(tmp_path):
     assert model.layers[1].filters == 5 and str(tmp_path) not in sys.path
 
 
-def test_noise_does_not_stand_for_own_data(run):
+def test_noise_does_not_replace_own_data(run):
     Path("data.py").write_text("raise SystemExit('was run')\n")
     words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
     code, _, err = run(*words)
@@ -698,7 +698,7 @@ def test_noise_does_not_stand_for_own_data(run):
     )
 
 
-def test_a_file_of_network_and_data_is_run_once(capfd):
+def test_file_of_network_and_data_is_executed_once(capfd):
     """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
@@ -723,7 +723,7 @@ def test_own_data_are_verified(run):
 # --- entry points
 
 
-def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
+def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
     from ipucnn.benchmarking.suite import parse_suite
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model

@@ -52,7 +52,7 @@ def assert_equal(one, two):
     ],
     ids=["mixing", "nested", "residual"],
 )
-def test_in_a_pipeline_of_ipus_it_learns_what_it_learns_on_the_host(text, split, run):
+def test_ipu_pipeline_trains_the_weights_of_the_host(text, split, run):
     train = (
         "train",
         write(text),
@@ -76,7 +76,7 @@ def test_in_a_pipeline_of_ipus_it_learns_what_it_learns_on_the_host(text, split,
     assert text != MIXING or "one by one" in err
 
 
-def test_a_dry_run_refuses_what_the_run_would_and_nothing_else(run):
+def test_dry_run_refuses_exactly_what_the_run_refuses(run):
     train = ("train", write(MIXING), *SHORT, "--dry-run")
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2)
     for more in ((), ("--pipeline-splits", "centre"), auto):
@@ -86,7 +86,7 @@ def test_a_dry_run_refuses_what_the_run_would_and_nothing_else(run):
     assert code == 2 and "error:" in err and "middle" in err and not Path("runs").exists()
 
 
-def test_a_file_of_keras_goes_there_too(lightly, run):
+def test_keras_file_works_wherever_a_function_does(lightly, run):
     from tensorflow import keras
 
     if int(keras.__version__.split(".")[0]) < 3:
@@ -121,7 +121,7 @@ def load():
 """
 
 
-def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch):
+def test_printed_commands_continue_with_own_files(lightly, run, monkeypatch):
     """After a signal, after the run, and if the network's file was moved meanwhile."""
     name, data = write(MIXING, "mine.py"), write(OWN_DATA, "data.py").replace("build", "load")
     with pytest.raises(Interrupted) as ended:
@@ -149,7 +149,7 @@ def test_printed_commands_go_on_with_files_of_ones_own(lightly, run, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [MIXING, RESIDUAL], ids=["mixing", "residual"])
-def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
+def test_two_workers_have_the_bytes_of_one(text, run, tmp_path):
     name = write(text)
     ended = launch(tmp_path, name, *SHORT, "--run-dir", "two")
     assert ended.returncode == 0, ended.stderr
@@ -159,7 +159,7 @@ def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
 
 
 @pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
-def test_each_fold_trains_it_and_is_continued_with_it(lightly, run, text, words):
+def test_folds_train_and_continue_the_own_network(lightly, run, text, words):
     train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
     code, out, err = run(*train, "whole")
     assert code == 0, err
@@ -181,7 +181,7 @@ def test_each_fold_trains_it_and_is_continued_with_it(lightly, run, text, words)
 
 
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_killed_and_continued_frozen_layers_are_what_they_were(really, run, request):
+def test_frozen_layers_stay_frozen_after_a_kill(really, run, request):
     if not really:
         request.getfixturevalue("lightly")
     name = write(NESTED, "frozen.py")
@@ -209,7 +209,7 @@ def test_killed_and_continued_frozen_layers_are_what_they_were(really, run, requ
         assert kept == [weight for weight in after if weight.startswith(("base_", "frozen/"))]
 
 
-def test_python_trains_plans_and_loads_it(lightly):
+def test_python_api_trains_plans_and_loads_the_own_network(lightly):
     name = write(MIXING, "mine.py")
     training = ipucnn.train(
         name, dataset="digits", limit_train=64, num_epochs=1, micro_batch_size=4, global_batch_size=16, seed=1,
@@ -234,7 +234,7 @@ def test_python_trains_plans_and_loads_it(lightly):
     assert len(plan.splits) == 1 and plan.verdict == "fits" and "no model of" not in str(plan.assumed)
 
 
-def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_estimated(lightly, run):
+def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, run):
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2, "--gradient-accumulation-count", 4)
     train = tuple(word for word in SHORT if word not in ("--global-batch-size", 16))
     code, out, err = run("train", write(MIXING), *train, *auto, "--run-dir", "planned")
@@ -244,7 +244,7 @@ def test_splits_of_a_network_with_layers_of_its_own_are_planned_and_said_to_be_e
     assert len(program["pipeline_splits"]) == 1
 
 
-def test_what_is_assumed_without_a_data_set_is_said_before_the_network_is_built(lightly, run):
+def test_assumptions_without_a_data_set_are_printed_before_the_build(lightly, run):
     name = write(SMALL_NETWORK)
     both = f"{name}: images of 224x224x3 and 1,000 classes are assumed; --dataset NAME"
     code, _, err = run("plan-splits", name, "--stages", 2, columns=400)
@@ -273,7 +273,7 @@ def pictures(folder, size):
         Image.fromarray(np.random.RandomState(n).randint(0, 256, (size, size, 3)).astype(np.uint8)).save(path)
 
 
-def test_an_input_much_larger_than_the_pictures_or_than_the_first_weights_had_is_warned_of(lightly, run):
+def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(lightly, run):
     pictures("small", 32)
     pictures("large", 120)
     name = write(NESTED)
@@ -297,7 +297,7 @@ def test_an_input_much_larger_than_the_pictures_or_than_the_first_weights_had_is
     assert warnings("small", "--weights", "first", "--image-size", 64, "--dry-run") == []
 
 
-def test_training_on_a_large_damaged_folder_names_what_finds_all_of_it(run, monkeypatch):
+def test_training_on_a_damaged_folder_recommends_verify_dataset(run, monkeypatch):
     monkeypatch.setattr("ipucnn.datasets.damaged.CHECKED_BYTES", 0)
     pictures("of mine", 32)
     for name in ("of mine/a/0.png", "of mine/b/3.png"):
@@ -311,7 +311,7 @@ def test_training_on_a_large_damaged_folder_names_what_finds_all_of_it(run, monk
     assert code == 3 and "a/0.png" in out and "b/3.png" in out
 
 
-def test_a_small_data_set_makes_the_batch_that_nobody_chose_smaller(lightly, run):
+def test_small_data_set_reduces_the_default_batch(lightly, run):
     code, _, err = run(
         "train", write(SMALL_NETWORK), "--dataset", "digits", "--limit-train", 20, "--num-epochs", 1
     )

@@ -75,7 +75,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_lines_of_an_export_make_the_input_of_the_session(case, tmp_path):
+def test_printed_lines_of_an_export_make_the_session_input(case, tmp_path):
     setup = CASES[case]
     described = json.loads(json.dumps(describe_input(setup, "images", "float32", None, False)))
     names = {}
@@ -90,7 +90,7 @@ def test_the_lines_of_an_export_make_the_input_of_the_session(case, tmp_path):
     assert sentences(described)[-1]
 
 
-def test_whole_numbers_for_networks_that_take_pixels(tmp_path):
+def test_networks_of_raw_pixels_get_whole_numbers(tmp_path):
     setup = CASES["photographs"]
     names = {}
     exec(compile(python_lines(describe_input(setup, "images", "uint8", 1, True)), "README.md", "exec"), names)
@@ -100,7 +100,7 @@ def test_whole_numbers_for_networks_that_take_pixels(tmp_path):
         assert found.dtype == np.uint8 and np.array_equal(found, pixels)
 
 
-def test_the_lines_cut_patches_as_evaluation_does(tmp_path):
+def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     """Each patch of a grey volume has its mirrored border, at the places that evaluation uses."""
     pages = np.stack([scene(50, 61, 1, k) for k in range(2)])
     labels = np.zeros(pages.shape[:3], np.uint8)
@@ -153,7 +153,7 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
 
 
 @pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
-def test_the_lines_of_readme_feed_exported_networks(photographs, form, tmp_path):
+def test_lines_of_the_readme_feed_exported_networks(photographs, form, tmp_path):
     from ipucnn.runs import runtimes
 
     if runtimes.missing_packages(form):
@@ -178,7 +178,7 @@ def test_the_lines_of_readme_feed_exported_networks(photographs, form, tmp_path)
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
 
 
-def test_a_wrong_description_is_refused(photographs, monkeypatch, tmp_path, capsys):
+def test_wrong_description_is_refused(photographs, monkeypatch, tmp_path, capsys):
     from ipucnn.runs import export
 
     right = export.describe_input

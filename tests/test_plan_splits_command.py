@@ -52,7 +52,7 @@ def printed_line(out):
     return next(line for line in out.splitlines() if line.startswith("ipucnn train"))
 
 
-def test_a_plan_of_fine_tuning_needs_less_than_one_of_training(capsys):
+def test_fine_tuning_plan_needs_less_memory_than_a_training_plan(capsys):
     """Only the last convolution and the head are trained: stages before them have no backward pass."""
     Path("fine.yml").write_text(f"fine:\n  model-name: {SMALL}\n  weights: runs/before\n  freeze: backbone\n")
     words = f"--splits conv4_block1_layer1_conv_ds {GROUPED} --precision 16.16 --recomputation off"
@@ -79,7 +79,7 @@ def test_a_plan_of_fine_tuning_needs_less_than_one_of_training(capsys):
     assert Path("whole.json").read_text() == Path("same.json").read_text()
 
 
-def test_a_plan_as_json_text_page_and_file(capsys):
+def test_plan_as_json_text_page_and_file(capsys):
     batch = "--micro-batch-size 32 --global-batch-size 128"
     made = plan(capsys, FITTING, batch)
     assert (made.model, made.num_stages, made.planned, made.optimal) == (SMALL, 2, True, True)
@@ -106,7 +106,7 @@ def test_a_plan_as_json_text_page_and_file(capsys):
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "160", None])
-def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
+def test_tables_keep_every_column_and_word(capsys, monkeypatch, columns):
     """Covers all tables at once, with the longest names and numbers that they can have."""
     made = plan(capsys, FITTING, "--schedule Sequential")
     numbers = (16, "Interleaved", 1024, 65536, 4096, 16, 65536, True)
@@ -182,7 +182,7 @@ def test_the_report_fits_its_width(capsys, monkeypatch, columns):
             assert bar.count(name[0]) == pytest.approx(expected, abs=1.01), name
 
 
-def test_the_yaml_and_the_line_are_options_of_train(capsys):
+def test_printed_yaml_and_command_are_options_of_train(capsys):
     _, out, _ = run(capsys, FITTING, "--num-replicas 2")
     text = out.partition("as YAML:")[2]
     Path("mine.yml").write_text(text)
@@ -254,11 +254,11 @@ def hinted(args, hint):
         "--inference --stages 2 --micro-batch-size 20000",
     ],
 )
-def test_what_would_fit_is_a_command_that_works(capsys, args):
+def test_hinted_commands_have_their_stated_verdict(capsys, args):
     check_hints(capsys, SMALL, args)
 
 
-def test_a_hint_says_where_it_is_uncertain_whether_a_plan_fits(capsys):
+def test_hint_says_when_it_is_uncertain_whether_a_plan_fits(capsys):
     hint = check_hints(capsys, "resnet50", "--stages 2 --micro-batch-size 32")
     assert "uncertain whether this would fit: --stages 3" in hint
 
@@ -279,7 +279,7 @@ def plan_verdict(capsys, *args):
     return max(json.loads(out)["ipus"], key=lambda ipu: ipu["predicted_fill"])["verdict"]
 
 
-def test_the_largest_micro_batches_are_those_of_the_hint(capsys):
+def test_hint_has_the_largest_micro_batches_that_fit(capsys):
     code, out, err = run(capsys, FITTING, "--micro-batch-size 20000 --json")
     why = json.loads(out)
     assert code == 4 and err.startswith("error: ") and why["feasible"] is False
@@ -290,7 +290,7 @@ def test_the_largest_micro_batches_are_those_of_the_hint(capsys):
     assert run(capsys, FITTING, "--micro-batch-size", uncertain + 1)[0] == 4
 
 
-def test_a_search_tries_schedules_that_a_preset_does_not_name(capsys):
+def test_search_tries_schedules_that_the_preset_does_not_name(capsys):
     # The preset's schedule is Interleaved.
     words = "unet --ipus 4 --global-batch-size 24"
     made, typed = plan(capsys, words), plan(capsys, words, "--schedule Interleaved")
@@ -298,7 +298,7 @@ def test_a_search_tries_schedules_that_a_preset_does_not_name(capsys):
     assert made.predicted_images_per_s > typed.predicted_images_per_s
 
 
-def test_presets_bring_splits_to_compare_with(capsys):
+def test_splits_of_presets_are_compared(capsys):
     names = [layer.name for layer in plan(capsys, FITTING).profile]
     text = f"mine: {{pipeline-splits: [{names[5]}], micro-batch-size: 4, gradient-accumulation-count: 8}}\n"
     Path("configs.yml").write_text(text + "other: {model-name: lenet, pipeline-splits: [conv3]}\n")
@@ -310,7 +310,7 @@ def test_presets_bring_splits_to_compare_with(capsys):
     assert code == 0 and "mine" in out and "not for cifar_resnet8: other" in err
 
 
-def test_stages_by_other_names(capsys):
+def test_other_option_names_for_stages(capsys):
     two = plan(capsys, FITTING)
     assert plan(capsys, SMALL, "--ipus-per-replica 2", GROUPED).splits == two.splits
     segments = plan(capsys, SMALL, "--stages 2 --schedule Sequential")
@@ -322,7 +322,7 @@ def test_stages_by_other_names(capsys):
     assert plan(capsys, SMALL, "--stages 3").occupied_ipus == 4
 
 
-def test_the_input_is_the_data_set_s(capsys):
+def test_input_size_is_that_of_the_data_set(capsys):
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import prepare
 
@@ -344,7 +344,7 @@ def test_recomputation(capsys):
     assert on.stages[-1].predicted_recompute_s == 0 < on.stages[0].predicted_recompute_s
 
 
-def test_a_row_of_a_search_becomes_the_plan(capsys):
+def test_row_of_a_search_can_be_planned(capsys):
     """A printed row can be planned: the plan has the row's figures, and its command gives them again."""
     words = f"{SMALL} --ipus 4 --global-batch-size 256"
     code, out, err = run(capsys, words)
@@ -371,7 +371,7 @@ def test_a_row_of_a_search_becomes_the_plan(capsys):
     )
 
 
-def test_a_row_that_the_table_would_leave_out_is_shown_when_it_is_the_plan(capsys):
+def test_table_always_shows_the_row_of_the_plan(capsys):
     made = plan(capsys, SMALL, "--ipus 4 --global-batch-size 256 --row 2")
     row = replace(made.pareto[0], num_ipus=4, best=False)
     rows = [replace(row, predicted_images_per_s=100.0 - i) for i in range(30)]
@@ -419,7 +419,7 @@ def test_a_row_that_the_table_would_leave_out_is_shown_when_it_is_the_plan(capsy
         ("--ipus 2 --micro-batch-size 7 --global-batch-size 100", 2, "not a multiple", "--micro-batch-size"),
     ],
 )
-def test_what_users_get_wrong(capsys, args, code, error, hint):
+def test_user_mistakes_get_an_error_and_a_hint(capsys, args, code, error, hint):
     refused(capsys, code, error, hint, SMALL, args)
     assert list(Path().iterdir()) == []
 
@@ -452,7 +452,7 @@ def program(folder="lenet-digits"):
     return json.loads((Path("runs") / folder / "program.json").read_text())
 
 
-def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
+def test_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     words = "lenet --stages 2 --micro-batch-size 2 --gradient-accumulation-count 8 --save plan.yml"
     assert run(capsys, words)[0] == 0
     made = read_plan()
@@ -469,7 +469,7 @@ def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     assert code == 0, err
 
 
-def test_a_pipeline_does_not_change_what_is_trained(capsys):
+def test_pipeline_does_not_change_the_trained_weights(capsys):
     words = "lenet --micro-batch-size 2 --gradient-accumulation-count 8"
     more = "--image-size 12 --dataset digits --stages 2 --precision 32.32 --save plan.yml"
     assert run(capsys, words, more)[0] == 0
@@ -479,7 +479,7 @@ def test_a_pipeline_does_not_change_what_is_trained(capsys):
     assert plain == planned
 
 
-def test_the_planner_chooses_where_splits_are_left_open(lightly, capsys):
+def test_planner_chooses_splits_that_are_left_open(lightly, capsys):
     words = "lenet --micro-batch-size 2 --gradient-accumulation-count 8 --ipus-per-replica 4"
     assert train(capsys, words)[0] == 0
     assert train(capsys, words, "--pipeline-splits auto")[0] == 0
@@ -493,7 +493,7 @@ def test_the_planner_chooses_where_splits_are_left_open(lightly, capsys):
     assert list(made.splits) == first["pipeline_splits"]
 
 
-def test_stages_have_proportions_of_their_own_unless_that_is_excluded(capsys):
+def test_stages_have_their_own_proportions_unless_excluded(capsys):
     words = f"unet --stages 4 {GROUPED} --micro-batch-size 1"
     open_ = plan(capsys, words)
     shares = [share.convolution for share in open_.settings.available_memory_proportion]
@@ -518,7 +518,7 @@ def test_stages_have_proportions_of_their_own_unless_that_is_excluded(capsys):
     assert typed.settings.available_memory_proportion == uniform(0.3)
 
 
-def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
+def test_splits_are_chosen_even_if_no_ipu_can_hold_them():
     record = get_model("toy_model")
     model = build_model(record, BuildOptions(input_shape=record.input_shape, num_classes=10))
     config = RunConfig(micro_batch_size=100000, gradient_accumulation_count=4, ipus_per_replica=2)
@@ -537,7 +537,7 @@ def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
         ("lenet --pipeline-splits auto", 2, "nothing says how many stages"),
     ],
 )
-def test_plans_that_cannot_be_used(capsys, args, code, error):
+def test_unusable_plans_are_refused(capsys, args, code, error):
     assert run(capsys, "lenet --stages 2 --save plan.yml")[0] == 0
     text = Path("plan.yml").read_text(encoding="utf-8")
     Path("broken.yml").write_text(re.sub(r"\npredicted_tick_s: \S+", "", text))
@@ -563,7 +563,7 @@ def test_stages_of_one_ipu_are_called_recomputation_segments(capsys, recomputati
     assert f"<h1>{title}" in Path("plan.html").read_text(encoding="utf-8")
 
 
-def test_what_help_says_is_taken_is_taken(capsys, monkeypatch):
+def test_documented_defaults_are_used(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, shown, _ = run(capsys, "--help-all")
     said = {spec.key: spec.plan_default for spec in SPECS if spec.plan_default}

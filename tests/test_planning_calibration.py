@@ -96,7 +96,7 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
             assert found == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
 
 
-def test_the_fit_is_the_minimum_of_what_it_says_it_minimises():
+def test_fit_minimises_its_stated_objective():
     """Writes the objective out a second time, with every prediction made anew."""
     measurements = simulated(TRUTHS[0], 1)
     profile = calibrate(measurements, POD16)
@@ -116,7 +116,7 @@ def test_the_fit_is_the_minimum_of_what_it_says_it_minimises():
             assert loss([log + step * (i == j) for j, log in enumerate(logs)]) > best
 
 
-def test_what_no_measurement_tells_stays_as_shipped():
+def test_constants_without_measurements_stay_as_shipped():
     alone = [own for own in simulated(TRUTHS[0], 2) if own.settings.num_replicas == 1]
     profile = calibrate(alone, POD16)
     assert "collective" not in profile.told and profile.calibration.collective == 1
@@ -144,7 +144,7 @@ def test_factors_scale_the_times_of_their_kind():
     assert summed.update_s - base.update_s == pytest.approx(2 * base.all_reduce_s)
 
 
-def test_a_strange_factor_is_a_warning_and_widens_the_band():
+def test_implausible_factor_warns_and_widens_the_band():
     honest = calibrate(simulated(TRUTHS[0], 0), POD16)
     assert suspicious(honest) == [] and honest.calibration.band_factor == BAND_FACTOR
     # A single run, far slower than predicted: the fit is good, and says little.
@@ -161,7 +161,7 @@ def test_a_strange_factor_is_a_warning_and_widens_the_band():
     assert f"warning: {warning}" in describe(profile)
 
 
-def test_measured_stages_tell_computing_from_feeds():
+def test_measured_stages_distinguish_computing_from_feeds():
     """A single throughput cannot say whether computing or feeds are slower than predicted."""
     truth, graph = Calibration(1.5, 1.5), graph_of("cifar_resnet8")
     splits, settings = ("conv2_block1_add",), PlanSettings(8, 8, num_stages=2)
@@ -175,7 +175,7 @@ def test_measured_stages_tell_computing_from_feeds():
     assert errors[1] < 0.02 < errors[0]
 
 
-def test_more_ipus_than_the_system_has_and_no_measurement_are_refused():
+def test_impossible_measurements_are_refused():
     with pytest.raises(ConfigurationError, match="nothing was measured"):
         calibrate([], POD16)
     with pytest.raises(ConfigurationError, match="ran on 16 IPUs, and IPU-M2000 has 4"):
@@ -252,7 +252,7 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
     return path.name
 
 
-def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys):
+def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
     truth = TRUTHS[0]
     names = [
         save_report(tmp_path / f"r{i}.json", name, batch, true_images_per_s(name, batch, truth))
@@ -284,7 +284,7 @@ def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys)
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
 
 
-def test_a_plan_with_measured_figures_is_taken(tmp_path, capsys):
+def test_plan_with_measured_figures_is_accepted(tmp_path, capsys):
     flags = "cifar_resnet8 --stages 2 --norm-layer group_norm --micro-batch-size 8 --gradient-accumulation-count 8"
     code, out, err = run(capsys, flags, "--json --save p.yml")
     assert code == 0, err
@@ -340,7 +340,7 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
     assert run(capsys, "--calibrate", "absent.json")[0] == 3
 
 
-def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
+def test_changed_reports_never_cause_a_traceback(tmp_path, capsys):
     draw = random.Random(5)
     save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
     whole = (tmp_path / "r.json").read_text()
@@ -359,7 +359,7 @@ def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_training_run_is_read(tmp_path, capsys):
+def test_training_run_can_be_used_for_calibration(tmp_path, capsys):
     """A run of this machine, whose report is edited to be of IPUs."""
     args = [
         "train",

@@ -182,7 +182,7 @@ def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
 
 @tries(30, slow=100)
 @given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
-def test_a_product_is_planned_the_same_in_any_company(many, arithmetic) -> None:
+def test_product_is_planned_the_same_among_any_others(many, arithmetic) -> None:
     bound = 0.2 * MK2.sram_per_tile_bytes
     together = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
     for i, p in enumerate(many):
@@ -213,7 +213,7 @@ def test_partitions_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> 
 
 
 @given(st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.sampled_from([1, 8, 64]), st.integers(1, 4))
-def test_every_pass_of_a_convolution_does_its_macs(kernel, stride, groups, batch) -> None:
+def test_every_pass_of_a_convolution_takes_the_cycles_of_its_macs(kernel, stride, groups, batch) -> None:
     """Unit cycles are at least the MACs over the peak, and not far above for a large dense convolution."""
     size = 32
     layer = conv("conv", "before", size // stride, 64, 64, kernel, stride, groups)
@@ -320,7 +320,7 @@ def test_stages_that_share_an_ipu_add_up(times, count) -> None:
 # --- predictions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_prediction_is_its_parts() -> None:
+def test_prediction_is_the_sum_of_its_parts() -> None:
     graph, system = chain(), get_system("pod16")
     settings = PlanSettings(
         micro_batch_size=4,
@@ -352,7 +352,7 @@ def test_a_prediction_is_its_parts() -> None:
     assert found.host_bytes_per_s == pytest.approx(found.images_per_s * sample)
 
 
-def test_a_cut_carries_the_skips_over_it() -> None:
+def test_cut_transfers_the_skips_across_it() -> None:
     graph, settings = chain(), PlanSettings(micro_batch_size=3)
     one = 28 * 28 * 64 * 2 * 3
     idle = 2 * MK2.link_idle_cycles / MK2.clock_hz
@@ -381,14 +381,14 @@ def test_weight_update() -> None:
     assert wide - 6 * 1.5e-6 == pytest.approx(2 * (many - 6 * 1.5e-6))
 
 
-def test_resnet50s_all_reduce_takes_what_the_logs_say() -> None:
+def test_all_reduce_of_resnet50_takes_the_published_time() -> None:
     for replicas, milliseconds in ((16, 4), (64, 4), (128, 7), (256, 10)):
         settings = PlanSettings(num_replicas=replicas)
         seconds = update_s([25.557e6], settings, get_system(f"pod{replicas}"))
         assert seconds == pytest.approx(milliseconds * 1e-3, rel=0.05)
 
 
-def test_the_host_limits_what_reaches_the_ipus() -> None:
+def test_host_link_limits_the_feed_of_the_ipus() -> None:
     tiny = chain(num=1, size=64, channels=4)
     settings = PlanSettings(micro_batch_size=512, num_replicas=16, training=False)
     found = predict(tiny, [], settings, get_system("pod16"))
@@ -418,7 +418,7 @@ def test_faster_chips_and_larger_batches_are_faster() -> None:
     assert rates == sorted(rates)
 
 
-def test_splits_have_to_match_the_stages() -> None:
+def test_splits_must_match_the_stages() -> None:
     graph, system = chain(), get_system("pod16")
     for splits in (["conv2"], ["conv2", "conv1"], ["conv1", "conv1"]):
         with pytest.raises(ValueError, match="do not open 2 stages"):

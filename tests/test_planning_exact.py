@@ -268,7 +268,7 @@ def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, sched
 @given(
     seed=st.integers(0, 2**32), limit=st.integers(1, 6), schedule=st.sampled_from(["Grouped", "Interleaved"])
 )
-def test_a_stopped_search_says_how_far_it_got(seed, limit, schedule):
+def test_stopped_search_reports_its_bound(seed, limit, schedule):
     tables = make_tables(seed, 9, whole=False, tight=0.1)
     best = brute_force(tables, 3, schedule)
     stopped = fastest_split(tables, 3, schedule, max_evaluations=limit)
@@ -401,7 +401,7 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     training=st.booleans(),
     extra=st.integers(0, 5),
 )
-def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, recompute, training, extra):
+def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule, recompute, training, extra):
     starts = (0, *sorted(cuts))
     k = len(starts)
     own = k if seed % 2 else 0
@@ -423,7 +423,7 @@ def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, 
         assert simulation.max_in_flight == tuple(depth * (k - 1 - s) + 1 for s in range(k))
 
 
-def test_a_simulated_tick_by_hand():
+def test_simulated_tick_equals_one_computed_by_hand():
     seconds = (np.array(values) for values in ([1.0, 2, 4], [3.0, 2, 1], [0, 0.5, 0.25, 0]))
     tables = StageTables(*seconds, 1, lambda k, s: np.zeros((3, 4)), recompute=True)
     # Stages: F 1, 2, 4; B 3 + 1, 2 + 2, 1.
@@ -444,7 +444,7 @@ def test_a_simulated_tick_by_hand():
 @given(
     seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES), k=st.integers(1, 5), more=st.floats(1, 3)
 )
-def test_more_memory_is_never_worse(seed, schedule, k, more):
+def test_more_memory_is_never_slower(seed, schedule, k, more):
     tables = network_like(seed, 12, 0.3)
     roomy = StageTables(
         tables.forward_s,
@@ -479,7 +479,7 @@ def test_units_do_not_matter(seed, schedule, time, size):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_equal_splits_fall_to_little_transfer_and_early_cuts(schedule):
+def test_ties_prefer_little_transfer_and_early_cuts(schedule):
     def free(forward, backward, cut):
         arrays = (np.array(values, dtype=float) for values in (forward, backward, cut))
         return StageTables(*arrays, 1.0, lambda k, s: np.zeros((4, 5)))
@@ -546,7 +546,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
         ([1, 1, 1, 1], 1.5, 3, [(0, 2), (1, 3), (2, 4)], 4),
     ],
 )
-def test_a_certificate_by_hand(sizes, capacity, k, ranges, fewest):
+def test_certificates_equal_ones_made_by_hand(sizes, capacity, k, ranges, fewest):
     n, total = len(sizes), np.cumsum([0, *sizes])
     ones = np.ones(n)
     tables = StageTables(

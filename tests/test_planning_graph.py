@@ -38,7 +38,7 @@ def unusual_graph(name):
     return layer_graph(record, BuildOptions(record.input_shape, 7))
 
 
-def test_a_shipped_graph_of_something_else_or_a_damaged_one_is_not_used(tmp_path, monkeypatch):
+def test_damaged_or_foreign_shipped_graphs_are_ignored(tmp_path, monkeypatch):
     record = get_model("lenet")
     packed = shipped_path(record).read_bytes()
     keys = (shipped_path(record).parent / "keys.json").read_text()
@@ -161,7 +161,7 @@ def test_shared_layers_stay_in_one_stage():
     assert LayerGraph.from_json(graph.to_json()) == graph
 
 
-def test_a_layer_of_ones_own_is_counted_by_its_weights_and_what_it_returns():
+def test_own_layer_is_counted_by_its_weights_and_outputs():
     """Matrices count at each position of the output, vectors once; layers inside it count as its own weights."""
     from tensorflow import keras
 
@@ -255,7 +255,7 @@ def test_json_round_trip():
         (lambda d: d.update(tied=[["b"]]), "tied"),
     ],
 )
-def test_json_that_contradicts_itself_is_refused(change, message):
+def test_contradictory_json_is_refused(change, message):
     data = json.loads(SMALL.to_json())
     change(data)
     with pytest.raises(DataError) as caught:
@@ -264,7 +264,7 @@ def test_json_that_contradicts_itself_is_refused(change, message):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3"])
-def test_json_of_something_else_is_refused(text):
+def test_other_json_is_refused(text):
     with pytest.raises(DataError):
         LayerGraph.from_json(text)
 
@@ -315,7 +315,7 @@ def test_damaged_cache_entries_are_built_again(tmp_path, monkeypatch):
         assert entry.read_bytes() == good and entries(tmp_path) == [entry]
 
 
-def test_each_option_that_matters_has_its_entry(tmp_path, monkeypatch):
+def test_each_relevant_option_has_its_own_cache_entry(tmp_path, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
     record = get_model("toy_model")
     for options in (
@@ -329,7 +329,7 @@ def test_each_option_that_matters_has_its_entry(tmp_path, monkeypatch):
     assert len(entries(tmp_path)) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+def test_unwritable_cache_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "file"))
     assert unusual_graph("lenet").model == "lenet"

@@ -66,7 +66,7 @@ def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps
     assert found.latency_s == pytest.approx(sum(forward) + sum(receive) + fixed, rel=1e-12)
 
 
-def test_memory_has_nothing_that_only_training_keeps(planner):
+def test_inference_memory_excludes_training_data(planner):
     splits = planner.names((0, 5, 9))
     many, one = (
         program_memory(planner.graph, splits, PlanSettings(8, count, 1, 3, training=False), SYSTEM.ipu)
@@ -122,7 +122,7 @@ def test_plan_splits_plans_inference(capsys, here):
 
 
 @pytest.mark.parametrize("steps", [None, 7])
-def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, planner, steps):
+def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, steps):
     more = [] if steps is None else ["--steps-per-execution", steps]
     found = plan(
         capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--num-replicas", 2, *more
@@ -173,7 +173,7 @@ def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, pl
         ("--ipus 4 --dbn-replica-group-size 3", "does not divide", "--dbn-replica-group-size 1 or 2 or 4"),
     ],
 )
-def test_what_does_not_go_with_inference_or_shared_statistics(capsys, args, error, hint):
+def test_options_incompatible_with_inference_or_shared_statistics_are_refused(capsys, args, error, hint):
     refused(capsys, 2, error, hint, MODEL, args)
 
 
@@ -190,7 +190,7 @@ def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner
     assert shared.predicted_fill == alone.predicted_fill
 
 
-def test_a_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys):
+def test_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys):
     found = plan(capsys, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
     assert {row.ipus_per_replica for row in found.pareto} == {1}
     assert {row.num_replicas for row in found.pareto} <= {2, 4}

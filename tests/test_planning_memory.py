@@ -347,7 +347,7 @@ def _judged(name: str) -> Iterator[Tuple[Dict[str, Any], StageMemory]]:
 
 
 @pytest.mark.slow
-def test_published_fits_are_judged_as_they_should_be() -> None:
+def test_published_fits_are_judged_correctly() -> None:
     """None that fits is judged "does not fit", most are judged "fits", and hard out-of-memory reports are not."""
     verdicts: List[str] = []
     hard: List[str] = []
@@ -390,7 +390,7 @@ def test_constants_predict_the_calibration_rows(calibration) -> None:
 
 
 @pytest.mark.slow
-def test_the_fit_gives_the_packages_constants_and_holds_without_a_network(calibration) -> None:
+def test_fit_gives_the_shipped_constants_and_generalises_to_other_networks(calibration) -> None:
     benchmark, pairs = calibration
     fitted = benchmark.fit([p for p, _ in pairs], [v for _, v in pairs])
     for name, value in vars(DEFAULT_CONSTANTS).items():
@@ -407,7 +407,7 @@ def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert benchmark.calibration_programs(path) == [("calibrate", 1.0)]
 
 
-def test_published_configurations_by_their_fill() -> None:
+def test_published_configurations_are_counted_by_fill() -> None:
     assert published_at(0.449) == published_at(0.41) == (12, 12)
     assert published_at(0.15) == (0, 0)  # none is that empty
     assert published_at(1.1) == published_at(7.0) == (0, 4)
@@ -416,7 +416,7 @@ def test_published_configurations_by_their_fill() -> None:
 
 
 @pytest.mark.slow
-def test_the_band_holds_what_it_says_of_networks_left_out(calibration) -> None:
+def test_band_covers_networks_left_out_of_the_fit(calibration) -> None:
     """Counts band and coverage a second time, plainly, over the errors without a network."""
     errors = dict(_without(calibration))
     every = sorted(error for own in errors.values() for error in own)
@@ -431,7 +431,7 @@ def test_the_band_holds_what_it_says_of_networks_left_out(calibration) -> None:
 
 
 @pytest.mark.slow
-def test_the_published_fits_are_those_of_the_package() -> None:
+def test_shipped_published_fits_are_up_to_date() -> None:
     found: Dict[int, List[bool]] = {}
     for row, fullest in _judged("published_rows"):
         found.setdefault(min(int(fullest.fill * 10), 11), []).append(row["outcome"].split(" (")[0] == "fits")

@@ -76,7 +76,7 @@ def sequential(keras):
 
 @needs_keras_3
 @pytest.mark.parametrize("build", [residual, sequential])
-def test_a_file_is_planned_as_the_network_that_is_trained(build, tmp_path, capsys):
+def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, capsys):
     from tensorflow import keras
 
     from ipucnn.planning.graphs.keras_graph import graph_of
@@ -103,7 +103,7 @@ def test_a_file_is_planned_as_the_network_that_is_trained(build, tmp_path, capsy
     assert code == 2 and "takes images of" in err and "hint:" in err
 
 
-def test_a_layer_of_another_class_costs_its_bytes_and_macs():
+def test_layer_of_unknown_class_costs_its_bytes_and_macs():
     """A matrix product of the same MACs takes the same time; pure data movement takes time for its bytes."""
 
     def times(op_class, macs, channels):
@@ -163,7 +163,7 @@ def save(path, config):
     return path
 
 
-def test_a_file_made_by_hand_is_the_graph_worked_out_by_hand(tmp_path):
+def test_hand_made_file_gives_the_hand_made_graph(tmp_path):
     graph = graph_in(save(tmp_path / "net.keras", network()))
     assert [layer.name for layer in graph.layers] == ["input", "conv", "relu", "flat", "logits"]
     assert [layer.output_shape for layer in graph.layers] == [
@@ -202,7 +202,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
-def test_what_is_no_network_is_refused(case, tmp_path, capsys):
+def test_files_without_a_network_are_refused(case, tmp_path, capsys):
     expected, config, words = REFUSED[case]
     save(tmp_path / "net.keras", config)
     code, out, err = run(capsys, "plan-splits", "net.keras", "--stages", 1)
@@ -211,13 +211,13 @@ def test_what_is_no_network_is_refused(case, tmp_path, capsys):
     assert err.count("error:") == 1 and err.count("hint:") == 1 and "Traceback" not in err
 
 
-def test_a_name_that_a_terminal_would_obey_is_not_printed(tmp_path, capsys):
+def test_terminal_control_sequences_in_names_are_not_printed(tmp_path, capsys):
     save(tmp_path / "net.keras", changed(relu=dict(name="x\x1b[2J")))
     code, out, err = run(capsys, "plan-splits", "net.keras", "--stages", 1)
     assert code == 0 and "\x1b" not in out + err
 
 
-def test_models_in_models_that_hold_nothing_end_too(tmp_path):
+def test_deeply_nested_empty_models_are_refused_quickly(tmp_path):
     """Each model calls the inner one four times, and the innermost has only an input: 4**12 calls of no layer."""
     images = entry("InputLayer", "images", batch_shape=[None, 8, 8, 3])
     ends = {"input_layers": [["images", 0, 0]], "output_layers": [["images", 0, 0]]}
@@ -252,7 +252,7 @@ def test_other_members_and_texts_are_refused(tmp_path, monkeypatch):
             graph_in(save(tmp_path / "net.keras", text))
 
 
-def test_no_change_of_a_file_ends_in_anything_but_a_graph_or_a_refusal(tmp_path):
+def test_changed_files_give_a_graph_or_a_refusal(tmp_path):
     draw = random.Random(7)
     values = [None, 0, -1, 7, 1.5, "x", "", [], {}, [[]], {"a": 1}, True, 10**30, ["images", 0, 0]]
     for base, number in ((network(), 40), (json.loads(graph_text()), 150)):
@@ -277,7 +277,7 @@ def test_no_change_of_a_file_ends_in_anything_but_a_graph_or_a_refusal(tmp_path)
 # --- layer graphs as JSON
 
 
-def test_names_that_a_terminal_would_obey_are_refused(tmp_path, capsys):
+def test_terminal_control_sequences_in_names_are_refused(tmp_path, capsys):
     (tmp_path / "net.json").write_text(graph_text().replace('"conv"', '"a\\u001b[2J"'))
     code, out, err = run(capsys, "plan-splits", "net.json", "--stages", 1)
     assert code == 3 and "\x1b" not in out + err and "hint:" in err
@@ -300,7 +300,7 @@ SETTINGS = [
 ]
 
 
-def test_a_saved_graph_gives_the_plan_of_the_network(capsys, tmp_path):
+def test_saved_graph_has_the_plan_of_its_network(capsys, tmp_path):
     code, out, err = run(
         capsys, "plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json"
     )
@@ -335,7 +335,7 @@ def test_a_saved_graph_gives_the_plan_of_the_network(capsys, tmp_path):
         "models net.json",
     ],
 )
-def test_what_cannot_be_done_with_a_file_is_said(line, tmp_path, capsys):
+def test_operations_that_a_file_does_not_allow_are_refused(line, tmp_path, capsys):
     (tmp_path / "net.json").write_text(graph_text())
     (tmp_path / "net.h5").write_bytes(b"")
     code, out, err = run(capsys, *line.split())
@@ -344,7 +344,7 @@ def test_what_cannot_be_done_with_a_file_is_said(line, tmp_path, capsys):
     assert (tmp_path / "net.json").read_text() == graph_text()
 
 
-def test_a_name_of_the_registry_goes_before_a_folder_of_that_name(tmp_path, capsys):
+def test_registered_name_takes_precedence_over_a_folder(tmp_path, capsys):
     (tmp_path / "lenet").mkdir()
     code, out, _ = run(capsys, "plan-splits", "lenet", "--stages", 1, "--json")
     assert code == 0 and json.loads(out)["model"] == "lenet"

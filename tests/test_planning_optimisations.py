@@ -68,7 +68,7 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
     assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(own(graph, (), alone))
 
 
-def test_each_row_switches_back(graph):
+def test_rows_switch_settings_off_as_well_as_on(graph):
     other = replace(SETTINGS, half_partials=False, optimizer_state_offloading=True, schedule="Grouped")
     rows = by_name(optimisations(Planner(graph, SYSTEM), EARLY, other)[1])
     for name, here, instead in (
@@ -103,13 +103,13 @@ def test_proportions_of_each_stage(graph):
     "changes",
     [{"num_stages": 1}, {"training": False}, {"schedule": "Sequential"}, {"device_mapping": (0, 1, 0, 1)}],
 )
-def test_what_is_no_training_pipeline_is_refused(graph, changes):
+def test_only_training_pipelines_are_accepted(graph, changes):
     settings = replace(SETTINGS, **changes)
     with pytest.raises(ConfigurationError, match="training pipeline"):
         optimisations(Planner(graph, SYSTEM), EARLY if settings.num_stages > 1 else (), settings)
 
 
-def test_the_command(capsys, monkeypatch):
+def test_optimisations_command_prints_its_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
@@ -137,5 +137,5 @@ def test_the_command(capsys, monkeypatch):
         ("--stages 4 --save p.yml", "makes no plan"),
     ],
 )
-def test_what_the_command_refuses(capsys, args, error):
+def test_optimisations_command_refuses_wrong_options(capsys, args, error):
     refused(capsys, 2, error, "", "unet --optimisations", args)

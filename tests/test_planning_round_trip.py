@@ -177,7 +177,7 @@ def check_trained(planner, candidate, request, preset):
 
 @tries(12, slow=40)
 @given(question=questions(), preset=presets_of_runs())
-def test_a_run_of_a_plan_is_predicted_as_the_plan_was(planner, question, preset):
+def test_run_of_a_plan_has_the_prediction_of_the_plan(planner, question, preset):
     check_round_trip(planner, question, preset)
 
 
@@ -194,7 +194,7 @@ def tight():
     room=st.floats(0.25, 0.5),
     preset=presets_of_runs(),
 )
-def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_size, room, preset):
+def test_run_gets_the_chosen_proportions_of_each_stage(tight, schedule, micro_batch_size, room, preset):
     flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
     asked = resolve("plan-splits", flags, model="resnet50", reads_data=False)
     request = make_request(asked, stages=4, recomputation="on")
@@ -209,7 +209,7 @@ def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_si
 @pytest.mark.slow
 @settings(max_examples=2000)
 @given(question=questions(), preset=presets_of_runs())
-def test_two_thousand_plans_are_predicted_as_they_run(planner, question, preset):
+def test_two_thousand_plans_have_the_prediction_of_their_runs(planner, question, preset):
     check_round_trip(planner, question, preset)
 
 
@@ -230,7 +230,7 @@ def test_two_thousand_plans_are_predicted_as_they_run(planner, question, preset)
         }
     ),
 )
-def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, steps, shares, more):
+def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps, shares, more):
     flags = {**more, "steps_per_execution": str(steps)}
     if shares:
         flags["available_memory_proportion"] = [str(share) for share in shares]
@@ -295,7 +295,7 @@ def whole_questions(draw):
 
 @tries(12, slow=60)
 @given(question=whole_questions(), preset=presets_of_runs())
-def test_a_plan_is_whole(question, preset):
+def test_plan_alone_restores_all_settings(question, preset):
     """Plan to run to plan, with no other argument: the same network, splits, settings and prediction."""
     name, flags, cuts, inference = question
     graph = extract.read_shipped(get_model(name))
@@ -344,7 +344,7 @@ def _planned(name, flags, inference):
     return make_plan(request, (), lambda line: None, lambda: None)
 
 
-def test_every_setting_says_which_options_decide_it():
+def test_every_setting_lists_the_options_that_decide_it():
     names = {spec.name for spec in SPECS}
     for own in fields(PlanSettings):
         options = own.metadata["options"]
@@ -373,7 +373,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [own.name for own in fields(PlanSettings)])
-def test_a_run_that_differs_in_one_setting_is_told_so(name):
+def test_run_reports_a_setting_that_differs_from_its_plan(name):
     from ipucnn.planning.settings import uniform
 
     own = PlanSettings(gradient_accumulation_count=4, num_stages=2)
@@ -422,7 +422,7 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
     assert {key: from_line[key]["value"] for key in wanted} == wanted
 
 
-def test_a_data_set_that_was_typed_goes_with_its_plan(capsys, here):
+def test_typed_data_set_is_saved_in_the_plan(capsys, here):
     args = [MODEL, "--dataset", "cifar10", "--stages", 2]
     code, out, err = run(capsys, *args, "--save", "q.yml")
     assert code == 0, err
@@ -444,7 +444,7 @@ def json_words(command):
     return shlex.split(command)[2:]
 
 
-def test_a_run_with_another_optimizer_is_not_the_planned_one(planner):
+def test_run_with_another_optimizer_differs_from_the_plan(planner):
     candidate = planner.judge(planner.names((0, 5)), PlanSettings(num_stages=2), 1.0)
     plan = assemble(
         planner, candidate, planned=False, build={}, options={"optimizer": "sgd", "optimizer_params": {}}
@@ -462,7 +462,7 @@ def test_a_run_with_another_optimizer_is_not_the_planned_one(planner):
     assert "tensors of optimizer state per weight 1 (here 2)" in line
 
 
-def test_a_plan_of_one_stage_takes_the_place_of_a_presets_pipeline(planner):
+def test_one_stage_plan_replaces_the_pipeline_of_a_preset(planner):
     candidate = planner.judge((), PlanSettings(), 1.0)
     plan = assemble(planner, candidate, planned=False, build={})
     preset = {
@@ -495,7 +495,7 @@ def test_a_global_batch_below_the_smallest_is_refused(capsys):
         assert plan_of(capsys, words, legal).settings.gradient_accumulation_count == legal // 64
 
 
-def test_what_became_of_a_global_batch_is_a_warning(capsys):
+def test_changed_global_batch_is_a_warning(capsys):
     args = [MODEL, "--ipus", 16, "--stages", 4, "--global-batch-size", 100, "--micro-batch-size", 3]
     code, out, err = run(capsys, *args)
     assert code == 0
@@ -506,7 +506,7 @@ def test_what_became_of_a_global_batch_is_a_warning(capsys):
 PRESET = f"{MODEL} --stages 4 --config mine --config-path configs.yml"
 
 
-def test_a_schedule_that_is_not_typed_is_searched(capsys, here):
+def test_untyped_schedule_is_searched(capsys, here):
     preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
     Path("configs.yml").write_text(preset)
     found = plan_of(capsys, PRESET)
@@ -524,13 +524,13 @@ def test_a_schedule_that_is_not_typed_is_searched(capsys, here):
     assert {row.name for row in judged.comparison} >= {"Interleaved (preset mine)", "planned"}
 
 
-def test_a_batch_that_was_typed_is_legal_for_the_schedule_that_is_chosen(capsys, here):
+def test_typed_batch_is_legal_for_the_chosen_schedule(capsys, here):
     Path("configs.yml").write_text("mine: {pipeline-schedule: Interleaved, micro-batch-size: 8}\n")
     settings = plan_of(capsys, PRESET, "--gradient-accumulation-count 12").settings
     assert (settings.schedule, settings.gradient_accumulation_count) == ("Interleaved", 12)
 
 
-def test_a_search_saves_the_plan_alone(capsys, here):
+def test_search_saves_only_the_plan(capsys, here):
     found = plan_of(capsys, MODEL, "--ipus 4 --save plan.yml")
     saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
     assert found.pareto and saved == replace(found, pareto=())

@@ -46,7 +46,7 @@ memories = st.sampled_from([60, 68, 74, 84, 96, 102, 110, 122, 140])
 
 @given(stages, schedules, memories, st.booleans(), st.booleans())
 @tries(12, slow=40)
-def test_the_best_splits_are_those_of_trying_all(num_stages, schedule, kib, recompute, own_ipus):
+def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recompute, own_ipus):
     machine = system(kib)
     mapping = tuple(range(num_stages)) if schedule == "Sequential" and own_ipus else None
     own = replace(
@@ -70,7 +70,7 @@ def test_the_best_splits_are_those_of_trying_all(num_stages, schedule, kib, reco
 
 @given(st.integers(2, 4), schedules, memories)
 @tries(10, slow=25)
-def test_open_settings_take_the_fastest_that_fits(num_stages, schedule, kib):
+def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib):
     machine = system(kib)
     own = replace(BASE, num_stages=num_stages, schedule=schedule)
     planner = Planner(SMALL, machine)
@@ -88,13 +88,13 @@ def test_open_settings_take_the_fastest_that_fits(num_stages, schedule, kib):
         assert found is None
 
 
-def test_a_pipeline_that_accumulates_nothing_offloads_its_optimizer_state():
+def test_pipeline_without_accumulation_offloads_its_optimizer_state():
     own = replace(BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True)
     own, planner = replace(own, num_stages=2), Planner(GRAPH, system())
     assert planner.needed_fill(("conv3",), own) == pytest.approx(fill(GRAPH, ("conv3",), own, system()))
 
 
-def test_what_fits_goes_before_what_is_faster():
+def test_fitting_splits_are_preferred_to_faster_ones():
     own = replace(BASE, num_stages=4)
     machine = system(102)
     found = Planner(SMALL, machine).best_of(candidates(own))
@@ -125,7 +125,7 @@ def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule
 
 @given(st.integers(1, 4), schedules, st.booleans())
 @settings(max_examples=30)
-def test_bounds_hold(num_stages, schedule, recompute):
+def test_bounds_are_never_exceeded(num_stages, schedule, recompute):
     machine = system(140)
     graph = SMALL
     own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute, num_replicas=2)
@@ -142,7 +142,7 @@ def test_bounds_hold(num_stages, schedule, recompute):
 
 @given(st.integers(1, 4), schedules, st.booleans(), st.sampled_from([8, 24, 48]), st.booleans())
 @settings(max_examples=30)
-def test_no_splits_with_a_longer_tick_are_as_fast(num_stages, schedule, recompute, count, training):
+def test_splits_with_a_longer_tick_are_slower(num_stages, schedule, recompute, count, training):
     own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute and training)
     own = replace(own, gradient_accumulation_count=count, training=training)
     planner = Planner(SMALL, system(140))
@@ -180,7 +180,7 @@ def naive_params(graph, num_stages):
 
 
 @given(st.lists(st.sampled_from([8, 16, 24, 32]), min_size=9, max_size=16), st.integers(2, 3))
-def test_equal_parameters_is_the_walk_over_the_weights(widths, num_stages):
+def test_equal_parameters_equals_the_naive_walk(widths, num_stages):
     graph = network(widths)
     largest = max(layer.num_parameters for layer in graph.layers) * num_stages
     if largest < graph.num_parameters:  # otherwise one layer passes two marks
@@ -199,13 +199,13 @@ def test_rules_give_legal_splits(widths, num_stages, rule):
     check_cuts(splits, graph)
 
 
-def test_equal_layers_are_equal():
+def test_equal_layers_gives_stages_of_equal_size():
     graph = network([16] * 12, block=99)
     opens = [0, *(graph.index(name) for name in equal_layers(graph, 5)), len(graph.layers)]
     assert [b - a for a, b in zip(opens, opens[1:])] == [5] * 5
 
 
-def test_blocks_are_what_branches():
+def test_blocks_are_found_by_their_branches():
     graph = network([16] * 8)
     # relu1, then three residual blocks of two convolutions: cuts only behind the sums.
     assert equal_blocks(graph, 3) == ("conv4", "conv6")
@@ -347,7 +347,7 @@ def naive_front(found):
 
 
 @pytest.mark.parametrize("kib", [84, 120])
-def test_the_front_is_that_of_all_configurations(monkeypatch, kib):
+def test_front_equals_that_of_all_configurations(monkeypatch, kib):
     monkeypatch.setattr(search_module, "SEGMENTS", (2, 4))
     monkeypatch.setattr(search_module, "ALL_SEGMENTS", (2, 4))
     planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
@@ -401,7 +401,7 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
     assert best.settings.half_partials
 
 
-def test_what_is_not_free_stays_as_it_is():
+def test_fixed_settings_are_kept():
     planner = Planner(SMALL, system(200))
     more = tuple(range(1, 33))
     for on in (False, True):
@@ -412,21 +412,21 @@ def test_what_is_not_free_stays_as_it_is():
         assert {row.half_partials for row in rows} == {on}
 
 
-def test_a_global_batch_that_nothing_reaches():
+def test_unreachable_global_batch_is_refused():
     space = SearchSpace(BASE, 4, micro_batch_sizes=(16,), global_batch_size=101)
     with pytest.raises(ConfigurationError, match="--global-batch-size 101") as raised:
         search(Planner(GRAPH, system()), space)
     assert "--micro-batch-size 1" in raised.value.hint
 
 
-def test_a_search_without_anything_that_fits():
+def test_search_without_a_fit_is_refused_with_a_hint():
     space = SearchSpace(BASE, 2, micro_batch_sizes=(16,), global_batch_size=512)
     with pytest.raises(InfeasibleError) as raised:
         search(Planner(GRAPH, system(12)), space)
     assert "--precision" not in raised.value.hint  # 16.16 is already set
 
 
-def test_a_search_says_the_largest_micro_batch_that_fits():
+def test_search_reports_the_largest_micro_batch_that_fits():
     machine = system(60)
     space = SearchSpace(BASE, 1, micro_batch_sizes=(64,), global_batch_size=512)
     with pytest.raises(InfeasibleError) as raised:
@@ -489,7 +489,7 @@ def test_the_parts_of_a_plan_add_up(schedule):
     assert (plan.optimal, plan.gap, plan.predicted_lower_bound_s) == (True, 0.0, plan.predicted_tick_s)
 
 
-def test_skips_are_what_passes_a_stage_s_first_layer():
+def test_skips_are_tensors_that_bypass_the_first_layer_of_a_stage():
     planner = Planner(GRAPH, system())
     judged = planner.judge(("conv3",), replace(BASE, num_stages=2), 0.8)
     plan = assemble(planner, judged, planned=False, build={})
@@ -537,7 +537,7 @@ def test_damaged_plans_are_refused_with_the_place(data):
 
 
 @pytest.mark.parametrize(("name", "value"), [("micro_batch_size", 0), ("schedule", "Grouping")])
-def test_settings_that_no_program_has_are_the_plan_s_fault(name, value):
+def test_impossible_settings_are_reported_as_a_damaged_plan(name, value):
     values = json.loads(whole_plan_text())
     values["settings"][name] = value
     with pytest.raises(DataError, match=r"^plan\.yml: ") as raised:
@@ -561,7 +561,7 @@ def test_a_plan_of_another_version_is_refused():
         PipelinePlan.from_yaml("a: [", "plan.yml")
 
 
-def test_the_settings_that_are_not_given_are_the_fastest(capsys):
+def test_settings_that_are_not_given_are_the_fastest(capsys):
     words = "nasnetmobile --stages 4 --micro-batch-size 8 --schedule Grouped"
     flags = ("", "--recomputation on", "--recomputation off")
     speeds = [plan(capsys, words, flag).predicted_images_per_s for flag in flags]

@@ -101,7 +101,7 @@ def asked(patch, question):
 
 @tries(20, slow=60)
 @given(own=flags())
-def test_every_command_asks_about_the_same_program(graph, own):
+def test_every_command_plans_the_same_program(graph, own):
     def resolved(command, **more):
         return resolve(command, {**own, **more}, model=MODEL, reads_data=False)
 
@@ -143,7 +143,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     assert plan_settings(config, program).optimizer_slots == len(made.slots)
 
 
-def test_what_an_optimizer_refuses_the_planner_does_not_count():
+def test_planner_refuses_wrong_optimizer_parameters():
     own = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
     with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
         make_request(
@@ -159,7 +159,7 @@ def config_of(values, **more):
     return replace(RunConfig(), available_memory_proportion=tuple(values), **more)
 
 
-def test_proportions_are_those_that_the_session_sets():
+def test_planned_proportions_are_those_that_the_session_sets():
     assert given_proportions(config_of([]), 2) is None
     assert given_proportions(config_of([20.0]), 2) == uniform(0.2)
     stages = given_proportions(config_of([20.0, 40.0]), 2)
@@ -181,7 +181,7 @@ def test_proportions_are_those_that_the_session_sets():
         )
 
 
-def test_two_values_of_a_stage_are_for_convolutions_and_matrix_products_in_both_passes():
+def test_two_values_per_stage_are_for_convolutions_and_matrix_products():
     """The public application's order: convolution and matrix product of stage 1, then of stage 2, ..."""
     from ipucnn.sessions.poplar.config import pipelining_options
 
@@ -215,7 +215,7 @@ SHARES = (0.6, 0.05, 0.2)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_stage_is_predicted_with_its_own(graph, schedule):
+def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
     mapping = (0, 1, 2) if schedule == "Sequential" else None
     base = PlanSettings(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
     own = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
@@ -234,7 +234,7 @@ def test_each_stage_is_predicted_with_its_own(graph, schedule):
         )
 
 
-def test_matrix_products_and_backward_passes_have_their_own(graph):
+def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):
     def times(proportions):
         return layer_times(graph, PlanSettings(64), SYSTEM.ipu, proportions=proportions)
 
@@ -297,7 +297,7 @@ def with_matmul(graph, place):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kib", [90])
-def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
+def test_each_stage_gets_its_fastest_proportions(schedule, kib):
     """Tries every split with every proportion of either kind of product in every stage."""
     machine, graph = system(kib), with_matmul(network([64, 16, 64, 16], size=24, block=99), "relu2")
     planner = Planner(graph, machine)
@@ -349,7 +349,7 @@ def test_plan_splits_takes_a_proportion_for_each_stage(capsys):
     refused(capsys, 2, "nothing says how many stages", "--stages", MODEL, "--ipus 2", shares)
 
 
-def test_a_presets_proportions_for_other_stages_are_left_out(capsys):
+def test_proportions_of_a_preset_for_other_stages_are_ignored(capsys):
     """A preset's four values do not apply to two stages."""
     code, out, err = run(capsys, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
     assert code == 0, err
@@ -365,7 +365,7 @@ def test_the_smallest_system():
     assert SYSTEMS["pod16"] is smallest_system(3)
 
 
-def test_a_hint_keeps_proportions_of_stages(graph):
+def test_hint_keeps_the_proportions_of_stages(graph):
     """Hints lower values stage by stage; for another number of stages the smallest applies, and the hint says so."""
     own = PlanSettings(
         64,

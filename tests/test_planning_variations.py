@@ -68,7 +68,7 @@ def applied(own, splits, flags):
         (4, "Grouped", False),
     ],
 )
-def test_the_change_fits(kib, stages, schedule, again):
+def test_proposed_change_fits(kib, stages, schedule, again):
     count = 16 * overlap_length(schedule, stages)
     own, splits, machine = program(
         kib, num_stages=stages, schedule=schedule, recomputation=again, gradient_accumulation_count=count
@@ -92,7 +92,7 @@ def test_the_change_fits(kib, stages, schedule, again):
         assert changed.global_batch_size == own.global_batch_size
 
 
-def test_a_large_change_is_proposed_only_where_no_small_one_fits():
+def test_large_change_is_proposed_only_if_no_small_one_fits():
     seen = set()
     for kib in (100, 80, 70, 60, 50, 40, 30, 20):
         own, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
@@ -109,7 +109,7 @@ def test_a_large_change_is_proposed_only_where_no_small_one_fits():
     assert seen == {"small", "large"}
 
 
-def test_what_the_compiler_said_counts():
+def test_memory_that_the_compiler_reported_counts():
     own, splits, machine = program(300, num_stages=2)
     slightly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=1.05)
     greatly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=4.0)
@@ -118,14 +118,14 @@ def test_what_the_compiler_said_counts():
     assert greatly.settings.micro_batch_size < slightly.settings.micro_batch_size
 
 
-def test_no_more_ipus_than_allowed():
+def test_proposals_use_no_more_ipus_than_allowed():
     own, splits, machine = program(24, num_stages=1, micro_batch_size=1)
     assert variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=1)), own, splits) is None
     more = variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=4)), own, splits)
     assert 1 < more.settings.num_stages <= 4
 
 
-def test_inference_keeps_the_accumulation_out_of_it():
+def test_inference_proposals_do_not_change_accumulation():
     own, splits, machine = program(
         30, num_stages=1, training=False, gradient_accumulation_count=1, micro_batch_size=64
     )
@@ -135,14 +135,14 @@ def test_inference_keeps_the_accumulation_out_of_it():
     assert "--recomputation" not in change.flags
 
 
-def test_hint():
+def test_hint_lists_the_proposed_changes():
     own, splits, machine = program(60, num_stages=2)
     change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
     assert change.hint.startswith("predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 (")
     assert "instead of 90%" in change.hint
 
 
-def test_a_run_asks_with_its_own_network():
+def test_run_uses_its_own_network_for_proposals():
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
 
@@ -156,7 +156,7 @@ def test_a_run_asks_with_its_own_network():
     assert int(ask(8.0).split()[4]) < size
 
 
-def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
+def test_optimizer_state_is_offloaded_only_where_the_sdk_allows_it():
     """Without a pipeline it does if micro-batches are accumulated; state that is already outside frees nothing."""
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
@@ -172,7 +172,7 @@ def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
     assert after < before / 1.1
 
 
-def test_only_flags_that_the_command_takes():
+def test_proposals_have_only_flags_of_the_command():
     own, splits, machine = program(60, num_stages=2)
     assert "--micro-batch-size" in variations.smallest_change(Planner(GRAPH, machine), own, splits).flags
     others = {"--available-memory-proportion", "--recomputation", "--pipeline-schedule", "--pipeline-splits"}
@@ -185,7 +185,7 @@ def test_only_flags_that_the_command_takes():
     assert variations.smallest_change(Planner(GRAPH, machine), own, splits, only=()) is None
 
 
-def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
+def test_unknown_networks_get_no_promise_of_a_fit():
     from tensorflow import keras
 
     class Odd(keras.layers.Layer):
@@ -220,7 +220,7 @@ def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
         ("benchmark", {"--micro-batch-size", "--precision", "--available-memory-proportion"}),
     ],
 )
-def test_prediction_is_told_only_what_its_command_takes(command, named):
+def test_prediction_commands_get_only_their_own_options(command, named):
     """However much memory is missing, and although the run was a pipeline."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
@@ -250,7 +250,7 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
 
 
 @pytest.mark.parametrize("kib", [300, 15])
-def test_what_ipus_hold_without_the_memory_that_is_not_there(kib):
+def test_memory_without_offloading_is_reported(kib):
     """Checks the fullest IPU's bytes with the optimizer's state on it; activations stay on it in every prediction."""
     own, splits, machine = program(kib, optimizer_state_offloading=True, optimizer_slots=2)
     kept = replace(own, optimizer_state_offloading=False)

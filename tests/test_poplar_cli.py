@@ -35,7 +35,7 @@ def train(capfd, run_dir, *more):
     return json.loads(out), err
 
 
-def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
+def test_train_evaluate_infer_resume_and_exchange_with_the_host(capfd, folder, monkeypatch):
     cache = folder / "cache"
     same = ("--executable-cache", cache, "--num-replicas", 2, "--eight-bit-transfer")
     with installed() as machine:
@@ -100,7 +100,7 @@ def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(capfd, folder):
 
 
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
-def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capfd, tmp_path, network):
+def test_training_uses_the_cache_that_compile_only_filled(capfd, tmp_path, network):
     flags = ["train", "toy_model_bn", *SMALL, "--num-epochs", 1, *network]
     flags += [
         "--executable-cache",
@@ -133,7 +133,7 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
     )
 
 
-def test_a_cache_with_a_blank_in_its_name(capfd, tmp_path, monkeypatch):
+def test_cache_name_may_contain_a_blank(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1, "--executable-cache", "my cache"]
     with installed():
@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(c
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_cache_of_the_shell_that_cannot_be_written(capfd, tmp_path, monkeypatch):
+def test_unwritable_cache_from_the_environment_is_refused(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path='/proc/a b'")
     with installed():
         code, _, err = run(capfd, "train", "toy_model", "--run-dir", tmp_path / "run", *SMALL)
@@ -173,7 +173,7 @@ def test_a_cache_of_the_shell_that_cannot_be_written(capfd, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
+def test_run_without_results_leaves_no_folder(capfd, tmp_path):
     few = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1]
     command = ["train", "toy_model", *SMALL, *few, "--run-dir", tmp_path / "run"]
     elsewhere = ["--checkpoint-dir", tmp_path / "checkpoints"]
@@ -203,7 +203,7 @@ def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
     assert set(before) - set(after) <= {"report.json", "report.html"} and "last.npz" in after
 
 
-def test_a_loss_that_is_not_finite_at_once_leaves_no_folder(capfd, tmp_path):
+def test_immediate_non_finite_loss_leaves_no_folder(capfd, tmp_path):
     few = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1, "--learning-rate", 1e30]
     few += ["--lr-schedule", "const", "--run-dir", tmp_path / "run"]
     for device in ("cpu", "ipu"):
@@ -214,7 +214,7 @@ def test_a_loss_that_is_not_finite_at_once_leaves_no_folder(capfd, tmp_path):
         assert list(tmp_path.iterdir()) == [], err
 
 
-def test_benchmarks(short_benchmarks, capfd, tmp_path, monkeypatch):
+def test_benchmarks_run_on_the_test_double(short_benchmarks, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limits = ["--min-time", 0.1, "--executions", 3, "--max-time", 3, "--micro-batch-size", 4]
     steps = ["--steps-per-execution", 2]
@@ -227,7 +227,7 @@ def test_benchmarks(short_benchmarks, capfd, tmp_path, monkeypatch):
         assert report["measured"]["matmul_peak"] is None and report["measured"]["images_per_s"]["value"] > 0
 
 
-def test_errors_of_the_sdk_become_errors_of_the_command(capfd, tmp_path):
+def test_sdk_errors_become_command_errors(capfd, tmp_path):
     cases = [
         (dict(num_ipus=0), [], 6, "no IPU is visible"),
         (dict(num_ipus=1), ["--num-replicas", 2], 6, "no device of 2 IPUs"),
@@ -247,7 +247,7 @@ def test_errors_of_the_sdk_become_errors_of_the_command(capfd, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_optimizer_state_is_offloaded_where_the_planner_thinks_so(capfd, folder, count):
+def test_optimizer_state_is_offloaded_if_the_planner_says_so(capfd, folder, count):
     limits = ["--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4, "--num-epochs", 1]
     args = ["--run-dir", folder / f"offload{count}", *limits, "--gradient-accumulation-count", count]
     with installed() as machine:
@@ -259,7 +259,7 @@ def test_optimizer_state_is_offloaded_where_the_planner_thinks_so(capfd, folder,
     assert any(offloaded) == planned.offloads_optimizer_state == (count > 1)
 
 
-def test_nothing_is_left_behind():
+def test_test_double_is_removed_completely():
     import sys
 
     from tensorflow import keras
@@ -280,9 +280,7 @@ def test_nothing_is_left_behind():
         ({"has_keras_ipu": False}, "", 6, "it has no keras.ipu", "--force-reinstall"),
     ],
 )
-def test_surroundings_that_cannot_work_are_refused(
-    capfd, tmp_path, monkeypatch, around, flags, code, text, hint
-):
+def test_unusable_environments_are_refused(capfd, tmp_path, monkeypatch, around, flags, code, text, hint):
     monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
     monkeypatch.chdir(tmp_path)
     commands = (
@@ -303,7 +301,7 @@ def test_surroundings_that_cannot_work_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_surroundings_that_may_work_are_told(capfd, folder):
+def test_doubtful_environments_are_reported(capfd, folder):
     around = {"versions": {"numpy": "1.21.6"}}
     flags = ["--num-epochs", 1, "--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4]
     told = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
@@ -317,7 +315,7 @@ def test_surroundings_that_may_work_are_told(capfd, folder):
     assert "numpy 1.21" not in run(capfd, "evaluate", folder / "doubtful", "--device", "cpu")[2]
 
 
-def test_prediction_out_of_memory_says_what_would_fit(short_benchmarks, capfd, folder, monkeypatch):
+def test_prediction_out_of_memory_hints_at_a_fit(short_benchmarks, capfd, folder, monkeypatch):
     run_dir = folder / "memory"
     train(capfd, run_dir, "--num-epochs", 1, "--pad-dataset")
     weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
@@ -378,7 +376,7 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
 
 
 @pytest.mark.parametrize("mode", [["--inference"], ["--training"]])
-def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd, tmp_path, monkeypatch, mode):
+def test_device_generated_data_counts_for_all_replicas(short_benchmarks, capfd, tmp_path, monkeypatch, mode):
     """In that case the SDK's predict only returns zeros of one replica; all replicas computed."""
     monkeypatch.chdir(tmp_path)
     flags = [
@@ -421,7 +419,7 @@ def test_data_that_ipus_make_up_counts_for_all_replicas(short_benchmarks, capfd,
     ],
 )
 @pytest.mark.parametrize("found", ["by gc-info", "in compiling", "in loading"])
-def test_a_system_without_remote_memory(capfd, tmp_path, flags, words, found):
+def test_system_without_remote_memory_refuses_offloading(capfd, tmp_path, flags, words, found):
     """By default IPUs are attached when the program is executed; no public source has the driver's text for it."""
     flags = [
         "--global-batch-size",

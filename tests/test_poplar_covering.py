@@ -11,13 +11,13 @@ from ipucnn.models.registry import get_model
 
 
 @pytest.mark.parametrize("number", [0, 1, 5], ids=lambda number: ROWS[number].name)
-def test_a_row_is_as_on_the_host(short_benchmarks, tmp_path, number):
+def test_row_equals_the_host(short_benchmarks, tmp_path, number):
     row = ROWS[number]
     found = cover(row, SDKS[number % 2], on_the_host(row, tmp_path / "host"), tmp_path / "ipu")
     assert found.is_right(), found
 
 
-def test_the_rows_cover_what_they_are_to():
+def test_rows_cover_the_required_features():
     assert len(ROWS) == len({row.name for row in ROWS}) == 12
     pipelines = {
         (row.stages, row.schedule) for row in ROWS if row.model == "cifar_resnet8" and row.stages > 1
@@ -32,7 +32,7 @@ def test_the_rows_cover_what_they_are_to():
         assert get_model(row.model).min_size <= row.size
 
 
-def test_what_3_1_to_3_3_lack_no_row_uses():
+def test_no_row_uses_features_missing_in_sdk_3_1_to_3_3():
     """They only lack TF_POPLAR_FLAGS --use_on_demand, which users set and the session does not."""
     lacking = {sdk: FACTS["absent_in"].get(sdk, {}) for sdk in ("3.1", "3.2", "3.3", "3.4")}
     assert lacking == {"3.1": {"flags": ["use_on_demand"]}, "3.2": {}, "3.3": {}, "3.4": {}}
@@ -53,7 +53,7 @@ def found(**changes):
         {"weights": 5.0, "in_steps": True},
     ],
 )
-def test_a_row_that_is_not(monkeypatch, capsys, changes):
+def test_differing_row_is_reported(monkeypatch, capsys, changes):
     assert found().is_right() and not found(**changes).is_right()
     monkeypatch.setattr(poplar_covering, "on_the_host", lambda row, folder: None)
     monkeypatch.setattr(poplar_covering, "cover", lambda *arguments: found(**changes))
@@ -63,7 +63,7 @@ def test_a_row_that_is_not(monkeypatch, capsys, changes):
     assert main(["--only", "unet"]) == 0
 
 
-def test_a_command_that_fails_is_told():
+def test_failed_command_is_reported():
     with pytest.raises(RuntimeError, match="exit code 2"):
         call("train", "nosuchnetwork")
     assert json.loads(call("models", "lenet", "--json"))

@@ -64,7 +64,7 @@ def test_every_instance_gets_the_arrays_of_all(tmp_path):
     assert len(list(tmp_path.rglob("*.npz"))) == 3 and not list(tmp_path.rglob("*.tmp"))
 
 
-def test_an_instance_that_does_not_come_or_does_something_else(tmp_path):
+def test_missing_or_diverging_instance_is_an_error(tmp_path):
     with pytest.raises(TimeoutError, match="waits for instance 1 at gradients"):
         Exchange(tmp_path / "a", 0, 2, timeout_s=0.05).gather("gradients", [1.0])
     with pytest.raises(RuntimeError, match=r"at (gradients|metrics)"):
@@ -104,7 +104,7 @@ def test_gradients_and_metrics_are_reduced_over_the_replicas_of_all_instances(tm
         assert metrics == {"loss": 1.5} and mean == 1.5 and whole == 28.0
 
 
-def test_without_a_folder_the_others_have_the_same_values():
+def test_without_a_folder_other_instances_have_the_same_values():
     machine = machine_of(None, 0, 3)
     (total,) = Replicas(machine, None).sum_gradients([[tf.constant(1.0)], [tf.constant(2.0)]])
     assert float(total) == 9.0 and combine(machine, [{"a": 2.0}, {"a": 4.0}], True) == {"a": 3.0}
@@ -248,7 +248,7 @@ def test_instances_may_not_take_the_first_ipus_that_are_free(monkeypatch):
         config.configure_ipu_system()  # this takes no device
 
 
-def test_device_0_and_no_device():
+def test_device_0_is_distinguished_from_no_device():
     with installed() as machine:
         from tensorflow.python import ipu
 
@@ -332,7 +332,7 @@ def test_state_is_shared_out_within_an_ipu_link_domain(local, processes, is_refu
 # --- models ------------------------------------------------------------------------------------------------
 
 
-def test_without_a_device_there_are_zeros(monkeypatch, tmp_path):
+def test_programs_without_a_device_return_zeros(monkeypatch, tmp_path):
     """Also for variables that the program writes; a dequeue returns one element, however many an execution has."""
     monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path}")
     with installed() as machine:
@@ -355,7 +355,7 @@ def test_without_a_device_there_are_zeros(monkeypatch, tmp_path):
         assert len(machine.programs) == 2 and len(list(tmp_path.glob("*.poplar_exec"))) == 2
 
 
-def test_what_was_compiled_for_no_device_never_runs():
+def test_programs_compiled_without_a_device_never_run():
     with installed() as machine:
         from tensorflow.python import ipu
 
@@ -382,7 +382,7 @@ def unused_weight(**shape):
     return keras.Model(inputs, keras.layers.Dense(3)(Unused()(x)))
 
 
-def test_a_weight_without_a_gradient():
+def test_weight_without_a_gradient_is_refused():
     with installed():
         from tensorflow.python import ipu
 
@@ -407,7 +407,7 @@ def test_weight_updates_are_made_in_a_graph():
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_what_a_program_writes_lies_on_the_ipus(where):
+def test_variables_that_a_program_writes_must_be_on_the_ipus(where):
     """A variable made outside of the strategy's scope is on the host."""
     # Not a layer's own variable: Keras checks those itself.
     held = [tf.Variable(0.0, trainable=False)]
@@ -435,7 +435,7 @@ def test_what_a_program_writes_lies_on_the_ipus(where):
 
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-def test_batch_norm_of_16_bits_keeps_all_it_has_in_16_bits(policy):
+def test_batch_norm_of_16_bits_keeps_all_variables_in_16_bits(policy):
     def network():
         inputs = keras.Input(batch_shape=(2, 4, 4, 1), dtype="float16")
         made = keras.mixed_precision.Policy(policy)
@@ -471,7 +471,7 @@ def test_images_get_a_fourth_channel():
             )
 
 
-def test_every_import_of_keras_has_its_part_of_the_sdk():
+def test_every_import_of_keras_has_the_sdk_parts():
     """With TensorFlow 2.6 ``import tensorflow.keras`` makes another module than ``from tensorflow import keras``."""
     keras.Model  # noqa: B018 (it is loaded)
     from tensorflow import keras as loaded

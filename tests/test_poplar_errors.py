@@ -209,7 +209,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("class_name", "text", "code", "message", "hint"), RECORDED)
-def test_recorded_texts(class_name, text, code, message, hint):
+def test_recorded_texts_are_recognised(class_name, text, code, message, hint):
     error = translate(raised(class_name, text))
     assert error.exit_code == code
     assert message in error.message
@@ -265,7 +265,7 @@ BUILT_IN = [
 
 
 @pytest.mark.parametrize(("exception", "code", "message", "hint"), BUILT_IN)
-def test_what_python_itself_raises(exception, code, message, hint):
+def test_python_errors_are_translated(exception, code, message, hint):
     error = translate(exception)
     assert error.exit_code == code
     assert message in error.message
@@ -303,7 +303,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("exception", OTHERS, ids=lambda e: type(e).__name__)
-def test_other_texts_pass(exception):
+def test_other_texts_pass_unchanged(exception):
     assert translate(exception) is None
     with pytest.raises(type(exception)) as caught, poplar_errors():
         raise exception
@@ -316,7 +316,7 @@ def test_classes_derived_from_the_recorded_ones_count():
     assert translate(own).exit_code == EXIT_USAGE
 
 
-def test_the_context_makes_hints_better():
+def test_context_improves_hints():
     memory = raised(
         "InternalError",
         "[Poplar][Compile engine] graph_memory_allocation_error: Out of memory on tile 7: 700 bytes used but tiles "
@@ -347,19 +347,19 @@ def test_the_context_makes_hints_better():
     assert "--loss-scaling" in translate(stopped, ErrorContext(fp_exceptions=True)).hint
 
 
-def test_the_cause_is_kept():
+def test_cause_is_kept():
     own = raised("InternalError", "Unable to open Poplar device")
     with pytest.raises(MissingError) as caught, poplar_errors():
         raise own
     assert caught.value.__cause__ is own
 
 
-def test_interrupts_pass():
+def test_interrupts_pass_unchanged():
     with pytest.raises(KeyboardInterrupt), poplar_errors():
         raise KeyboardInterrupt
 
 
-def test_what_a_process_wrote_before_it_aborted():
+def test_output_of_an_aborted_process_is_recognised():
     text = "F poplar_executor.cc:992] An infeed dataset iterator has failed with status OUT_OF_RANGE\nAborted"
     assert translate_output(text).exit_code == EXIT_DATA
     assert (
@@ -369,7 +369,7 @@ def test_what_a_process_wrote_before_it_aborted():
     assert translate_output("Illegal instruction (core dumped)") is None
 
 
-def test_each_pattern_is_there_once():
+def test_each_pattern_is_unique():
     patterns = [case.pattern for case in CASES]
     assert len(set(patterns)) == len(patterns)
 
@@ -384,7 +384,7 @@ OWN_FAULTS = {
 
 
 @pytest.mark.skipif(not FACTS.exists(), reason="the recorded facts are not here")
-def test_every_recorded_case_is_decided_on():
+def test_every_recorded_case_is_handled_or_exempt():
     facts = json.loads(FACTS.read_text(encoding="utf-8"))
     texts = [text for _, text, *_ in RECORDED]
     for case in facts["exceptions"]["cases"]:
@@ -424,7 +424,7 @@ def changed(**changes):
     return Surroundings(**{**vars(SDK), "versions": versions, "variables": variables, **changes})
 
 
-def test_an_sdk_in_order_has_no_problems():
+def test_sound_sdk_has_no_problems():
     assert problems(SDK) == doubts(SDK) == []
     check_requirements(SDK)
     assert surroundings.sdk_version(SDK) == "3.3.0"
@@ -457,7 +457,7 @@ def test_an_sdk_in_order_has_no_problems():
         ({"has_ipu_package": False, "versions": {"tensorflow": None}}, "not installed", "wheels"),
     ],
 )
-def test_requirements(changes, message, hint):
+def test_broken_requirements_are_reported(changes, message, hint):
     found = problems(changed(**changes))
     assert len(found) == 1
     assert message in found[0].message
@@ -466,7 +466,7 @@ def test_requirements(changes, message, hint):
         check_requirements(changed(**changes))
 
 
-def test_flags_that_came_later():
+def test_flags_of_later_sdks_are_reported():
     old = {"POPLAR_SDK_ENABLED": "/x/poplar-ubuntu_20_04-3.1.0+1-a", "TF_POPLAR_FLAGS": "--use_on_demand"}
     (error,) = problems(changed(variables=old))
     assert "3.2" in error.message
@@ -491,7 +491,7 @@ def test_flags_that_came_later():
         ),
     ],
 )
-def test_what_may_work_all_the_same(changes, message, hint):
+def test_doubtful_environments_are_only_warnings(changes, message, hint):
     found = changed(**changes)
     assert problems(found) == []
     check_requirements(found)

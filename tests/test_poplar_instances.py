@@ -89,7 +89,7 @@ def documents(text):
     return found
 
 
-def test_the_pod16_of_the_documentation_is_a_run(tmp_path, capfd, monkeypatch):
+def test_documented_pod16_command_runs(tmp_path, capfd, monkeypatch):
     page = (ROOT / "docs" / "ipu.md").read_text(encoding="utf-8")
     section = page.split("### A POD16 with a public configuration")[1]
     words = shlex.split(section.split("```console")[1].split("```")[0].replace("\\\n", ""))
@@ -106,7 +106,7 @@ def test_the_pod16_of_the_documentation_is_a_run(tmp_path, capfd, monkeypatch):
     assert (program["num_ipus"], program["num_replicas"], program["global_batch_size"]) == (16, 4, 8192)
 
 
-def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
+def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
     """Weights, moving statistics and optimizer state are equal; the instances share samples out, each of which counts
     once in the results; one instance writes files and prints.
     """
@@ -164,7 +164,7 @@ def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
+def test_two_instances_write_the_masks_of_one_process(tmp_path, capfd, monkeypatch):
     """Evaluation and inference of whole images in patches give the figures and files of one process.  Training ends
     normally, although the instances compute pictures of predictions together.
     """
@@ -285,7 +285,7 @@ def test_two_instances_cross_validate(tmp_path, capfd):
             np.testing.assert_allclose(both.weights[name], one.weights[name], rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_instances_compile_where_there_are_no_ipus(monkeypatch, tmp_path, capfd):
+def test_instances_compile_without_ipus(monkeypatch, tmp_path, capfd):
     for index in (0, 1):
         for name, value in poprun(index).items():
             monkeypatch.setenv(name, value)
@@ -347,7 +347,7 @@ def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
         ),
     ],
 )
-def test_what_does_not_run_under_poprun(command, text, hint, monkeypatch, tmp_path, capfd):
+def test_commands_that_poprun_cannot_run_are_refused(command, text, hint, monkeypatch, tmp_path, capfd):
     for name, value in poprun(1).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -370,7 +370,7 @@ def test_what_does_not_run_under_poprun(command, text, hint, monkeypatch, tmp_pa
         {"NUM_IPUS_PER_REPLICA": "0"},
     ],
 )
-def test_variables_that_poprun_does_not_set_like_this(values, monkeypatch, tmp_path, capfd):
+def test_inconsistent_poprun_variables_are_refused(values, monkeypatch, tmp_path, capfd):
     for name, value in {**poprun(1), **{"POPDIST_" + k: v for k, v in values.items()}}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

@@ -198,7 +198,8 @@ def test_a_dozen_small_combinations(row, tmp_path, capfd):
 
 
 # Not finite after the first update: gradients beyond the range of 16 bits, whatever the optimizer and the loss scale;
-# see test_batch_norm_of_two_numbers.  `train --fp-exceptions` on the host names the gradient of conv5_block1_out.
+# see test_batch_norm_of_two_numbers_overflows_16_bits.  On the host `train --fp-exceptions` names the gradient of
+# conv5_block1_out.
 _OVERFLOWS = ("resnet50v2-batch_norm-2Interleaved-1-16.16",)
 
 
@@ -217,7 +218,7 @@ def test_pairwise_selection(row, tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "is_beyond"), [(2, True), (8, False)])
-def test_batch_norm_of_two_numbers(batch, is_beyond):
+def test_batch_norm_of_two_numbers_overflows_16_bits(batch, is_beyond):
     """Batch norm of two nearly equal numbers multiplies their gradients by up to 1 / sqrt(epsilon).
 
     In the last blocks of ResNet-50 at 32x32 a channel is a pixel of each sample; in 32 bits the gradients of two

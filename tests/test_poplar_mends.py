@@ -26,7 +26,7 @@ def predicted(**options):
 
 
 @pytest.mark.parametrize("how", ["made-up data", "no device"])
-def test_fewer_results_than_images(monkeypatch, tmp_path, how):
+def test_missing_predictions_are_filled_up(monkeypatch, tmp_path, how):
     """Zeros of only one replica, or of one micro-batch: not a fault of the program."""
     synthetic = "--use_synthetic_data --synthetic_data_initializer=random"
     flags = synthetic if how == "made-up data" else f"--executable_cache_path={tmp_path}"
@@ -40,7 +40,7 @@ def test_fewer_results_than_images(monkeypatch, tmp_path, how):
     assert session.gives_nothing_back() == (how == "made-up data")
 
 
-def test_no_remote_memory(monkeypatch):
+def test_missing_remote_memory_is_explained(monkeypatch):
     def train():
         with installed(remote_memory=False, gc_info=False):
             program = make_program(4, 2, 1, updates_per_epoch=1)
@@ -79,7 +79,7 @@ def test_stateless_masks_would_be_the_hosts_if_the_kernel_had_the_cpus_generator
     assert far > 1e-4 and without < 1e-6
 
 
-def test_the_unbiased_variance_of_a_group_is_a_replicas(monkeypatch):
+def test_variance_of_a_group_is_unbiased_as_for_one_replica(monkeypatch):
     """Without the rule the test double uses the group's N."""
     program = make_program(4, 2, 2, updates_per_epoch=1, dbn_replica_group_size=2)
     far, without = on_both(
@@ -88,7 +88,7 @@ def test_the_unbiased_variance_of_a_group_is_a_replicas(monkeypatch):
     assert far < 1e-6 and without > 1e-3
 
 
-def test_moments_that_a_layer_takes_itself_are_not_those_of_a_group(monkeypatch):
+def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):
     def own_moments(self, inputs):
         x = tf.cast(inputs, tf.float32)
         mean, variance = tf.nn.moments(x, [0, 1, 2])

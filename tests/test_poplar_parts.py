@@ -69,7 +69,7 @@ def read_by_the_driver(text):
 
 
 @given(st.text(alphabet=" '\"\\aé$#=-\n\t", min_size=1, max_size=8))
-def test_the_cache_is_what_the_driver_reads(name):
+def test_driver_reads_the_executable_cache_option(name):
     config = dataclasses.replace(RunConfig(), executable_cache="/cache/" + name + "x")
     mine = "--executable_cache_path=" + os.path.abspath("/cache/" + name + "x")
     text = poplar_flags(config, "--tensor_map_file_path='/a b' ")
@@ -78,7 +78,7 @@ def test_the_cache_is_what_the_driver_reads(name):
     assert list(parse_flags(text)) == [word[2:].partition("=")[0] for word in theirs]
 
 
-def test_what_is_printed_while_ipus_run_goes_to_stderr(capfd):
+def test_output_while_ipus_run_goes_to_stderr(capfd):
     with stdout_on_stderr():
         os.write(1, b"from C++\n")
     print("result")
@@ -86,7 +86,7 @@ def test_what_is_printed_while_ipus_run_goes_to_stderr(capfd):
     assert (found.out, found.err) == ("result\n", "from C++\n")
 
 
-def test_the_drivers_progress_bar_is_shown_on_a_terminal_alone(monkeypatch):
+def test_progress_bar_of_the_driver_is_shown_only_on_a_terminal(monkeypatch):
     for is_terminal, flag in ((True, "true"), (False, "false")):
         monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda answer=is_terminal: answer))
         assert poplar_flags(RunConfig(), "") == f"--show_progress_bar={flag}"
@@ -115,7 +115,7 @@ def test_feeding_types_seeds_and_weights_of_padding():
     np.testing.assert_allclose(found, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
 
 
-def test_executions_go_on_where_the_one_before_stopped():
+def test_executions_continue_where_the_previous_one_stopped():
     """Their inputs in sequence are those of one data set, and the pipeline starts once."""
     program, started = make_program(2, 3, 2), []
 
@@ -229,7 +229,7 @@ def poprun(monkeypatch, index, total=4, local=2, ipus=1):
         monkeypatch.setenv("POPDIST_" + name, str(value))
 
 
-def test_what_poprun_says(monkeypatch):
+def test_poprun_variables_are_read(monkeypatch):
     assert find_instances({}) == Instances() and find_instances({}).is_writer
     poprun(monkeypatch, 1)
     found = find_instances()
@@ -294,7 +294,7 @@ def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path
     assert len(written) == 1  # the other instance wrote nothing
 
 
-def test_out_of_memory_says_what_would_fit(tmp_path, capfd):
+def test_out_of_memory_hints_at_a_fit(tmp_path, capfd):
     with installed(tile_bytes=1000):
         code = cli.run(
             [

@@ -67,7 +67,7 @@ PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), i
 
 
 @pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
-def test_masks_of_three_classes(loss, stages):
+def test_masks_of_three_classes_as_on_the_host(loss, stages):
     """Each pixel has a label: weights equal the host's, and so do the predicted logits."""
 
     def network():
@@ -325,7 +325,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
 
 
 @pytest.mark.parametrize(("largest_bytes", "joins"), [(2**28, 1), (2 * 4 * 4 * (CLASSES + 2), 4), (1, 16)])
-def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_bytes, joins, monkeypatch):
+def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, joins, monkeypatch):
     """With one exchange per batch, an evaluation of an image with 2209 patches seemed endless.  Instances exchange more
     often only if the memory for a joint exchange is too small.
     """
@@ -366,7 +366,7 @@ def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_byt
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])
-def test_updates_of_16_bit_weights_are_those_of_32_rounded(name):
+def test_updates_of_16_bit_weights_are_rounded_32_bit_updates(name):
     params = {"momentum": 0.9, "nesterov": True} if name in ("sgd", "lars") else {}
     decay = 0.0 if name == "lars" else 0.05
     settings = make_settings(name, params, global_batch_size=8, weight_decay=decay, l2_regularization=0.01)
@@ -386,7 +386,7 @@ def test_updates_of_16_bit_weights_are_those_of_32_rounded(name):
     assert np.isfinite(variables[1].numpy()).all()
 
 
-def test_stateless_masks_are_of_seed_and_micro_batch_and_not_the_hosts():
+def test_stateless_masks_depend_on_seed_and_micro_batch_and_differ_from_the_host():
     """Any number of replicas draws the same masks; the kernel's generator differs from the CPU's."""
     one = make_program(4, 4, 1, updates_per_epoch=2)
     two = make_program(4, 2, 2, updates_per_epoch=2)

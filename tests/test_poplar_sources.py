@@ -38,7 +38,7 @@ RAISES = {
 
 
 @pytest.mark.parametrize("text", RAISES.values(), ids=RAISES)
-def test_a_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
+def test_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
     (tmp_path / "new.py").write_text(textwrap.dedent(text), encoding="utf-8")
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
     assert len(declared()[1]) == 1
@@ -53,14 +53,14 @@ def test_a_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
         "def again():\n    try:\n        pass\n    except ValueError:\n        raise",
     ],
 )
-def test_a_rule_with_one_is_not(monkeypatch, tmp_path, text):
+def test_rule_with_a_source_is_accepted(monkeypatch, tmp_path, text):
     (tmp_path / "new.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
     assert declared()[1] == []
 
 
 @pytest.mark.parametrize("place", ["", "ipu config.py", "popart config.py A", "ipu config A", "config.py A"])
-def test_a_place_needs_repository_file_and_symbol(place):
+def test_source_needs_repository_file_and_symbol(place):
     with pytest.raises(ValueError, match=r"names|is no"):
         parse(place)
     with pytest.raises(ValueError, match=r"names|is no"):
@@ -71,7 +71,7 @@ def test_a_place_needs_repository_file_and_symbol(place):
         own(" ")
 
 
-def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
+def test_every_refusal_in_the_sources_has_a_rule_or_a_reason():
     found, _ = declared()
     for one in REFUSALS:
         assert one.error in ("FailedPrecondition", "InvalidArgument", "Unimplemented"), one
@@ -82,7 +82,7 @@ def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
     assert sum(bool(one.rule) for one in REFUSALS) >= 20
 
 
-def test_what_was_looked_up_in_the_public_sources_is_written_down():
+def test_looked_up_sources_are_recorded():
     """Lists each place that a rule or a refusal names, and no other; docs/contributing/poplar-double.md counts them."""
     folder = "tensorflow/compiler/plugin/poplar/"
     named = {(s.repository, s.file, s.symbol) for item in declared()[0].values() for s in item.sources}
@@ -105,7 +105,7 @@ def test_what_was_looked_up_in_the_public_sources_is_written_down():
     assert f"{len(notes)} places in {len(files)} files" in PAGE and f"{read} of them" in PAGE
 
 
-def test_which_of_the_driver_s_files_were_read_is_written_down():
+def test_driver_files_that_were_read_are_recorded():
     """Every file with a refusal was read; the others give a reason.  docs/contributing/poplar-double.md counts them."""
     record = json.loads((Path(sources.__file__).parent / "files_read.json").read_text(encoding="utf-8"))
     read, listed = record["read"], record["listed"]

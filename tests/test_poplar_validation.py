@@ -57,7 +57,7 @@ def is_refused(config: RunConfig, stages: int, schedule: str, replicas: int) -> 
 
 
 @pytest.mark.parametrize("preset", built_in_names())
-def test_presets(preset):
+def test_presets_are_legal_or_rightly_refused_in_every_layout(preset):
     """Each preset in every layout is a legal program and system configuration, or rightly refused."""
     name = preset.partition("@")[0]
     model = (
@@ -154,13 +154,13 @@ SAMPLE = ["toy_model", "lenet", "cifar_resnet8"]
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_few_networks(name):
+def test_few_networks_compile_in_every_layout(name):
     check_network(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [record.name for record in list_models() if record.name not in SAMPLE])
-def test_every_network(name):
+def test_every_network_compiles_in_every_layout(name):
     check_network(name)
 
 

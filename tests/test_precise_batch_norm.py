@@ -123,7 +123,7 @@ def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precisi
             np.testing.assert_array_equal(inside[name], value)
 
 
-def test_evaluation_has_the_measured_statistics():
+def test_evaluation_uses_the_measured_statistics():
     """With one batch the network's logits are those of a norm by the batch's own statistics."""
     images = make_images(200, 3)
     session = compiled("host", False)
@@ -141,7 +141,7 @@ def test_evaluation_has_the_measured_statistics():
     assert np.abs(running - expected).max() > 0.1
 
 
-def test_a_network_without_batch_norm_has_nothing_to_measure():
+def test_network_without_batch_norm_measures_nothing():
     inputs = keras.Input((SIDE, SIDE, CHANNELS))
     model = keras.Model(inputs, keras.layers.Flatten()(inputs))
     session = HostSession(CPU)
@@ -151,7 +151,7 @@ def test_a_network_without_batch_norm_has_nothing_to_measure():
     assert session.evaluated == {}
 
 
-def test_too_large_a_batch_is_told_of(monkeypatch):
+def test_too_large_batch_is_reported(monkeypatch):
     session = compiled("host", False)
 
     def too_large(images):
@@ -169,7 +169,7 @@ def batches_of(**flags: str) -> Any:
     return np.stack([images.numpy() for images, _ in dataset]), count, size
 
 
-def test_which_images_are_measured():
+def test_same_images_are_measured_each_time():
     """They are the same each time, whatever is augmented or shuffled: at most 1024, in whole batches."""
     found, count, size = batches_of(precise_batch_norm="100")
     assert (count, size) == (10, 100) and found.shape == (10, 100, 8, 8, 3)
@@ -182,7 +182,7 @@ def test_which_images_are_measured():
     assert batches_of(precise_batch_norm="64", limit_train="150")[1:] == (2, 64)
 
 
-def test_a_run_trains_as_without_it_and_is_judged_by_what_it_measured(tmp_path, monkeypatch, capsys):
+def test_training_is_unchanged_and_validation_uses_measured_statistics(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["train", "toy_model_bn", "--dataset", "digits", "--limit-train", "192", "--num-epochs", "2"]
     words += ["--seed", "3", "--json", "--run-dir"]

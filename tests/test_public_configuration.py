@@ -116,7 +116,7 @@ def _words(value):
 
 
 @pytest.mark.parametrize("key", [*DESCRIBED, *FURTHER.split()])
-def test_a_file_may_hold_every_option_of_the_application(key):
+def test_file_may_contain_every_option_of_the_application(key):
     spec = find_spec(key)
     assert isinstance(spec, OptionSpec) and find_spec(key.replace("-", "_")) is spec
     if key == "compile-only":
@@ -129,7 +129,7 @@ def test_a_file_may_hold_every_option_of_the_application(key):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_prints_without_its_data(run, name):
+def test_every_entry_prints_its_config_without_data(run, name):
     code, out, err = run("train", "--config", name, "--config-path", FILE, "--print-config", "--json")
     assert code == 0 and err == "", err
     shown = json.loads(out)
@@ -166,7 +166,7 @@ def test_every_entry_plans_on_its_system(run, name):
         assert (s.schedule, plan.system.name) == ("Grouped", "pod16")
 
 
-def test_every_option_has_a_row_on_the_page_for_those_who_come_from_it():
+def test_migration_page_has_a_row_for_every_option():
     page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
     rows = page.split("### Flag by flag")[1].split("###")[0].splitlines()
     named = re.findall(
@@ -188,7 +188,7 @@ SCRIPTS = (
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_has_a_row_on_the_page_for_those_who_come_from_it(script):
+def test_migration_page_has_a_row_for_every_script(script):
     page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
     table = page.split("## The CNN application")[1].split("###")[0].splitlines()
     rows = [row.split("|") for row in table if row.startswith("|")]
@@ -199,18 +199,18 @@ def test_every_script_has_a_row_on_the_page_for_those_who_come_from_it(script):
     "flag, value, name, expected",
     [("synthetic_data", "cpu", "synthetic_data", "host"), ("kfold", "1", "kfold", None)],
 )
-def test_values_of_its_readmes_mean_what_they_mean_there(flag, value, name, expected):
+def test_values_of_its_readmes_have_the_same_meaning(flag, value, name, expected):
     assert getattr(resolve("train", {flag: value}, model="lenet").config, name) == expected
 
 
-def test_its_configurations_are_looked_for_in_a_file_of_the_user(run):
+def test_its_configuration_names_hint_at_a_file_of_the_user(run):
     code, _, err = run("train", "--config", "resnet50_16ipus_8k_bn_pipeline")
     assert (
         code == 2 and "did you mean 'mk2_resnet50_8k_bn_pipeline'?" in err and "add --config-path FILE" in err
     )
 
 
-def test_all_conflicts_of_the_automatic_loss_scale_are_told_at_once_and_the_hint_works(run):
+def test_all_loss_scale_conflicts_are_reported_together_and_the_hint_works(run):
     words = ["train", "cifar_resnet8", "--dataset", "digits", "--auto-loss-scaling", "--dry-run"]
     code, _, err = run(*words, "--optimizer", "lars")
     assert code == 2
@@ -240,7 +240,7 @@ EXAMPLES = """
 
 
 @pytest.mark.parametrize("line", EXAMPLES.splitlines())
-def test_the_described_command_lines_are_understood(run, line):
+def test_described_command_lines_are_accepted(run, line):
     code, out, err = run("train", *line.split(), "--print-config", "--json")
     assert code == 0, err
     shown = {key: entry["value"] for key, entry in json.loads(out)["options"].items()}
@@ -289,13 +289,13 @@ def test_contradictions_are_refused(tmp_path, text, flags, message, hint):
     assert caught.value.exit_code == 2
 
 
-def test_eight_bits_imply_preprocessing_on_the_device_where_nothing_is_said():
+def test_eight_bit_transfer_defaults_to_preprocessing_on_the_device():
     found = resolve("train", {"eight_bit_transfer": True}, model="toy_model")
     assert found.config.accelerator_side_preprocess
     assert found.origins["accelerator_side_preprocess"] == "eight-bit-transfer"
 
 
-def test_two_words_for_imagenet():
+def test_all_names_of_imagenet_are_accepted():
     for word in ("gc-imagenet", "GC_ImageNet", "imagenet"):
         found = resolve("plan-splits", {"dataset": word}, model="resnet50")
         assert found.config.dataset == "imagenet"
@@ -319,7 +319,7 @@ def _config(tmp_path, text, dataset, **flags):
         ("digits", False, "network"),
     ],
 )
-def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, dataset, augment, normalise):
+def test_file_without_the_key_augments_like_the_application(tmp_path, dataset, augment, normalise):
     found = _config(tmp_path, "", dataset)
     assert (found.config.augment, found.config.normalise) == (augment, normalise)
     note = found.public_note()
@@ -342,14 +342,14 @@ def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, datas
     ],
 )
 @pytest.mark.parametrize("synthetic", [None, "host"])
-def test_the_application_s_augmentation_needs_neither_data_nor_spelling(tmp_path, written, known, synthetic):
+def test_application_augmentation_needs_no_data_and_accepts_any_spelling(tmp_path, written, known, synthetic):
     flags = {} if synthetic is None else {"synthetic_data": synthetic}
     found = _config(tmp_path, "", written, **flags)
     assert found.config.dataset == (known or written)
     assert found.config.augment and found.config.normalise == ("network" if known == "imagenet" else "image")
 
 
-def test_what_a_file_does_not_name_is_the_application_s_default(tmp_path):
+def test_options_missing_in_a_file_have_the_application_defaults(tmp_path):
     """Its defaults are those of ``add_arguments`` in its terminal_argparse.py."""
     names = ("precision", "stochastic_rounding", "norm_layer", "prefetch_depth")
     public = ["16.16", "ON", {"name": "custom_batch_norm", "momentum": 0.97}, 1]
@@ -377,7 +377,7 @@ def test_what_a_file_does_not_name_is_the_application_s_default(tmp_path):
         assert precision in (None, found.config.precision)
 
 
-def test_a_saved_configuration_is_itself(tmp_path):
+def test_saved_configuration_is_unchanged_when_loaded(tmp_path):
     config = resolve("train", {"dataset": "cifar10"}, model="cifar_resnet8", needs_data=False).config
     file = tmp_path / "config.yml"
     file.write_text(config.to_yaml(), encoding="utf-8")
@@ -447,7 +447,7 @@ def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
 
 @pytest.mark.parametrize("input_range", ["image", "caffe"])
 @pytest.mark.parametrize("transfer", ["accelerator_side_preprocess", "eight_bit_transfer"])
-def test_pixels_are_the_same_whichever_side_prepares_them(input_range, transfer):
+def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, transfer):
     import tensorflow as tf
     from tensorflow import keras
 
@@ -486,7 +486,7 @@ def test_pixels_are_the_same_whichever_side_prepares_them(input_range, transfer)
 
 
 @pytest.mark.parametrize("where", ["host", "ipu"])
-def test_noise_stands_for_a_data_set_that_is_not_here(run, where):
+def test_noise_replaces_an_absent_data_set(run, where):
     flags = ("--dataset", "cifar100", "--dataset-path", "nowhere", "--synthetic-data", where, "--seed", 1)
     batch = ("--micro-batch-size", 8, "--global-batch-size", 1032, "--weight-updates-per-epoch", 1)
     rest = ("--num-epochs", 2, "--no-validation", "--run-dir", "run", "--json")
@@ -500,7 +500,7 @@ def test_noise_stands_for_a_data_set_that_is_not_here(run, where):
 
 
 @pytest.mark.parametrize("written", ["cifar100", "CIFAR-100", "cifar_100", "tfds:cifar100"])
-def test_noise_has_the_size_of_the_set_it_stands_for(tmp_path, monkeypatch, written):
+def test_noise_has_the_size_of_the_replaced_set(tmp_path, monkeypatch, written):
     from ipucnn.runs import setup as run_setup
 
     monkeypatch.chdir(tmp_path)
@@ -511,7 +511,7 @@ def test_noise_has_the_size_of_the_set_it_stands_for(tmp_path, monkeypatch, writ
 
 
 @pytest.mark.parametrize("written", ["nosuchset", "cifar1000"])
-def test_noise_in_place_of_an_unknown_set_is_refused(tmp_path, monkeypatch, written):
+def test_noise_for_an_unknown_set_is_refused(tmp_path, monkeypatch, written):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=f"data set '{written}' is unknown") as caught:
         resolve("train", {"dataset": written, "synthetic_data": "host"}, model="lenet")
@@ -522,7 +522,7 @@ def test_noise_in_place_of_an_unknown_set_is_refused(tmp_path, monkeypatch, writ
 
 
 @pytest.mark.parametrize("written", ["CIFAR-10", "tfds:cifar10"])
-def test_planning_knows_a_set_by_any_spelling(run, written):
+def test_planning_accepts_any_spelling_of_a_set(run, written):
     code, out, err = run("plan-splits", "toy_model", "--dataset", written, "--stages", 2)
     assert code == 0 and "input 32x32x3" in " ".join((out + err).split()), err
 
@@ -535,7 +535,7 @@ def test_two_sources_of_data_are_refused():
         resolve("train", flags, model="lenet")
 
 
-def test_noise_that_does_not_fit_is_refused_before_it_is_made(run):
+def test_noise_beyond_memory_is_refused_before_it_is_made(run):
     size = ("--global-batch-size", 2_000_000_000, "--micro-batch-size", 8)
     code, out, err = run("train", "lenet", "--synthetic-data", "host", *size, "--run-dir", "run")
     assert (code, out) == (4, "") and not Path("run").exists()
@@ -563,7 +563,7 @@ def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "expected"), [("", (4, PUBLIC_ORIGIN)), ("  validation_freq: 2\n", (2, "preset p"))]
 )
-def test_saved_checkpoints_are_validated_and_no_other_epochs(tmp_path, monkeypatch, more, expected):
+def test_only_saved_checkpoints_are_validated(tmp_path, monkeypatch, more, expected):
     monkeypatch.chdir(tmp_path)
     Path("c.yml").write_text(
         f"p:\n  model_name: resnet50\n  dataset: imagenet\n  ckpts_per_epoch: 1/4\n{more}"

@@ -66,7 +66,7 @@ def records_of(path):
     return [read_example(str(path), number, at, names) for number, at, _, _ in scan_records(path)]
 
 
-def test_what_is_in_the_records(folder, tmp_path):
+def test_records_contain_the_documented_features(folder, tmp_path):
     built = build(folder, tmp_path / "out", 3, 2, 1)
     assert built.num_images == {"train": 20, "validation": 5} and built.num_classes == 2
     assert (built.num_kept, built.num_converted) == (0, 10)
@@ -111,7 +111,7 @@ def test_checksums_are_those_of_the_files(folder, tmp_path):
         assert hashlib.sha256(stored[name]).hexdigest() == digest
 
 
-def test_training_and_validation_see_what_pillow_sees(folder, tmp_path):
+def test_training_and_validation_read_the_pixels_of_pillow(folder, tmp_path):
     """Pixels and labels from the records are those of the files themselves."""
     build(folder, tmp_path / "out", 2, 1, 2)
     source = open_dataset(choose_dataset("imagenet", tmp_path / "out", home="", task="classification"))
@@ -190,7 +190,7 @@ def start(code, *args):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env=environment)
 
 
-def test_a_build_that_is_killed_again_and_again_ends_with_the_same_files(folder, tmp_path):
+def test_repeatedly_killed_build_ends_with_the_same_files(folder, tmp_path):
     """The build is killed at any image, before a file is synced, and before it is renamed."""
     build(folder, tmp_path / "whole", 4, 2, 1)
     moments = random.Random(18)
@@ -203,7 +203,7 @@ def test_a_build_that_is_killed_again_and_again_ends_with_the_same_files(folder,
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_nothing_of_a_build_is_left_that_an_error_ended(folder, tmp_path):
+def test_failed_build_leaves_no_partial_files(folder, tmp_path):
     bad = folder / "train" / "n01" / "bad.JPEG"
     bad.write_bytes(encoded(1, "jpeg")[:300])
     with pytest.raises(DataError, match=r"bad\.JPEG") as caught:
@@ -218,7 +218,7 @@ def test_nothing_of_a_build_is_left_that_an_error_ended(folder, tmp_path):
 # ---------------------------------------------------------------- refused
 
 
-def test_more_files_than_images(folder, tmp_path):
+def test_more_files_than_images_are_refused(folder, tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"--validation-shards 6: .* has 5 validation images"
     ) as caught:
@@ -226,7 +226,7 @@ def test_more_files_than_images(folder, tmp_path):
     assert caught.value.hint == "--validation-shards 1" and not (tmp_path / "out").exists()
 
 
-def test_other_images_in_the_same_folder(folder, tmp_path):
+def test_changed_images_are_refused(folder, tmp_path):
     build(folder, tmp_path / "out", 2, 1, 1)
     with pytest.raises(DataError, match="records of other images, or another number of files"):
         build(folder, tmp_path / "out", 3, 1, 1)
@@ -237,7 +237,7 @@ def test_other_images_in_the_same_folder(folder, tmp_path):
     assert files_of(tmp_path / "out") == before
 
 
-def test_records_of_somebody_else(folder, tmp_path):
+def test_foreign_records_are_refused(folder, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train-00000-of-00002").write_bytes(b"precious")
     with pytest.raises(DataError, match="were not built here"):
@@ -245,7 +245,7 @@ def test_records_of_somebody_else(folder, tmp_path):
     assert files_of(tmp_path / "out") == {"train-00000-of-00002": b"precious"}
 
 
-def test_two_builds_at_once(folder, tmp_path):
+def test_simultaneous_builds_are_refused(folder, tmp_path):
     (tmp_path / "out").mkdir()
     handle = record_builder.locked(tmp_path / "out")
     if handle is None:
@@ -258,7 +258,7 @@ def test_two_builds_at_once(folder, tmp_path):
 # ---------------------------------------------------------------- commands
 
 
-def test_the_command(folder, tmp_path, run):
+def test_build_records_command(folder, tmp_path, run):
     code, out, err = run("build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2)
     assert (code, err) == (0, "")
     assert "train: 20 images in 3 files" in out and "10 images converted to JPEG" in out

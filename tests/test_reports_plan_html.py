@@ -136,7 +136,7 @@ def whole_timeline(plan: PipelinePlan):
     return timeline(plan, told_ticks=10**6)
 
 
-def test_a_timeline_ends_when_the_weight_update_is_predicted_to(plan):
+def test_timeline_ends_at_the_predicted_end_of_the_weight_update(plan):
     for told in (timeline(plan), whole_timeline(plan)):
         assert told.end_s + plan.predicted_update_s == pytest.approx(plan.predicted_weight_update_s)
         assert told.phases[0].start_s == 0 and told.phases[-1].end_s == told.end_s
@@ -147,7 +147,7 @@ def test_a_timeline_ends_when_the_weight_update_is_predicted_to(plan):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("num_stages, num_micro_batches", [(1, 2), (2, 1), (3, 9), (4, 4), (6, 20)])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_timeline_is_what_the_simulated_pipeline_does(schedule, num_stages, num_micro_batches, training):
+def test_timeline_equals_the_simulated_pipeline(schedule, num_stages, num_micro_batches, training):
     mapping = tuple(range(num_stages))
     settings = dict(training=training, recomputation=training and num_stages % 2 == 0, device_mapping=mapping)
     plan = make_plan(num_stages, schedule, num_micro_batches, **settings)
@@ -167,7 +167,7 @@ def test_a_timeline_is_what_the_simulated_pipeline_does(schedule, num_stages, nu
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_a_timeline_leaves_out_is_full_ticks_alone(schedule):
+def test_timeline_leaves_out_only_full_ticks(schedule):
     plan = make_plan(4, schedule, 50)
     short, whole = timeline(plan), whole_timeline(plan)
     assert short.omitted_ticks > 0
@@ -319,7 +319,7 @@ def test_the_command_is_one_that_train_takes():
     )
 
 
-def test_why_nothing_fits_is_told():
+def test_reason_that_nothing_fits_is_shown():
     text = page_text(parsed(render(judged_plan())))
     for part in (
         "does not fit",
@@ -433,7 +433,7 @@ def test_hostile_names_stay_text():
 WIDE = 0.6
 
 
-def test_labels_stay_apart_and_inside(plan):
+def test_labels_do_not_overlap_and_stay_inside(plan):
     for svg in parsed(render(plan)).iter(f"{SVG}svg"):
         width, height = (float(size) for size in svg.get("viewBox").split()[2:])
         boxes = []
@@ -470,7 +470,7 @@ def style_sheet() -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_colours_can_be_told_apart_in_both_modes(dark):
+def test_colours_are_distinguishable_in_both_modes(dark):
     sheet = style_sheet()
     light_rules, dark_rules = sheet.split("@media (prefers-color-scheme: dark)")
     dark_rules = dark_rules[: dark_rules.index("} }")]
@@ -491,7 +491,7 @@ def test_colours_can_be_told_apart_in_both_modes(dark):
         assert contrast(colours[name], colours["page"]) >= 3, name
 
 
-def test_every_class_of_a_mark_has_a_style():
+def test_every_mark_class_has_a_style():
     known = set(re.findall(r"\.([a-z][\w-]*)", style_sheet()))
     used = set()
     for name in PLANS:
@@ -503,7 +503,7 @@ def test_every_class_of_a_mark_has_a_style():
 # --- parts of the page
 
 
-def test_markup_escapes_all_but_itself():
+def test_markup_escapes_everything_but_markup():
     assert element("b", "<i>", Markup("<br/>"), title='"&') == '<b title="&#34;&amp;">&lt;i&gt;<br/></b>'
     assert element("path", stroke_width=1.005, class_="x", id=None) == '<path stroke-width="1" class="x"/>'
     assert element("p", "\x00\x1b\ud800\uffff ok\n") == "<p>\ufffd\ufffd\ufffd\ufffd ok\n</p>"

@@ -9,7 +9,7 @@ from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predict
 from ipucnn.runs.images.segmentation import Picture
 
 
-def test_colours_say_where_the_prediction_is_right(tmp_path):
+def test_colours_mark_right_and_wrong_pixels(tmp_path):
     truth = np.ones((40, 40), np.uint8)
     truth[:20, :5] = 0
     predicted = np.ones((40, 40), np.uint8)
@@ -36,7 +36,7 @@ def test_images_of_any_size_fit(tmp_path, side):
     assert 1100 < width < 1400 and height < 1200
 
 
-def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypatch):
+def test_white_panels_have_an_outline_and_the_region_is_named(tmp_path, monkeypatch):
     mask = np.ones((40, 40), np.uint8)
     drawn = []
     real = ImageDraw.ImageDraw.text
@@ -62,7 +62,7 @@ def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypat
     assert width == plain[0] and height == plain[1] + 15
 
 
-def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
+def test_reliability_diagram_shows_the_predictions_per_bin():
     from matplotlib.figure import Figure
 
     from ipucnn.reports.evaluate import _reliability
@@ -81,9 +81,7 @@ def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
     ]
 
 
-def test_a_run_that_ends_before_its_pictures_report_or_page_gets_them_when_it_is_continued(
-    tmp_path, monkeypatch, capsys
-):
+def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeypatch, capsys):
     from ipucnn.reports import runs, sheets
     from ipucnn.runs.folder import RunFolder
 

@@ -48,7 +48,7 @@ def test_numbers_as_text(show, value, text):
     assert show(value) == text
 
 
-def test_no_report_has_its_own_bytes_or_counts():
+def test_reports_format_bytes_and_counts_in_one_module():
     """Powers of 1024 and of 1000 are in one module with their units."""
     own = re.compile(r"""2 ?\*\* ?[234]0\b.*iB|["'] ?[kMG]["']""")
     reports = Path(ipucnn.__file__).parent / "reports"
@@ -71,7 +71,7 @@ def test_percentages_are_rounded_half_up():
 
 
 @given(st.integers(0, 2000))
-def test_a_percentage_is_at_most_half_of_one_away(tenths):
+def test_percentages_are_at_most_half_a_point_off(tenths):
     thousandths = 100 + tenths
     value = int(units.percent(thousandths / 1000).rstrip("%"))
     assert -5 < 10 * value - thousandths <= 5
@@ -94,7 +94,7 @@ def test_numbers_of_things(number, noun, text):
     assert counted(number, noun) == text
 
 
-def test_what_goes_on_is_shown_to_a_person_and_makes_place_for_the_bar(monkeypatch):
+def test_progress_is_shown_on_a_terminal_and_replaced_by_the_bar(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(
         "ipucnn.reports.console.console",

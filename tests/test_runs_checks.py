@@ -105,7 +105,7 @@ CLASHES = [
 
 
 @pytest.mark.parametrize(("name", "value", "others", "text", "from_anywhere"), CLASHES)
-def test_what_contradicts_the_run_is_refused(name, value, others, text, from_anywhere):
+def test_options_that_contradict_the_run_are_refused(name, value, others, text, from_anywhere):
     resolved = resolve("train", {**others, name: value}, model="cifar_resnet8", reads_data=False)
     task = "segmentation" if "pixel" in text or "dice" in text else "classification"
     layout = make_layout(resolved.config)
@@ -127,7 +127,7 @@ def check(flags, **changes):
 
 
 @pytest.mark.parametrize(("name", "value", "lacking", "text", "having"), CASES)
-def test_what_reaches_nothing_is_refused(name, value, lacking, text, having):
+def test_options_without_effect_are_refused(name, value, lacking, text, having):
     flags = {**lacking, name: value, "device": "ipu"}
     with pytest.raises(ConfigurationError) as found:
         check(flags)
@@ -150,7 +150,7 @@ def test_every_rule_has_a_case():
     assert {name for rule in RULES for name in rule.names} == {case[0] for case in [*CASES, *CLASHES]}
 
 
-def test_what_is_off_may_be_typed():
+def test_options_may_be_typed_as_off():
     off = {
         "fused_preprocessing": "false",
         "offload_activations": "false",

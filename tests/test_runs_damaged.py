@@ -58,13 +58,13 @@ def places(value, path=()):
     return found
 
 
-def test_a_whole_report_is_one(tmp_path):
+def test_complete_report_is_accepted(tmp_path):
     (tmp_path / REPORT).write_text(json.dumps(WHOLE))
     assert RunFolder(tmp_path).read_report() == WHOLE
 
 
 @given(place=st.sampled_from(places(WHOLE)), value=VALUES, remove=st.booleans())
-def test_a_report_of_another_shape_is_none_or_can_be_shown(tmp_path_factory, place, value, remove):
+def test_malformed_report_is_absent_or_can_be_shown(tmp_path_factory, place, value, remove):
     folder = tmp_path_factory.mktemp("run")
     report = copy.deepcopy(WHOLE)
     part = report
@@ -84,7 +84,7 @@ def test_a_report_of_another_shape_is_none_or_can_be_shown(tmp_path_factory, pla
     data=st.binary(max_size=30)
     | st.sampled_from([b"[" * 100_000, b"[1]", b"NaN", b"9" * 10_000, b'{"a": 1}'])
 )
-def test_any_bytes_as_a_report_are_none(tmp_path_factory, data):
+def test_arbitrary_bytes_are_not_a_report(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     for name in (REPORT, ENVIRONMENT):
         (folder / name).write_bytes(data)

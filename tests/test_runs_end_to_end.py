@@ -174,7 +174,7 @@ def test_bad_input_is_refused_with_a_hint_and_leaves_nothing(run, tmp_path, args
     assert out == "" and list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_run_folder_is_kept(trained, run):
+def test_existing_run_folder_is_kept(trained, run):
     folder = trained[0]
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     code, _, err = run("train", "toy_model", "--run-dir", folder)
@@ -190,7 +190,7 @@ def test_a_checkpoint_folder_of_another_run_is_refused(trained, run, tmp_path):
     assert {p: p.read_bytes() for p in foreign.iterdir()} == before and not (tmp_path / "new").exists()
 
 
-def test_checkpoints_elsewhere_the_last_is_always_written_and_cleaned_on_request(lightly, run, tmp_path):
+def test_last_checkpoint_is_written_elsewhere_and_cleaned_on_request(lightly, run, tmp_path):
     args = [
         "train",
         "toy_model",
@@ -221,7 +221,7 @@ def test_overwrite_does_not_touch_folders_of_others(run, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 
 
-def test_a_file_as_the_parent_of_the_run_folder(run, tmp_path):
+def test_file_as_parent_of_the_run_folder_is_refused(run, tmp_path):
     (tmp_path / "file").write_text("x")
     code, _, err = run("train", "toy_model", "--run-dir", "file/run")
     assert code == 3 and "is a file" in err

@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
     return folder, [row["accuracy"] for row in rows(folder)]
 
 
-def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, run, tmp_path, whole):
+def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, run, tmp_path, whole):
     folder, accuracies = whole
     target = max(accuracies[:4])
     first = next(i for i, value in enumerate(accuracies) if value >= target)
@@ -80,7 +80,7 @@ def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, 
     }
 
 
-def test_a_run_killed_while_it_ends_ends_there(lightly, run, tmp_path, whole, monkeypatch):
+def test_run_killed_at_its_target_ends_there_when_continued(lightly, run, tmp_path, whole, monkeypatch):
     _, accuracies = whole
     flags = ("--num-epochs", 6, "--target-accuracy", max(accuracies[:4]))
 
@@ -126,7 +126,7 @@ def test_patience_ends_a_run_that_learns_nothing(lightly, run, tmp_path):
     assert code == 0 and len(rows(tmp_path / "run")) == 6
 
 
-def test_a_validation_loss_that_explodes_is_warned_of_once(lightly, run, monkeypatch):
+def test_exploding_validation_loss_is_warned_of_only_once(lightly, run, monkeypatch):
     losses = iter([22.9, 1_278_663_680.0, 5e9])
     figures = {"samples": 64.0, "accuracy": 0.1, "top5": 0.5}
     monkeypatch.setattr(HostSession, "evaluate", lambda *words: {**figures, "loss": next(losses)})
@@ -144,7 +144,7 @@ def test_a_validation_loss_that_explodes_is_warned_of_once(lightly, run, monkeyp
     st.one_of(st.none(), st.integers(1, 8).map(lambda n: n / 8)),
     st.one_of(st.none(), st.integers(1, 6)),
 )
-def test_when_a_run_ends_against_a_loop(figures, target, patience):
+def test_end_of_a_run_equals_a_naive_loop(figures, target, patience):
     """The run checks the condition after each validation, and ends at the first where it holds."""
     options = {"target_accuracy": target, "early_stopping": patience}
     config = resolve("train", options, model="toy_model").config
@@ -164,7 +164,7 @@ def test_when_a_run_ends_against_a_loop(figures, target, patience):
     assert ended == expected
 
 
-def test_what_mlperf_asks_for(lightly, run, tmp_path, whole):
+def test_mlperf_log_has_the_required_lines(lightly, run, tmp_path, whole):
     """Lines follow the published grammar: mlperf_compliance's ``mlp_parser`` takes them, with these fields."""
     _, accuracies = whole
     target = max(accuracies[:4])
@@ -231,7 +231,7 @@ class FakeWandb(types.ModuleType):
         return made
 
 
-def test_weights_and_biases_get_what_tensorboard_gets(lightly, run, tmp_path, monkeypatch):
+def test_weights_and_biases_gets_the_tensorboard_values(lightly, run, tmp_path, monkeypatch):
     library = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", library)
     named = ("--wandb-run-name", "a run", "--wandb-tags", "one", "two")
@@ -250,7 +250,7 @@ def test_weights_and_biases_get_what_tensorboard_gets(lightly, run, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_weights_and_biases_themselves_offline(run, tmp_path, monkeypatch):
+def test_real_weights_and_biases_library_works_offline(run, tmp_path, monkeypatch):
     """The real library writes a file of its own with the run's name, tags and curves."""
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'ipucnn[wandb]'")
     # Its service would learn of the machine and of crashes; offline, nothing is sent.
@@ -265,7 +265,7 @@ def test_weights_and_biases_themselves_offline(run, tmp_path, monkeypatch):
         assert text.encode() in content, text
 
 
-def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
+def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
     assert code == 6 and "pip install 'ipucnn[wandb]'" in err and not (tmp_path / "run").exists()
@@ -298,7 +298,7 @@ def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
         ("--mixup", "0.9", "--no-training"),
     ],
 )
-def test_what_would_end_or_tell_nothing_is_refused(run, tmp_path, flags):
+def test_ending_and_tracking_options_without_effect_are_refused(run, tmp_path, flags):
     code, _, err = run(*TRAIN, *flags, "--run-dir", "run")
     assert code == 2 and f"error: {flags[0]}" in err and "has no effect" in err and "hint: drop it" in err
     assert not (tmp_path / "run").exists()

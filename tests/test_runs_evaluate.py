@@ -74,7 +74,7 @@ def oracle(logits, labels, smoothing):
     smoothing=st.sampled_from([None, 0.1]),
     as_a_run=st.booleans(),
 )
-def test_every_sample_counts_once_and_metrics_are_the_oracles(
+def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
     seed, n, micro_batch, replicas, classes, smoothing, as_a_run
 ):
     from ipucnn.datasets.pipeline import eval_batches
@@ -133,7 +133,7 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce_dice"])
-def test_segmentation_metrics_are_the_oracles(loss):
+def test_segmentation_metrics_equal_a_naive_reference(loss):
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 2, (7, 4, 5, 3)).astype(np.float32)
     labels = rng.integers(0, 3, (7, 4, 5)).astype(np.int32)
@@ -163,7 +163,7 @@ def test_segmentation_metrics_are_the_oracles(loss):
     assert result["loss"] == pytest.approx(value, abs=1e-6)
 
 
-def test_the_loss_is_the_one_training_minimises():
+def test_evaluation_has_the_loss_of_training():
     import tensorflow as tf
 
     from ipucnn.training.losses import make_loss
@@ -200,7 +200,7 @@ def test_outputs_that_are_not_finite_are_no_metrics(bad):
         EvaluationTotals(3).add(logits, np.array([0, 1]))
 
 
-def test_the_most_confused_pairs_come_first():
+def test_most_confused_pairs_come_first():
     matrix = [[5, 2, 0], [7, 1, 2], [0, 0, 9]]
     assert worst_pairs(matrix) == [(7, 1, 0), (2, 0, 1), (2, 1, 2)]
     assert len(worst_pairs(np.ones((30, 30), int).tolist())) == 10
@@ -222,7 +222,7 @@ def evaluated(run, *args):
     return result
 
 
-def test_the_batch_does_not_change_the_metrics(trained, run):
+def test_batch_size_does_not_change_the_metrics(trained, run):
     first = evaluated(run, trained)
     assert first["measured"]["samples"] == first["dataset"]["size"] == 37
     for micro_batch, replicas in ((1, 1), (5, 3), (64, 2)):
@@ -234,7 +234,7 @@ def test_the_batch_does_not_change_the_metrics(trained, run):
             assert again["measured"][name] == pytest.approx(value, abs=1e-6)
 
 
-def test_the_json_is_consistent_with_itself_and_the_predictions(trained, run, tmp_path):
+def test_json_is_consistent_with_itself_and_the_predictions(trained, run, tmp_path):
     result = evaluated(run, trained, "--predictions", "p.csv")
     matrix = np.array(result["confusion_matrix"])
     assert matrix.sum() == 37 and np.trace(matrix) / 37 == pytest.approx(result["measured"]["accuracy"])
@@ -260,7 +260,7 @@ def test_tables_fit_any_width(trained, run):
     assert "confused most often" in text and "confusion matrix" not in text
 
 
-def test_the_figure(trained, run, tmp_path):
+def test_evaluation_figure_is_written(trained, run, tmp_path):
     code, out, err = run("evaluate", trained, "--plot", "f.SVG", "--json")
     assert code == 0 and "f.SVG" in err, err
     assert [p.name for p in tmp_path.iterdir()] == ["f.SVG"]
@@ -270,7 +270,7 @@ def test_the_figure(trained, run, tmp_path):
         assert (tmp_path / "f").read_bytes().startswith(start)
 
 
-def test_figures_that_cannot_be_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
+def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     (tmp_path / "d.png").mkdir()
     for args, code, message in (
@@ -381,7 +381,7 @@ def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(
     assert code == 3 and "epoch_11.0.h5" in err and not (tmp_path / "w").exists()
 
 
-def test_what_this_keras_writes_is_read(trained, run, tmp_path):
+def test_files_of_the_installed_keras_are_read(trained, run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.keras_files import load_keras_weights
     from ipucnn.models.names import named_weights
@@ -463,7 +463,7 @@ def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
         assert code == 3 and message in err and "hint: " in err and out == "", (name, err)
 
 
-def test_what_the_command_line_must_say_about_weights(trained, run, tmp_path):
+def test_missing_options_for_weights_are_reported(trained, run, tmp_path):
     write_keras_2(tmp_path / "w.h5", layers_of(trained))
     (tmp_path / "w.npz").write_bytes(b"PK\x03\x04 nothing")
     checkpoint = load_checkpoint(trained / "checkpoints" / "last.npz")
@@ -544,7 +544,7 @@ def test_formulas_are_no_class_names(tmp_path):
     assert (tmp_path / "f").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
+def test_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     # The largest legal micro-batch, on a smaller machine
     largest = 2**20
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
@@ -582,7 +582,7 @@ def test_the_size_of_a_limited_data_set_is_shown(trained, run):
         ({}, True, "deleted or moved since"),
     ],
 )
-def test_why_a_run_has_no_checkpoint(trained, run, tmp_path, options, report, hint):
+def test_missing_checkpoint_is_explained(trained, run, tmp_path, options, report, hint):
     from dataclasses import replace
 
     from ipucnn.runs.folder import RunFolder
@@ -611,7 +611,7 @@ def test_a_segmentation_network_counts_pixels(run, tmp_path):
     )  # whole images, not a single patch's prediction
 
 
-def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run, tmp_path):
+def test_unknown_runs_and_checkpoints_list_existing_ones(run, tmp_path):
     from ipucnn.runs.checkpoints import _nearest
 
     code, _, err = run("evaluate", "nosuchrun")
@@ -632,7 +632,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run
     assert nearest == f"there are 12, the nearest are {', '.join(shown)}; also last and best"
 
 
-def test_a_run_of_another_folder_says_where_its_data_are(run, tmp_path, monkeypatch, lightly):
+def test_run_of_another_folder_hints_at_its_data_path(run, tmp_path, monkeypatch, lightly):
     """A run's relative data path does not exist in another folder: the hint says what to type."""
     home = tmp_path / "home"
     for label, name in enumerate("ab"):

@@ -118,7 +118,7 @@ def check_devices(trained, evaluated, trained_on_ipus):
     assert evaluated["device"] == ("cpu" if trained_on_ipus else "ipu")
 
 
-def test_each_keras_reads_what_the_other_wrote(tmp_path, capfd, monkeypatch):
+def test_each_keras_reads_the_checkpoints_of_the_other(tmp_path, capfd, monkeypatch):
     """Tests one case of each direction, for which the other Python starts once; the tests below cover every case."""
     monkeypatch.chdir(tmp_path)
 

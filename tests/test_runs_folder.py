@@ -26,7 +26,7 @@ def begin(path):
     (path / "config.yml").write_text("model-name: lenet\n")
 
 
-def test_processes_that_ask_at_once_get_a_folder_each(here):
+def test_simultaneous_processes_get_a_folder_each(here):
     code = (
         "import sys; from ipucnn.runs.start import claim_default; sys.stdin.read(1)\n"
         "for _ in range(20):\n"
@@ -45,7 +45,7 @@ def test_processes_that_ask_at_once_get_a_folder_each(here):
     assert [process.returncode for process in both] == [0, 0]
 
 
-def test_what_a_killed_process_left_is_never_resumed(here):
+def test_leftovers_of_a_killed_process_are_never_resumed(here):
     assert latest_run_dir("lenet", "digits") is None
     first = claim_default("lenet", "digits")
     assert default_run_dir("lenet", "digits").name == "lenet-digits-2"
@@ -83,7 +83,7 @@ def make_run(**flags):
     return TrainingRun(resolve("train", given, model="toy_model"))
 
 
-def test_two_runs_at_once_get_a_folder_each(lightly, here):
+def test_simultaneous_runs_get_a_folder_each(lightly, here):
     """Both are prepared before either has made its folder."""
     runs = [make_run(seed="1"), make_run(seed="2")]
     for run in runs:
@@ -96,7 +96,7 @@ def test_two_runs_at_once_get_a_folder_each(lightly, here):
         assert (Path("runs") / name / "report.json").is_file() and run.context.folder.path.name == name
 
 
-def test_a_run_that_came_to_nothing_leaves_no_name_taken(here, monkeypatch):
+def test_run_without_results_releases_its_name(here, monkeypatch):
     from ipucnn.sessions.host.session import HostSession
 
     def fail(*_, **__):
@@ -110,7 +110,7 @@ def test_a_run_that_came_to_nothing_leaves_no_name_taken(here, monkeypatch):
     assert names() == []
 
 
-def test_cross_validations_at_once_get_a_folder_each(here):
+def test_simultaneous_cross_validations_get_a_folder_each(here):
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.kfold import CrossValidation
 
@@ -157,7 +157,7 @@ PLANTED = (
 
 @pytest.mark.parametrize("way", ["resume", "overwrite"])
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way):
+def test_planted_link_is_not_written_through(lightly, here, trained, name, way):
     import shutil
 
     shutil.copytree(str(trained), "run")
@@ -187,7 +187,7 @@ def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way
     assert content() == before
 
 
-def test_a_suite_writes_through_no_link(here):
+def test_suite_never_writes_through_links(here):
     """A folder from others may link ``rows`` to any folder."""
     from ipucnn.benchmarking.suite import parse_suite, plan_suite
     from ipucnn.benchmarking.suite_run import pending, run_rows
@@ -202,7 +202,7 @@ def test_a_suite_writes_through_no_link(here):
     assert not list(precious.iterdir())
 
 
-def test_a_continued_run_makes_its_folder_also_where_checkpoints_lie_elsewhere(tmp_path):
+def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
     """An instance of poprun has such a folder: it disappears with the process, but its checkpoints stay."""
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.folder import RunFolder

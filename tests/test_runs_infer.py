@@ -45,7 +45,7 @@ def images(tmp_path):
     return tmp_path / "in"
 
 
-def test_find_images(images, monkeypatch):
+def test_images_are_found_in_files_folders_and_patterns(images, monkeypatch):
     monkeypatch.chdir(images.parent)
     everything = ["in/0.png", "in/1.png", "in/deep/2.PNG"]
     for pattern, expected in (
@@ -98,7 +98,7 @@ def test_names_that_no_file_takes_are_escaped_in_every_output(trained, run, tmp_
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
-def test_pipes_and_devices_are_no_images(trained, run, images):
+def test_pipes_and_devices_are_refused(trained, run, images):
     os.mkfifo(str(images / "pipe.png"))
     ends = os.openpty()
     terminal = os.ttyname(ends[1])
@@ -128,7 +128,7 @@ def test_ctrl_c_does_not_wait_for_an_image_that_is_being_read(tmp_path):
     assert done.returncode != 0 and "KeyboardInterrupt" in done.stderr
 
 
-def test_threads_end_with_the_images_and_pass_on_their_bugs():
+def test_loading_threads_end_and_raise_their_errors():
     before = threading.active_count()
     assert len(list(decoded([ImageInput("a", lambda: np.zeros((1, 1, 1)))] * 5, 3, 2))) == 5
     with pytest.raises(ZeroDivisionError):
@@ -150,7 +150,7 @@ class FullDisk(io.RawIOBase):
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
+def test_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
     """The error appears when a row is added: later the output file would be blamed."""
     from ipucnn.filesystem import user_error_of
 
@@ -166,7 +166,7 @@ def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
     assert "TMPDIR" in user_error_of(error.value).hint
 
 
-def test_no_temporary_folder_is_no_traceback(trained, run, images, monkeypatch):
+def test_missing_temporary_folder_is_a_clean_error(trained, run, images, monkeypatch):
     def refuse(*_, **__):
         raise FileNotFoundError(2, "No usable temporary directory found in ['/a']")
 
@@ -193,7 +193,7 @@ def test_no_more_images_are_decoded_than_memory_should_hold():
     assert taken == list(range(200)) and most <= 9
 
 
-def test_a_split_gives_the_accuracy_that_evaluate_gives(trained, run, tmp_path):
+def test_infer_of_a_split_has_the_accuracy_of_evaluate(trained, run, tmp_path):
     code, out, err = run("infer", trained, "--split", "eval", "--json")
     assert code == 0, err
     results = json.loads(out)
@@ -213,7 +213,7 @@ def test_a_split_gives_the_accuracy_that_evaluate_gives(trained, run, tmp_path):
     assert all(abs(sum(p["probability"] for p in r["predictions"]) - 1) < 1e-9 for r in json.loads(out))
 
 
-def test_files_give_the_bytes_of_the_split(trained, run, images):
+def test_files_give_the_same_results_as_the_split(trained, run, images):
     code, out, err = run("infer", trained, "in", "--json")
     assert code == 0, err
     from_files = json.loads(out)
@@ -225,7 +225,7 @@ def test_files_give_the_bytes_of_the_split(trained, run, images):
         assert "truth" not in one and other["truth"] == str(other["truth"])
 
 
-def test_every_format_holds_the_same(trained, run, images, tmp_path):
+def test_every_output_format_has_the_same_content(trained, run, images, tmp_path):
     args = ["infer", trained, "in", "--top", "2"]
     code, text, err = run(*args, "--format", "json")
     assert code == 0, err
@@ -249,7 +249,7 @@ def test_every_format_holds_the_same(trained, run, images, tmp_path):
         assert code == 0 and out.count("%") == 6 and max(map(len, out.splitlines())) <= columns
 
 
-def test_unreadable_images_are_reported_and_passed_over(trained, run, images, tmp_path):
+def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_path):
     (images / "cut.png").write_bytes((images / "0.png").read_bytes()[:60])
     (images / "text.jpg").write_text("no image")
     (images / "empty.gif").write_bytes(b"")
@@ -271,7 +271,7 @@ def test_unreadable_images_are_reported_and_passed_over(trained, run, images, tm
     assert code == 3 and "absent.png does not exist" in err and out == ""
 
 
-def test_one_trace_whatever_the_number_of_images(trained, run, monkeypatch):
+def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypatch):
     from ipucnn.runs import infer
     from ipucnn.sessions.host.session import HostSession
 
@@ -365,7 +365,7 @@ def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
         assert image.format == "PNG" and GREEN in {c for _, c in image.getcolors(1 << 24)}
 
 
-def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path):
+def test_contradictory_requests_are_refused(trained, run, images, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for args, code, message in (
         ([trained], 2, "nothing to classify"),
@@ -397,20 +397,20 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
     "options",
     [["--output", "masks", "--overlay"], ["--output", "masks"], ["--views", "8"], ["--only-mistakes"]],
 )
-def test_a_run_that_does_not_exist_is_told_before_options_are_judged(trained, run, images, options):
+def test_missing_run_is_reported_before_options_are_checked(trained, run, images, options):
     missing = trained.parent / "lenett"
     code, _, err = run("infer", str(missing), str(images), *options)
     assert code == 3 and f"error: run folder {missing} does not exist" in err
     assert f"did you mean '{trained}'" in err and "drop it" not in err
 
 
-def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
+def test_imagenet_weights_are_hinted_only_if_they_exist(run, images):
     assert "--weights imagenet" in run("infer", "mobilenet", "in")[2]
     code, _, err = run("infer", "lenet", "in")
     assert code == 3 and "imagenet" not in err and "`ipucnn train lenet`" in err
 
 
-def test_keras_weights_with_the_data_set_s_names(trained, run, images):
+def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images):
     from ipucnn.runs.trained import Named, open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
@@ -427,7 +427,7 @@ def test_keras_weights_with_the_data_set_s_names(trained, run, images):
     assert code == 2 and "--dataset" in err
 
 
-def test_what_export_wrote_for_keras_is_not_taken_for_weights(trained, run, images, monkeypatch):
+def test_keras_export_is_not_accepted_as_weights(trained, run, images, monkeypatch):
     monkeypatch.setattr("ipucnn.runs.verification.open_runtime", runtimes.load)
     code, _, err = run("export", trained, "--format", "keras", "--output", "out")
     assert code == 0, err
@@ -462,7 +462,7 @@ def test_without_a_network_imagenet_is_a_clear_error(run, images, tmp_path, monk
     assert out == "" and len(asked) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
-def test_imagenet_weights_give_imagenet_s_labels(run, images, tmp_path, monkeypatch):
+def test_imagenet_weights_give_imagenet_labels(run, images, tmp_path, monkeypatch):
     from tensorflow import keras
 
     from ipucnn.models import imagenet
@@ -539,7 +539,7 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["many"]
 
 
-def test_links_that_lead_back_do_not_multiply_a_pattern(tmp_path, monkeypatch):
+def test_circular_links_do_not_multiply_matches(tmp_path, monkeypatch):
     from ipucnn.runs.images.inputs import find_images
 
     (tmp_path / "a").mkdir()
@@ -555,7 +555,7 @@ def test_links_that_lead_back_do_not_multiply_a_pattern(tmp_path, monkeypatch):
     assert paths == ["a/x.png"] and len(problems) == 3
 
 
-def test_a_class_may_have_the_name_of_anything():
+def test_class_names_may_be_any_text():
     import json
 
     from ipucnn.reports.evaluate import evaluation_json

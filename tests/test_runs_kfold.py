@@ -77,7 +77,7 @@ def test_folds_hold_out_every_example_once():
         np.testing.assert_array_equal(part.train.images, images[rest])
 
 
-def test_mean_and_deviation_are_those_of_the_folds(whole):
+def test_mean_and_deviation_are_over_the_folds(whole):
     report = folds_of(whole)
     for key in ("loss", "accuracy"):
         values = np.array([row["validation"][key] for row in report["folds"]])
@@ -89,7 +89,7 @@ def test_mean_and_deviation_are_those_of_the_folds(whole):
     assert mean_and_deviation([3.0]) == (3.0, None)
 
 
-def test_classes_are_dealt_out_to_all_folds():
+def test_classes_are_distributed_over_all_folds():
     examples = pool(open_digits())
     assert len(examples) == 1797
     folds = fold_of_each(examples, 5)
@@ -99,7 +99,7 @@ def test_classes_are_dealt_out_to_all_folds():
     assert np.bincount(folds).max() - np.bincount(folds)[1:].min() <= 1
 
 
-def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
+def test_single_fold_equals_the_fold_of_the_cross_validation(whole, tmp_path, capsys):
     assert run(tmp_path / "cv", "--fold", 2) == 0
     assert "not trained: fold 1, 3" in capsys.readouterr().out
     for name in ("metrics.jsonl", "checkpoints/last.npz"):
@@ -136,7 +136,9 @@ def stop(patch, number):
     patch.setattr(kfold.TrainingRun, "_events", stopped)
 
 
-def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path, monkeypatch, capsys):
+def test_cross_validation_continues_at_the_fold_where_it_stopped(
+    lightly, light_whole, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "cv"
     capsys.readouterr()
     with monkeypatch.context() as patch:
@@ -166,7 +168,7 @@ def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path,
         assert ours[key] == theirs[key]
 
 
-def test_events_say_when_a_fold_is_done(lightly, tmp_path):
+def test_events_report_finished_folds(lightly, tmp_path):
     flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",
              "run_dir": str(tmp_path / "cv"), "checkpoints": False, "validation": False}  # fmt: skip
     validation = CrossValidation(resolve("train", flags, model="toy_model"))
@@ -185,13 +187,13 @@ def test_events_say_when_a_fold_is_done(lightly, tmp_path):
         (["--checkpoint-dir", "elsewhere"], 2, "every fold"),
     ],
 )
-def test_what_is_refused(tmp_path, capsys, options, code, words):
+def test_invalid_cross_validations_are_refused(tmp_path, capsys, options, code, words):
     assert run(tmp_path / "cv", *options) == code
     assert words in capsys.readouterr().err
     assert not (tmp_path / "cv").exists()
 
 
-def test_folders_that_are_taken(whole, tmp_path, capsys):
+def test_existing_folders_are_refused(whole, tmp_path, capsys):
     assert run(whole) == 2
     assert "--resume continues it" in capsys.readouterr().err
     assert run(whole / "fold-1") == 2
@@ -213,7 +215,7 @@ def test_image_files_are_not_split(tmp_path, capsys):
     assert code == 2 and "are files" in capsys.readouterr().err
 
 
-def test_a_fold_is_evaluated_on_what_it_held_out(whole, capsys):
+def test_fold_is_evaluated_on_its_held_out_part(whole, capsys):
     assert cli.run(["evaluate", str(whole / "fold-3"), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measured"]
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
@@ -265,7 +267,7 @@ def test_validation_counts_whole_images(of_pairs):
     assert row["validation"]["samples"] == 2 and isinstance(row["validation"]["samples"], int)
 
 
-def test_the_data_of_a_fold_are_those_of_all_folds():
+def test_all_folds_have_the_checksum_of_the_same_data():
     source = open_digits()
     parts = [select_fold(source, 3, fold) for fold in (1, 2)]
     labels = source.train.labels.copy()
@@ -275,21 +277,21 @@ def test_the_data_of_a_fold_are_those_of_all_folds():
 
 
 @pytest.mark.parametrize("command", ["evaluate", "infer"])
-def test_a_fold_is_to_be_named(whole, capsys, command):
+def test_fold_must_be_named(whole, capsys, command):
     images = [str(whole)] if command == "infer" else []
     assert cli.run([command, str(whole), *images]) == 3
     error = capsys.readouterr().err
     assert "is a cross-validation" in error and f"ipucnn {command} {whole / 'fold-1'}" in error
 
 
-def test_the_time_of_a_fold_is_that_of_all_its_processes(whole):
+def test_time_of_a_fold_includes_all_its_processes(whole):
     for row in folds_of(whole)["folds"]:
         lines = (whole / row["run"] / "timings.jsonl").read_text().splitlines()
         times = [json.loads(line) for line in lines]
         assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
 
 
-def test_a_first_fold_that_was_stopped_goes_on(lightly, tmp_path, monkeypatch, capsys):
+def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "cv"
     capsys.readouterr()
     with monkeypatch.context() as patch:

@@ -60,7 +60,7 @@ def left_over(folder):
     return [name for _, _, names in os.walk(str(folder)) for name in names if name.endswith(".tmp")]
 
 
-def test_a_volume_and_a_picture(trained, network, run, tmp_path):
+def test_masks_of_a_volume_and_a_picture(trained, network, run, tmp_path):
     pages = [tissue(i) for i in range(3)]
     save_volume(tmp_path / "in" / "vol.tif", pages)
     Image.fromarray(tissue(3, 7, 90)).save(str(tmp_path / "in" / "wide.png"))
@@ -96,7 +96,7 @@ def test_a_volume_and_a_picture(trained, network, run, tmp_path):
 
 
 @pytest.mark.parametrize("shown", [0, 1])
-def test_overlays_tint_what_is_shown_and_leave_the_rest(shown):
+def test_overlays_tint_only_the_shown_class(shown):
     page = tissue(0, 6, 5)
     mask = np.random.RandomState(0).randint(0, 2, page.shape)
     tints = ((213, 94, 0), (9, 90, 200))
@@ -110,7 +110,7 @@ def test_overlays_tint_what_is_shown_and_leave_the_rest(shown):
             assert drawn[row, column].tolist() == [grey] * 3
 
 
-def test_probabilities_are_the_softmax():
+def test_probabilities_equal_the_softmax():
     logits = np.random.RandomState(0).normal(0, 30, (5, 6, 2)).astype(np.float32)
     logits[0, 0] = (0, 2000)
     logits[0, 1] = (2000, 0)
@@ -119,7 +119,7 @@ def test_probabilities_are_the_softmax():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_told_when_a_page_is_added(monkeypatch):
+def test_full_disk_is_reported_when_a_page_is_added(monkeypatch):
     monkeypatch.setattr(
         "ipucnn.runs.images.outputs.tempfile.TemporaryFile", functools.partial(open, "/dev/full", "wb")
     )
@@ -128,7 +128,7 @@ def test_a_full_disk_is_told_when_a_page_is_added(monkeypatch):
 
 
 @pytest.mark.parametrize("of_masks", [(), ((0, 0, 0), (200, 0, 200), (9, 90, 9), (1, 2, 250))])
-def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path, of_masks):
+def test_each_class_has_a_probability_and_a_colour(tmp_path, of_masks):
     logits = np.random.RandomState(0).normal(0, 3, (2, 6, 7, 4)).astype(np.float32)
     images = np.random.RandomState(1).randint(0, 256, (2, 6, 7, 3)).astype(np.uint8)
     files = MaskFiles(tmp_path, "x", True, True, num_classes=4)
@@ -152,7 +152,7 @@ def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path, of_
 
 
 @pytest.mark.parametrize("names", [("membrane", "cell"), ("blue", "red", "green")])
-def test_an_evaluation_lists_classes_in_their_order(names, capsys):
+def test_evaluation_lists_classes_in_order(names, capsys):
     """Of two classes the second comes first: it is the one to segment."""
     scores = [0.1 * k for k in range(len(names))]
     figures = {"dice": scores, "iou": scores, "soft_dice": 0.5}
@@ -226,7 +226,7 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     assert code == 3 and "is grey; the network takes colour (RGB)" in err
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tmp_path):
+def test_unreadable_images_are_named_and_the_rest_is_segmented(trained, run, tmp_path):
     folder = tmp_path / "in"
     save_volume(folder / "good.tif", [tissue(0)])
     save_volume(folder / "cut.tif", [tissue(i) for i in range(4)])
@@ -264,7 +264,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tm
     assert "good-mask.tif" in out
 
 
-def test_nothing_readable_writes_nothing(trained, run, tmp_path):
+def test_unreadable_inputs_leave_no_output(trained, run, tmp_path):
     (tmp_path / "x.tif").write_bytes(b"II*\0")
     code, _, err = run("infer", trained, "x.tif", "--output", "out")
     assert code == 3 and "the input could not be read" in err and not (tmp_path / "out").exists()
@@ -272,7 +272,7 @@ def test_nothing_readable_writes_nothing(trained, run, tmp_path):
     assert run("infer", trained, "nothing", "--output", "out")[0] == 3
 
 
-def test_grey_palettes_bits_and_odd_sizes(tmp_path):
+def test_images_with_palettes_bits_and_odd_sizes(tmp_path):
     grey = tissue(0, 12, 10)
     image = Image.fromarray(grey).convert("L")
     indexed = Image.fromarray(255 - grey).convert("P")
@@ -290,7 +290,7 @@ def test_grey_palettes_bits_and_odd_sizes(tmp_path):
         file_pages(str(tmp_path / "c.png"), 1)
 
 
-def test_a_volume_that_changes_while_it_is_segmented(tmp_path):
+def test_volume_that_changes_meanwhile_is_an_error(tmp_path):
     save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
     source = file_pages(str(tmp_path / "v.tif"), 1)
     pages = source.pages()
@@ -301,14 +301,14 @@ def test_a_volume_that_changes_while_it_is_segmented(tmp_path):
         list(source.pages())
 
 
-def test_names_of_results(tmp_path):
+def test_results_have_unique_names(tmp_path):
     inputs = ["in/a/x.png", "in/b/x.png", "in/b/x.jpg", "in/b/v.TIF"]
     files = plan_files([str(tmp_path / name) for name in inputs], tmp_path / "out", False)
     masks = [str(one.paths["mask"].relative_to(tmp_path)) for one in files]
     assert masks == ["out/a/x-mask.png", "out/b/x.png-mask.png", "out/b/x.jpg-mask.png", "out/b/v-mask.tif"]
 
 
-def test_an_image_is_never_replaced(trained, run, tmp_path):
+def test_input_images_are_never_overwritten(trained, run, tmp_path):
     for name in ("x.png", "x-mask.png"):
         Image.fromarray(tissue(0)).save(str(tmp_path / name))
     before = (tmp_path / "x-mask.png").read_bytes()
@@ -322,7 +322,7 @@ def test_an_image_is_never_replaced(trained, run, tmp_path):
 @pytest.mark.parametrize(
     "output, code", [("set", 2), ("set/masks", 2), ("set/images/more", 2), ("set/new", 0)]
 )
-def test_masks_are_not_written_where_training_reads(trained, run, tmp_path, output, code):
+def test_masks_are_not_written_into_training_data(trained, run, tmp_path, output, code):
     for name in ("run", "set/images", "set/masks"):
         (tmp_path / name).mkdir(parents=True)
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
@@ -371,7 +371,7 @@ def test_options_of_the_other_kind_of_network_are_refused(trained, run, tmp_path
         assert code == 2 and reason in err, err
 
 
-def test_a_network_with_its_checkpoint(trained, run, tmp_path):
+def test_network_name_with_its_checkpoint(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     for where in (trained, trained / "checkpoints" / "last.npz"):
         assert run("infer", "unet", "--checkpoint", where, "x.png", "--output", "o")[0] == 0
@@ -385,7 +385,7 @@ def test_a_split_becomes_a_volume(trained, run, tmp_path):
     assert len(read_pages(tmp_path / "o" / "membranes-eval-mask.tif")) == 2
 
 
-def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
     predict = TiledNetwork._outcome
@@ -404,7 +404,7 @@ def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
     assert len(read_pages(tmp_path / "out" / "0-mask.tif")) == 2
 
 
-def test_a_full_disk_leaves_nothing_half_written(trained, run, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
     import ipucnn.runs.images.outputs as outputs
 
     save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
@@ -418,7 +418,7 @@ def test_a_full_disk_leaves_nothing_half_written(trained, run, tmp_path, monkeyp
     assert code == 3 and "No space left" in err and not list((tmp_path / "out").iterdir())
 
 
-def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
+def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
     code, out, _ = run("evaluate", trained, "--json", "--contact-sheet", "worst.png")
     assert code == 0
     found = json.loads(out)
@@ -475,7 +475,7 @@ def pairs(folder):
 
 
 @pytest.mark.parametrize("data", ["membranes", "pairs"])
-def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
+def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
     shutil.copytree(trained, tmp_path / "run")
     options = [] if data == "membranes" else ["--dataset", pairs(tmp_path / data)]
     found = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
@@ -511,7 +511,7 @@ def test_infer_takes_the_threshold_that_evaluate_recommends(trained, network, ru
     assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5
 
 
-def test_the_table_of_an_evaluation(trained, run):
+def test_evaluation_table(trained, run):
     code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--tile-size", "316", columns=80)
     assert code == 0 and "tiles of 316x316" in " ".join(out.split())
     for words in ("every pixel cell", "Dice, cell", "Dice, membrane", "IoU, membrane", "V^Rand at 0.5", "V^Info, best",
@@ -520,14 +520,14 @@ def test_the_table_of_an_evaluation(trained, run):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_differences_are_coloured_by_their_kind():
+def test_differences_are_coloured_by_kind():
     from ipucnn.reports.evaluate import FALSE_BACKGROUND, FALSE_FOREGROUND, difference
 
     drawn = difference(np.array([[0, 0, 1, 1]]), np.array([[0, 1, 0, 1]]))
     assert drawn.tolist() == [[[0, 0, 0], list(FALSE_FOREGROUND), list(FALSE_BACKGROUND), [255, 255, 255]]]
 
 
-def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
+def test_sheet_rows_are_as_high_as_their_pictures(tmp_path):
     def height(*sides):
         sheet = PanelSheet(("a", "b"))
         for side in sides:
@@ -540,7 +540,7 @@ def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
     assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50
 
 
-def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
+def test_sheet_columns_are_as_wide_as_their_pictures(tmp_path):
     def width(side, *heads):
         sheet = PanelSheet(heads, side=384)
         sheet.add("caption", [np.zeros((side, side), np.uint8)] * 2)
@@ -560,7 +560,7 @@ def test_a_sheets_columns_are_as_wide_as_their_pictures(tmp_path):
         (("a", "b", "c"), ((0, 0, 0), (0, 200, 9), (9, 9, 200))),
     ],
 )
-def test_every_sheet_says_what_its_colours_mean_and_is_not_much_taller_than_wide(tmp_path, names, of_masks):
+def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path, names, of_masks):
     from ipucnn.datasets.verification.samples import Sample
     from ipucnn.reports.evaluate import RIGHT_FOREGROUND, WRONG, WorstSheet
     from ipucnn.reports.infer import MaskSheet
@@ -600,7 +600,7 @@ def test_every_sheet_says_what_its_colours_mean_and_is_not_much_taller_than_wide
         assert (pixels[18:33] == colour).all(-1).sum() > 60 and (pixels == colour).all(-1).sum() > 10_000
 
 
-def test_the_letters_of_a_sheet_grow_with_it_as_long_as_its_heads_fit(tmp_path):
+def test_sheet_letters_grow_while_its_heads_fit(tmp_path):
     def letters(count, *heads):
         sheet = PanelSheet(heads)
         for _ in range(count):
@@ -612,7 +612,7 @@ def test_the_letters_of_a_sheet_grow_with_it_as_long_as_its_heads_fit(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
+def test_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
     """Evaluates and infers with an ONNX or TFLite file: patches of its single size, joined like the run's."""
     from ipucnn.runs import runtimes
 

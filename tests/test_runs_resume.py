@@ -202,7 +202,7 @@ MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_ne
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cut_damaged_and_moved_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, seed):
+def test_repeatedly_cut_damaged_and_moved_run_has_the_same_bytes(uninterrupted, tmp_path, seed):
     """Each process gets a little further and ends by a kill or signal, then its folder is damaged or moved."""
     rng, folder = random.Random(seed), tmp_path / "r"
     for after in range(1, len(uninterrupted["light"][1])):
@@ -216,10 +216,10 @@ def test_cut_damaged_and_moved_again_and_again_it_ends_in_the_same_bytes(uninter
     assert not list(folder.rglob(".*.tmp"))
 
 
-# `test_the_middle_of_an_execution_and_of_a_validation` cuts a real training twice.
+# `test_cuts_within_an_execution_and_a_validation` cuts a real training twice.
 @pytest.mark.slow
 @pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
-def test_cut_again_and_again_it_ends_in_the_same_bytes(real_training, uninterrupted, tmp_path, start, number):
+def test_repeatedly_cut_run_has_the_same_bytes(real_training, uninterrupted, tmp_path, start, number):
     expected, events = uninterrupted["plain"]
     for after in range(start, len(events)):
         if not cut(training(tmp_path / "r", resume=after > start), after, number):
@@ -231,7 +231,7 @@ def test_cut_again_and_again_it_ends_in_the_same_bytes(real_training, uninterrup
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (7, signal.SIGTERM)]
 )
-def test_pipelined_statistics_are_those_of_the_uninterrupted_run(
+def test_pipelined_statistics_equal_those_of_the_uninterrupted_run(
     real_training, uninterrupted, tmp_path, after, number
 ):
     assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
@@ -242,14 +242,14 @@ def test_pipelined_statistics_are_those_of_the_uninterrupted_run(
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )
-def test_running_statistics_go_on_where_measured_ones_are_saved(real_training, tmp_path, after, number):
+def test_running_statistics_continue_beside_saved_measured_ones(real_training, tmp_path, after, number):
     train(tmp_path / "whole", "toy_model_bn", PRECISE)
     assert cut(training(tmp_path / "r", "toy_model_bn", PRECISE), after, number)
     train(tmp_path / "r", "toy_model_bn", PRECISE, resume=True)
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
-def test_the_middle_of_an_execution_and_of_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
+def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
     from ipucnn.sessions.host import session as host
 
     monkeypatch.setattr(host, "SLICE_S", 0.0)  # slices of one weight update
@@ -286,9 +286,7 @@ def small_batches(setup, batch_size, shard=(1, 0)):
     )
 
 
-def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
-    real_training, uninterrupted, tmp_path, monkeypatch
-):
+def test_loading_threads_and_slices_do_not_change_a_byte(real_training, uninterrupted, tmp_path, monkeypatch):
     from ipucnn.sessions.host import session as host
 
     monkeypatch.setattr(host, "SLICE_S", 0.0)
@@ -310,7 +308,7 @@ def test_the_same_command_line_continues_the_latest_run(real_training, uninterru
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
-def test_more_epochs_for_a_finished_run(tmp_path):
+def test_finished_run_continues_with_more_epochs(tmp_path):
     options = {**RUN, "lr_schedule": "const"}
     train(tmp_path / "short", options=options)
     train(tmp_path / "long", options=options, num_epochs="3")
@@ -319,7 +317,7 @@ def test_more_epochs_for_a_finished_run(tmp_path):
     assert_same(tmp_path / "short", files(tmp_path / "long"), names)
 
 
-def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
+def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
     elsewhere = ("train", "mnist_cnn", "--run-dir", "x", "--checkpoint-input-dir")
     refused(capsys, [*elsewhere, "r/checkpoints", "--seed", 9], 2, "another run")
     refused(capsys, [*elsewhere, "nowhere"], 3, "does not exist")
@@ -334,7 +332,7 @@ def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cu
     assert report["measured"]["first_weight_update"] == reached > 5
 
 
-def test_checkpoint_output_dir_is_where_they_go_and_come_from(uninterrupted, tmp_path, capsys):
+def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, capsys):
     assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
     assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
     shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
@@ -346,7 +344,7 @@ def test_checkpoint_output_dir_is_where_they_go_and_come_from(uninterrupted, tmp
     assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "moved").iterdir()} == expected
 
 
-def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch):
+def test_run_killed_before_its_report_writes_it_when_continued(tmp_path, monkeypatch):
     options = {k: v for k, v in RUN.items() if k != "ckpts_per_epoch"}
     options.update(num_epochs="1", logs_per_epoch="1")
     train(tmp_path / "a", options=options)
@@ -362,7 +360,7 @@ def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch
     assert_same(tmp_path / "b", files(tmp_path / "a"))
 
 
-def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch):
+def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch):
     from ipucnn.training import checkpoints
 
     real, calls = np.lib.format.write_array, []
@@ -427,7 +425,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("prepare, words, code, text", REFUSED)
-def test_what_cannot_be_continued_is_refused_and_stays(cut_run, capsys, prepare, words, code, text):
+def test_unusable_runs_are_refused_and_left_unchanged(cut_run, capsys, prepare, words, code, text):
     if prepare is not None:
         prepare(cut_run)
     before = files(cut_run)
@@ -435,12 +433,12 @@ def test_what_cannot_be_continued_is_refused_and_stays(cut_run, capsys, prepare,
     assert files(cut_run) == before
 
 
-def test_fewer_epochs_than_are_trained_are_refused(tmp_path, capsys):
+def test_fewer_epochs_than_already_trained_are_refused(tmp_path, capsys):
     assert cut(training(tmp_path / "r"), 14)
     refused(capsys, [*RESUME, "--num-epochs", 1], 2, "--num-epochs 1 are", "give more epochs")
 
 
-def test_other_data_are_not_continued_with(tmp_path, capsys):
+def test_other_data_are_refused(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for label in ("a", "b"):
@@ -458,7 +456,7 @@ def test_other_data_are_not_continued_with(tmp_path, capsys):
     refused(capsys, [*RESUME, "--num-epochs", 2], 2, "data sha256")
 
 
-def test_a_checkpoint_of_another_model_is_validated_by_nobody(uninterrupted, folders, tmp_path, capsys):
+def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]
     refused(
         capsys, [*words, "--checkpoint-input-dir", folders / "pipeline" / "checkpoints"], 3, "another model"
@@ -466,7 +464,7 @@ def test_a_checkpoint_of_another_model_is_validated_by_nobody(uninterrupted, fol
     assert not (tmp_path / "v").exists()
 
 
-def test_folders_in_use_or_taken_meanwhile_are_refused(uninterrupted, folders, cut_run, tmp_path, capsys):
+def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, capsys):
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / "shared").mkdir()
     for folder, words in (
@@ -501,7 +499,7 @@ def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
     assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
+def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
              "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
@@ -543,13 +541,13 @@ def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
 # --- the output and results of a continued run
 
 
-def test_print_config_shows_the_run_that_is_continued(cut_run, capsys):
+def test_print_config_shows_the_continued_run(cut_run, capsys):
     assert cli.run([*RESUME, "--print-config", "--json"]) == 0
     printed = json.dumps(json.loads(capsys.readouterr().out))
     assert "mnist_cnn" in printed and "cosine" in printed
 
 
-def test_without_training_every_checkpoint_of_a_folder_is_validated(tmp_path):
+def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     train(tmp_path / "r", ckpts_per_epoch="1")
     rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     wanted = [row for row in rows if row["event"] == "validation"]
@@ -559,7 +557,7 @@ def test_without_training_every_checkpoint_of_a_folder_is_validated(tmp_path):
     assert not any((tmp_path / "v" / "checkpoints").iterdir())
 
 
-def test_the_report_of_a_continued_run_is_of_its_last_process(uninterrupted, cut_run, tmp_path, capsys):
+def test_report_of_a_continued_run_is_of_its_last_process(uninterrupted, cut_run, tmp_path, capsys):
     path = cut_run / "environment.json"
     path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
     assert cli.run(list(RESUME)) == 0
@@ -612,7 +610,7 @@ def numbered(folder):
     return sorted(path.name for path in (folder / "checkpoints").iterdir() if "-" in path.name)
 
 
-def test_the_newest_checkpoints_are_kept(uninterrupted, tmp_path):
+def test_newest_checkpoints_are_kept(uninterrupted, tmp_path):
     """They have the same bytes, whether the others were deleted or not, and by any process."""
     expected, _ = uninterrupted["light"]
     every = [name for name in expected if name.startswith("checkpoints/checkpoint-")]
@@ -639,7 +637,7 @@ def cut_when_there_is(folder, name, **more):
     assert not (folder / "report.json").exists()
 
 
-def test_nothing_is_deleted_that_the_run_did_not_write(tmp_path):
+def test_run_deletes_only_its_own_files(tmp_path):
     cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
     foreign = tmp_path / "r" / "checkpoints" / "checkpoint-00000001.npz"
     foreign.write_bytes(b"of somebody else")
@@ -647,7 +645,7 @@ def test_nothing_is_deleted_that_the_run_did_not_write(tmp_path):
     assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
 
 
-def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_path, capsys):
+def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, capsys):
     assert cut(training(tmp_path / "r", clean_dir=True), 9)
     good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
     mine = [
@@ -672,7 +670,7 @@ def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_
     assert [path.read_text() for path in mine] == ["x"] * 4
 
 
-def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(real_training, tmp_path):
+def test_best_checkpoint_has_only_weights_unless_it_is_the_last(real_training, tmp_path):
     train(tmp_path / "r", validation_freq="1", num_epochs="3")
     best = load_checkpoint(tmp_path / "r" / "checkpoints" / "best.npz")
     last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
@@ -683,7 +681,7 @@ def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(real_traini
         assert not best.slots and last.slots and "position" not in best.meta
 
 
-def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
+def test_run_does_not_continue_from_weights_alone(tmp_path):
     cut_when_there_is(tmp_path / "r", "best.npz", ckpts_per_epoch="1/2")
     folder = tmp_path / "r" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["best.npz"]
@@ -709,7 +707,7 @@ def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
     assert "keep-checkpoints: null" in config.read_text()
 
 
-def test_a_disk_with_little_room_is_warned_of(tmp_path, monkeypatch):
+def test_nearly_full_disk_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr("ipucnn.runs.train.free_bytes", lambda folder: 2**20)
     run = training(tmp_path / "r", num_epochs="1")
     notes = [line for event in run.events() if hasattr(event, "lines") for line in event.lines]
@@ -740,7 +738,7 @@ def kill_campaign():
 
 
 @pytest.mark.slow
-def test_killed_processes_and_continued_runs(tmp_path, kill_campaign):
+def test_killed_and_continued_processes_have_the_same_bytes(tmp_path, kill_campaign):
     """Runs a small part of the campaign: real processes, real signals."""
     result = kill_campaign.campaign("small", 1, 1, 4, tmp_path, moments=("deletion",))
     assert result["kills"] == 1 and result["runs"] >= 1

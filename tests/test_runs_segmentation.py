@@ -83,7 +83,7 @@ def networks(trained):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 20), (101, 150)])
-def test_tiles_are_one_pass_over_the_whole_image(trained, networks, size):
+def test_patches_equal_one_pass_over_the_whole_image(trained, networks, size):
     image = draw(*size)
     whole = one_pass(trained, image)
     assert whole.std() > 0.01 or size == (1, 1)
@@ -92,7 +92,7 @@ def test_tiles_are_one_pass_over_the_whole_image(trained, networks, size):
     assert network.device == "cpu" and all(tile - MARGIN in OUTPUTS for tile in network.tile_sizes)
 
 
-def test_batch_norm_has_its_moving_statistics(networks):
+def test_batch_norm_uses_its_moving_statistics(networks):
     normed, image = make_trained("batch_norm"), draw(45, 50)
     whole = one_pass(normed, image)
     assert np.abs(whole - networks[204].logits(image)).max() > 0.1
@@ -110,7 +110,7 @@ def test_batch_norm_has_its_moving_statistics(networks):
         ("batch_norm", (2117, 400), 700, None),
     ],
 )
-def test_group_norm_takes_an_image_as_one_tile_or_says_which_tile_would(norm, size, tile, told):
+def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, tile, told):
     said, trained = [], make_trained(norm)
     network = TiledNetwork(trained)
     assert network._output(size) + MARGIN == tile
@@ -122,14 +122,14 @@ def test_group_norm_takes_an_image_as_one_tile_or_says_which_tile_would(norm, si
         assert len(said) == 1
 
 
-def test_an_image_of_group_norm_has_no_seams():
+def test_group_norm_images_have_no_seams():
     trained, image = make_trained("group_norm"), draw(60, 50)
     whole = TiledNetwork(trained)
     np.testing.assert_array_equal(whole.logits(image), TiledNetwork(trained, 252).logits(image))
     assert np.abs(TiledNetwork(trained, 204).logits(image) - whole.logits(image)).max() > 0.01
 
 
-def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):
+def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
     network, image = networks[236], draw(250, 250)
     whole = network.logits(image)
     inner = slice(128, 142)  # at least 107 pixels from all borders in both images
@@ -144,14 +144,14 @@ def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_p
     assert np.abs(network.logits(changed)[110:120] - whole[110:120]).max() > 1e-4
 
 
-def test_outputs_that_are_not_finite(trained):
+def test_non_finite_outputs_are_refused(trained):
     broken = replace(trained, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
     with pytest.raises(DataError, match="not finite"):
         TiledNetwork(broken, 204).logits(draw(5, 5))
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))
-def test_the_tile_chosen_takes_the_fewest_pixels(height, width):
+def test_chosen_patch_size_computes_the_fewest_pixels(height, width):
     def pixels(output):
         stride = output - output % STEP
         counts = [1 if output >= n else 1 + -(-(n - output) // stride) for n in (height, width)]
@@ -164,7 +164,7 @@ def test_the_tile_chosen_takes_the_fewest_pixels(height, width):
 @pytest.mark.parametrize(
     "size, hint", [(100, "204"), (188, "204"), (205, "204 or 220"), (571, "556 or 572"), (0, "204")]
 )
-def test_tile_sizes_that_the_network_cannot_take(size, hint):
+def test_impossible_patch_sizes_are_refused(size, hint):
     with pytest.raises(ConfigurationError) as error:
         check_tile_size(get_model("unet"), size)
     assert error.value.hint == f"--tile-size {hint}"
@@ -198,7 +198,7 @@ def test_other_numbers_of_views_are_refused(trained):
         assert f"--views {near}" in raised.value.hint
 
 
-def test_batches_of_an_evaluation_count_tiles_and_not_images(tmp_path):
+def test_evaluation_batches_count_patches_and_not_images(tmp_path):
     """One image of 192x192 is 144 patches for a network that sees 204 and predicts 20: one by one is far too slow."""
     from ipucnn.config.resolve import resolve
     from ipucnn.datasets.base import ArrayExamples

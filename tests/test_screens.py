@@ -243,7 +243,7 @@ def test_a_broken_word_is_noticed():
         (["export", "run", "--format", "keras"], ("loading TensorFlow", "writing the network", "verifying")),
     ],
 )
-def test_what_takes_its_time_says_so_on_a_terminal(command, what, monkeypatch, request, tmp_path):
+def test_slow_commands_show_progress_on_a_terminal(command, what, monkeypatch, request, tmp_path):
     if "run" in command:
         monkeypatch.chdir(request.getfixturevalue("trained"))
         command = [*command, "--output", str(tmp_path / "exported")]

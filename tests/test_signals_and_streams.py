@@ -87,7 +87,7 @@ def terminal_that_is_gone():
     "streams, args, code",
     [(("stderr",), (), 0), (("stdout",), ("fails",), 3), (("stdout", "stderr"), ("fails",), 3)],
 )
-def test_a_reader_that_goes_away_changes_nothing(tmp_path, make, streams, args, code):
+def test_closed_reader_does_not_change_the_result(tmp_path, make, streams, args, code):
     handle = make()
     try:
         done = python(TALKS, *args, **dict.fromkeys(streams, handle))
@@ -128,7 +128,7 @@ def test_a_closed_standard_stream_is_never_taken_by_a_file(tmp_path):
     assert done.returncode == 0 and (tmp_path / "data").read_text() == ""
 
 
-def test_training_finishes_though_nobody_reads(tmp_path):
+def test_training_finishes_without_a_reader(tmp_path):
     handle = pipe_without_reader()
     try:
         done = python(PROGRAM, *SMALL, "--run-dir", "r", stdout=handle, stderr=handle)
@@ -181,7 +181,7 @@ def swallows(kill):
         (signal.SIGINT, swallows),
     ],
 )
-def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
+def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
     from ipucnn.sessions.host.session import UpdateLoop
 
     real = UpdateLoop._chunk
@@ -201,7 +201,7 @@ def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, lib
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
+def test_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
     from ipucnn.runs.folder import RunFolder
     from ipucnn.sessions.host.session import UpdateLoop
 
@@ -219,7 +219,7 @@ def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypatch):
+def test_signal_before_a_continued_run_leaves_it_unchanged(tmp_path, monkeypatch):
     from ipucnn.sessions.host.session import UpdateLoop
 
     events = training(tmp_path / "r").events()
@@ -243,7 +243,7 @@ def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypat
     list(training(tmp_path / "r", resume=True).events())
 
 
-def test_a_signal_in_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
+def test_signal_at_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
     from ipucnn.runs.folder import RunFolder
 
     real = RunFolder.write_report
@@ -259,7 +259,7 @@ def test_a_signal_in_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch)
     assert (tmp_path / "r" / "report.json").exists()
 
 
-def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
+def test_ignored_signal_stays_ignored(tmp_path):
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupts.InterruptGuard() as guard:
@@ -269,14 +269,14 @@ def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
         signal.signal(signal.SIGHUP, former)
 
 
-def test_what_goes_wrong_while_saving_is_told():
+def test_errors_while_saving_are_reported():
     with pytest.raises(errors.DataError), interrupts.InterruptGuard() as guard:
         guard.defer()
         os.kill(os.getpid(), signal.SIGTERM)
         raise errors.DataError("disk full")
 
 
-def test_a_second_signal_ends_at_once():
+def test_second_signal_ends_immediately():
     with pytest.raises(Interrupted) as caught, interrupts.InterruptGuard() as guard:
         guard.defer()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -330,7 +330,7 @@ cli.main([])
         (signal.SIGINT, "tensorflow.python.framework.ops"),
     ],
 )
-def test_a_signal_while_a_library_is_imported(tmp_path, number, module):
+def test_signal_while_a_library_is_imported(tmp_path, number, module):
     done = python(AT_IMPORT + PROGRAM, str(int(number)), module, *SMALL, "--run-dir", "r")
     assert done.returncode == CODES[number], done.stderr
     assert_clean(done.stderr.decode())
@@ -338,17 +338,17 @@ def test_a_signal_while_a_library_is_imported(tmp_path, number, module):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_signal_in_a_finalizer_is_raised_again():
+def test_signal_in_a_finalizer_is_raised_again():
     done = python(FINALIZER)
     assert (done.returncode, done.stderr.decode()) == (143, "interrupted\n")
 
 
-def test_a_signal_when_all_is_done_changes_nothing():
+def test_signal_after_the_end_changes_nothing():
     done = python(AT_EXIT)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
+def test_signal_ends_a_real_run_with_a_usable_checkpoint(run, tmp_path):
     """A process, started as users start it, gets a signal from outside while it computes weight updates."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ipucnn", *SMALL[:-1], "100000", "--run-dir", "r"],
@@ -384,7 +384,7 @@ def test_a_signal_ends_a_real_run_with_a_checkpoint_that_goes_on(run, tmp_path):
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
-def test_too_little_address_space_is_said_before_tensorflow_is_imported(tmp_path):
+def test_too_little_address_space_is_reported_before_tensorflow_is_imported(tmp_path):
     resource = pytest.importorskip("resource")
     limit = 1_000_000 * 1024
     done = python(
@@ -406,7 +406,7 @@ def not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
 
 
-def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
+def test_sufficient_limits_are_no_error(not_imported, monkeypatch):
     libraries = environment._library_bytes()
     assert libraries > 500 * 2**20
     least = libraries + environment.LEAST_ADDRESS_SPACE_BYTES
@@ -418,7 +418,7 @@ def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
         environment.check_memory()
 
 
-def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
+def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     groups = [ControlGroup(2**30)]
     monkeypatch.setattr(environment, "control_groups", lambda: groups)
     monkeypatch.setattr(environment, "free_bytes", lambda: 2**31)

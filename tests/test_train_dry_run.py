@@ -68,7 +68,7 @@ def test_a_dry_run_shows_rounding_norm_layer_and_validation_batch(capsys, here):
         ("lenet", "mnist", 60_000, 10_000),
     ],
 )
-def test_a_dry_run_takes_the_published_size_of_a_set_that_is_absent(
+def test_dry_run_uses_the_published_size_of_an_absent_set(
     capsys, here, model, name, train_images, eval_images
 ):
     words = [model, "--dataset", name, "--download", "--device", "cpu", "--dry-run", "--json"]
@@ -84,7 +84,7 @@ def test_a_dry_run_takes_the_published_size_of_a_set_that_is_absent(
     assert list(here.iterdir()) == []
 
 
-def test_only_a_dry_run_goes_without_the_data(capsys, here):
+def test_only_a_dry_run_works_without_the_data(capsys, here):
     code, out, err = train(capsys, "lenet", "--dataset", "mnist", "--device", "cpu")
     assert (code, out) == (3, "") and "data set mnist is not in ." in err
 
@@ -98,14 +98,14 @@ def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(capsys, here):
     assert list(here.iterdir()) == []
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(capsys, here):
+def test_warm_up_longer_than_the_run_is_warned_of(capsys, here):
     for epochs, is_warned in ((3, True), (2, False)):
         warmup = f"{{warmup_mode: shift, warmup_epochs: {epochs}}}"
         code, _, err = run(capsys, "--dry-run", "--lr-warmup-params", warmup)
         assert code == 0 and ("warm-up of 3 epochs is longer than the run, 2 epochs" in err) == is_warned
 
 
-def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
+def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here):
     code, out, err = run(
         capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "100", "--ckpts-per-epoch", "4"
     )
@@ -117,7 +117,7 @@ def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
     assert list(here.iterdir()) == []
 
 
-def test_what_also_happens_at_the_end_is_said(capsys, here):
+def test_events_that_also_happen_at_the_end_are_shown(capsys, here):
     def rows(*words):
         code, out, err = run(capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "96", *words)
         assert code == 0, err
@@ -140,7 +140,7 @@ def test_large_numbers_have_separators(capsys, here):
     assert "1,200 = micro-batch 1,200 x 1 accumulated" in out and "2, each of 2,000 weight updates" in out
 
 
-def test_the_program_is_that_of_the_run(capsys, here):
+def test_dry_run_has_the_program_of_the_run(capsys, here):
     code, out, _ = run(capsys, "--dry-run", "--json", "--limit-train", "64", "--run-dir", "there")
     report = json.loads(out)
     assert code == 0 and report["run_dir"].endswith("there") and report["seed"] == 3
@@ -158,13 +158,13 @@ def test_the_program_is_that_of_the_run(capsys, here):
         (["--dry-run", "--micro-batch-size", "100000"], 2, "larger than the training set"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(capsys, here, arguments, code, message):
+def test_impossible_dry_runs_are_refused_and_leave_no_files(capsys, here, arguments, code, message):
     found, out, err = run(capsys, *arguments)
     assert (found, out) == (code, "") and message in " ".join(err.split()) and "hint:" in err
     assert list(here.iterdir()) == []
 
 
-def test_a_picture_and_nothing_else(capsys, here):
+def test_dry_run_writes_only_the_picture(capsys, here):
     code, _, err = run(capsys, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
     assert code == 0 and "lr.png" in err
     (path,) = here.iterdir()
@@ -190,7 +190,7 @@ def resumed(capsys, path, *arguments):
     return (ended.value.code or 0, *capsys.readouterr())
 
 
-def test_a_dry_run_says_where_a_run_goes_on(capsys, finished):
+def test_dry_run_shows_where_a_run_continues(capsys, finished):
     code, out, _ = resumed(capsys, finished, "--json")
     report = json.loads(out)
     assert (code, report["finished"], report["continues_after"]) == (0, True, 4)
@@ -203,7 +203,7 @@ def test_a_dry_run_says_where_a_run_goes_on(capsys, finished):
     assert code == 0 and "after weight update 4 of 6" in out
 
 
-def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, monkeypatch):
+def test_dry_run_refuses_unusable_checkpoints(capsys, finished, monkeypatch):
     code, out, err = resumed(capsys, finished, "--num-epochs", "1")
     assert (code, out) == (2, "") and "--num-epochs 1 are 2 weight updates" in err
     assert "hint: give more epochs" in err
@@ -225,7 +225,7 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, m
         ),
     ],
 )
-def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, arguments, message):
+def test_dry_run_refuses_values_that_only_layers_check(capsys, here, model, arguments, message):
     arguments += ["--gradient-accumulation-count", "64", "--micro-batch-size", "1"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", model, *DIGITS[1:], "--dry-run", *arguments])
@@ -234,7 +234,7 @@ def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, argu
     assert list(here.iterdir()) == []
 
 
-def test_tensorflow_starts_as_in_a_run_where_the_network_has_to_be_built(here):
+def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(here):
     """It is silent, and has the requested number of devices."""
     args = ["train", "mnist_cnn", *DIGITS[1:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
     env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
@@ -248,7 +248,7 @@ def test_tensorflow_starts_as_in_a_run_where_the_network_has_to_be_built(here):
     assert not re.search(r"^[IWEF]\d{4} |absl|oneDNN|CUDA", said, re.MULTILINE), said
 
 
-def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
+def test_long_run_takes_no_more_memory_than_a_part_of_it():
     """The largest rate of 3 million weight updates is inside a ramp under a falling schedule."""
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
     flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
@@ -308,7 +308,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("mode", [None, "shift", "mask"])
 @pytest.mark.parametrize("staircase", [False, True])
-def test_the_curve_is_the_closed_form(name, mode, staircase):
+def test_curve_equals_the_closed_form(name, mode, staircase):
     """The picture's line goes through these values, point by point."""
     parameters, formula = SCHEDULES[name]
     config = dataclasses.replace(
@@ -334,13 +334,13 @@ def test_the_curve_is_the_closed_form(name, mode, staircase):
     np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-6, atol=0)
 
 
-def test_a_long_run_is_drawn_from_its_first_to_its_last_weight_update():
+def test_curve_of_a_long_run_covers_all_weight_updates():
     updates, rates = schedule_curve(lambda at: np.asarray(at) * 2.0, 1_000_000)
     assert len(updates) <= 20_000 and (updates[0], updates[-1]) == (0, 999_999)
     np.testing.assert_array_equal(rates, updates * 2.0)
 
 
-def test_splits_that_the_planner_chooses_are_those_of_the_run(capsys, here):
+def test_planned_splits_are_those_of_the_run(capsys, here):
     pipeline = [
         "--ipus-per-replica",
         "2",

@@ -58,7 +58,7 @@ def cifar_program(epochs, logs, **values) -> Program:
         (1.0, {"ckpts_per_epoch": 11.0, "steps_per_execution": 781 * 8}, 781, 1, "11 checkpoints per epoch"),
     ],
 )
-def test_executions_on_cifar10(logs, more, per_execution, executions_per_log, warning):
+def test_executions_of_the_public_example_on_cifar10(logs, more, per_execution, executions_per_log, warning):
     program = cifar_program(6, logs, **more)
     assert program.weight_updates_per_epoch == 781
     assert program.samples_discarded_per_epoch == CIFAR - 781 * 64 == 16
@@ -98,14 +98,14 @@ def test_frequencies_are_exact_or_refused(text, value):
 
 
 @given(st.integers(0, 60), st.integers(1, 12))
-def test_nearest_multiples(value, base):
+def test_nearest_multiples_are_legal_and_closest(value, base):
     multiples = [number for number in range(1, value + base + 1) if number % base == 0]
     below, above = [m for m in multiples if m <= value], [m for m in multiples if m >= value]
     assert batching.nearest_multiples(value, base) == sorted({*below[-1:], *above[:1]})
 
 
 @given(st.integers(1, 5000))
-def test_divisors(number):
+def test_divisors_are_complete(number):
     assert batching.divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
@@ -115,7 +115,7 @@ SIZES = st.integers(1, 64)
 
 
 @given(SIZES, SIZES, SIZES)
-def test_global_batch_and_accumulation_are_each_others_inverse(size, count, replicas):
+def test_global_batch_and_accumulation_are_inverse(size, count, replicas):
     sizes = dict(micro_batch_size=size, num_replicas=replicas)
     forward = make_layout(configure(gradient_accumulation_count=count, **sizes))
     assert forward.global_batch_size == size * count * replicas
@@ -126,7 +126,7 @@ def test_global_batch_and_accumulation_are_each_others_inverse(size, count, repl
     SIZES, st.integers(1, 16), st.integers(1, 5000),
     st.sampled_from([("Grouped", 1, 1), ("Sequential", 4, 1), ("Interleaved", 2, 2), ("Grouped", 2, 4)]),
 )  # fmt: skip
-def test_the_nearest_global_batch_is_taken_and_both_numbers_are_named(size, replicas, wanted, pipeline):
+def test_nearest_global_batch_is_used_and_both_numbers_are_shown(size, replicas, wanted, pipeline):
     schedule, stages, base = pipeline
     layout = make_layout(
         configure(
@@ -185,7 +185,7 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
     st.integers(1, 300), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
     st.one_of(st.none(), st.just(-1), st.integers(1, 12)), st.booleans(),
 )  # fmt: skip
-def test_an_epoch_counts_each_sample_once(samples, size, count, replicas, updates, pads):
+def test_epoch_counts_each_sample_once(samples, size, count, replicas, updates, pads):
     """Compares with a walk over the data set; at its end another permutation begins, or padding."""
     values = dict(micro_batch_size=size, gradient_accumulation_count=count, num_replicas=replicas)
     values.update(weight_updates_per_epoch=updates, pad_dataset=pads)
@@ -210,9 +210,7 @@ def test_an_epoch_counts_each_sample_once(samples, size, count, replicas, update
 @given(
     st.integers(1, 200), SIZES, st.integers(1, 20), st.integers(1, 8), st.sampled_from([1, 2, 4, 8]), st.booleans()
 )  # fmt: skip
-def test_what_the_hint_says_to_a_global_batch_that_is_too_large_is_enough(
-    samples, size, times, replicas, base, is_global
-):
+def test_hint_for_a_too_large_global_batch_works(samples, size, times, replicas, base, is_global):
     values = dict(micro_batch_size=size, num_replicas=replicas, ipus_per_replica=base)
     values.update(pipeline_schedule="Interleaved")
     key = "global_batch_size" if is_global else "gradient_accumulation_count"
@@ -234,7 +232,7 @@ def test_what_the_hint_says_to_a_global_batch_that_is_too_large_is_enough(
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(0, 60))
-def test_samples_before_are_counted_one_update_after_the_other(samples, size, epochs, wanted):
+def test_samples_before_equals_a_count_by_update(samples, size, epochs, wanted):
     program = program_of(
         samples, micro_batch_size=size, gradient_accumulation_count=1, num_epochs=epochs, pad_dataset=True
     )
@@ -275,7 +273,7 @@ def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones
     st.fractions(min_value=0, max_value=12, max_denominator=6),
     st.fractions(min_value=0, max_value=12, max_denominator=6),
 )
-def test_executions_end_where_a_naive_loop_has_to_stop(updates, epochs, logs, checkpoints):
+def test_executions_end_where_a_naive_loop_stops(updates, epochs, logs, checkpoints):
     """Finds the longest equal executions that end at every log and at every checkpoint more frequent than logs."""
     values = dict(num_epochs=epochs, logs_per_epoch=logs, ckpts_per_epoch=checkpoints)
     values.update(micro_batch_size=2, gradient_accumulation_count=1)
@@ -445,7 +443,7 @@ def test_validation_has_the_ipus_of_training(values, instances, replicas):
 
 
 @given(st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(1, 30))
-def test_micro_batches_computed_as_one_are_whole_groups_of_a_weight_update(count, group, fused):
+def test_fused_micro_batches_are_whole_groups_of_a_weight_update(count, group, fused):
     program = program_of(gradient_accumulation_count=count, num_replicas=4, dbn_replica_group_size=group)
     number = count * 4
     assert program.num_micro_batches == number
@@ -460,14 +458,14 @@ def test_micro_batches_computed_as_one_are_whole_groups_of_a_weight_update(count
     assert min(abs(n - fused) for n in named) == min(abs(n - fused) for n in legal)
 
 
-def test_a_program_survives_json_and_cannot_be_changed():
+def test_program_survives_json_and_is_immutable():
     program = cifar_program(2, 1.0, pipeline_splits=("a",), num_replicas=2)
     assert Program.from_dict(json.loads(program.to_json())) == program
     with pytest.raises(dataclasses.FrozenInstanceError):
         program.seed = 3
 
 
-def test_a_program_of_before_an_option_does_nothing_of_it():
+def test_program_saved_before_an_option_existed_has_it_off():
     program = cifar_program(2, 1.0)
     required = {f.name for f in dataclasses.fields(Program) if f.default is dataclasses.MISSING}
     later = {name: value for name, value in program.to_dict().items() if name not in required}
@@ -479,7 +477,7 @@ def test_a_program_of_before_an_option_does_nothing_of_it():
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.fractions(min_value=0, max_value=50, max_denominator=12))
-def test_the_number_of_events_is_the_closest_possible_one(updates, epochs, frequency):
+def test_number_of_events_is_the_closest_possible(updates, epochs, frequency):
     assume(frequency)
     between = batching.updates_per_event(updates, epochs, frequency)
     whole, wanted = (updates, frequency) if frequency >= 1 else (updates * epochs, frequency * epochs)

@@ -45,7 +45,7 @@ def test_round_trip(tmp_path_factory, weights, slots):
             assert theirs[name].shape == ours[name].shape
 
 
-def test_the_checksum_depends_on_what_is_said_and_not_on_its_order():
+def test_checksum_depends_on_content_and_not_on_order():
     one, two = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
     first, second = np.zeros(2, np.float32), np.ones(2, np.float32)
     digest = digest_of({"x": first, "y": second}, one)
@@ -106,7 +106,7 @@ def test_other_files_are_refused_and_not_executed(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", sorted(FACTS))
-def test_a_checkpoint_without_its_facts_is_refused(tmp_path, name):
+def test_checkpoint_without_facts_is_refused(tmp_path, name):
     path = tmp_path / "x.npz"
     save_checkpoint(path, {}, {}, {key: value for key, value in FACTS.items() if key != name})
     with pytest.raises(DataError, match=f"required field `{name}`"):
@@ -123,7 +123,7 @@ def out_of_memory(*args, **kwargs):
 @pytest.mark.parametrize(
     "place, answer", [("available_bytes", lambda: 2000), ("np.frombuffer", out_of_memory)]
 )
-def test_memory_that_does_not_suffice_is_no_damage(tmp_path, monkeypatch, place, answer):
+def test_insufficient_memory_is_not_damage(tmp_path, monkeypatch, place, answer):
     """``--resume`` does not use the checkpoint before it, whose run would repeat finished training."""
     whole = {**FACTS, "position": {"losses": [], "hits": [], "events_done": 0}}
     whole["run"] = {"history": "", "best": None, "last_validation": None}
@@ -165,7 +165,7 @@ def with_member(path, name, descr, shape, num_bytes=8, fortran=False):
         ("meta", "'<f4'", "(2,)", {}, "has 'meta', which no checkpoint has"),
     ],
 )
-def test_arrays_that_no_checkpoint_has_are_refused(tmp_path, name, descr, shape, more, problem):
+def test_impossible_arrays_are_refused(tmp_path, name, descr, shape, more, problem):
     with_member(tmp_path / "x.npz", name, descr, shape, **more)
     with pytest.raises(DataError) as error:
         load_checkpoint(tmp_path / "x.npz")
@@ -173,7 +173,7 @@ def test_arrays_that_no_checkpoint_has_are_refused(tmp_path, name, descr, shape,
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
+def test_non_finite_weights_are_refused(tmp_path, value):
     save_checkpoint(tmp_path / "x", {"w": np.full(3, value, np.float32)}, {}, FACTS)
     with pytest.raises(DataError, match="'weights/w' is not finite"):
         load_checkpoint(tmp_path / "x")
@@ -208,7 +208,7 @@ def with_facts(path, change, checksum=True):
     ],
     ids=str,
 )
-def test_facts_with_a_corrected_checksum_are_judged_by_what_they_say(tmp_path, change, problem):
+def test_facts_with_a_corrected_checksum_are_checked_themselves(tmp_path, change, problem):
     path = tmp_path / "x.npz"
     save_checkpoint(path, {"w": np.ones(3, np.float32)}, {}, {**FACTS, "mean": [0.0], "std": [1.0]})
     with_facts(path, lambda header: {**header, **change})
@@ -221,7 +221,7 @@ def test_facts_with_a_corrected_checksum_are_judged_by_what_they_say(tmp_path, c
     assert ("train again" in caught.value.hint) == (change.get("format") == "ipucnn-checkpoint-1")
 
 
-def test_a_run_s_position_is_inside_the_checksum(tmp_path):
+def test_position_of_a_run_is_part_of_the_checksum(tmp_path):
     path = tmp_path / "x.npz"
     position = {"losses": [], "hits": [], "events_done": 1}
     save_checkpoint(path, {}, {}, {**FACTS, "position": position})
@@ -304,7 +304,7 @@ def history(text):
         ("program", [{}, {"weight_updates_per_epoch": 0, "other": None}], [[], {"fused_micro_batches": -1}]),
     ],
 )
-def test_facts_are_told_from_what_is_like_them(tmp_path, name, good, bad):
+def test_facts_are_distinguished_from_similar_types(tmp_path, name, good, bad):
     path = tmp_path / "x.npz"
     for value in good:
         save_checkpoint(path, {}, {}, {**FACTS, name: value})

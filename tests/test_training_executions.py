@@ -74,7 +74,7 @@ def events_of(program, slice_length, stop_after):
     st.integers(1, 9),
     st.integers(1, 5),
 )
-def test_events_are_those_of_a_naive_loop(
+def test_events_equal_those_of_a_naive_loop(
     updates, epochs, logs, checkpoints, validation, slice_length, stop_after
 ):
     epochs = 2 * epochs
@@ -108,7 +108,7 @@ def test_events_are_those_of_a_naive_loop(
     assert events_of(program, slice_length, stop_after) == expected
 
 
-def test_a_run_of_short_executions_logs_as_seldom_as_asked_and_goes_on_in_the_same_bytes(lightly, tmp_path):
+def test_short_executions_log_at_the_given_rate_and_continue_to_the_same_bytes(lightly, tmp_path):
     """15 weight updates: logged at their end, saved after every 5."""
     options = {
         **{

@@ -26,7 +26,7 @@ def numpy_cross_entropy(logits, labels, smoothing):
 @given(
     st.integers(0, 10**6), st.integers(1, 9), st.integers(2, 7), st.sampled_from([0.0, 0.1]), st.booleans()
 )
-def test_cross_entropy(seed, n, classes, smoothing, pixels):
+def test_cross_entropy_equals_numpy(seed, n, classes, smoothing, pixels):
     rng = np.random.default_rng(seed)
     shape = (n, 3, 2) if pixels else (n,)
     logits = rng.normal(0, 4, (*shape, classes)).astype(np.float32)
@@ -35,7 +35,7 @@ def test_cross_entropy(seed, n, classes, smoothing, pixels):
     np.testing.assert_allclose(ours, numpy_cross_entropy(logits, labels, smoothing), rtol=1e-5, atol=1e-6)
 
 
-def test_dice_is_taken_within_a_micro_batch():
+def test_dice_is_computed_within_a_micro_batch():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(4, 5, 5, 2)).astype(np.float32)
     labels = rng.integers(0, 2, (4, 5, 5)).astype(np.int32)
@@ -47,7 +47,7 @@ def test_dice_is_taken_within_a_micro_batch():
         assert fused[i] == pytest.approx(entropy + dice, rel=1e-5)
 
 
-def test_dice_of_several_classes_is_their_mean_in_the_loss_and_each_ones_in_the_figures():
+def test_dice_loss_is_the_mean_of_classes_and_figures_are_per_class():
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(4, 5, 6, 3)).astype(np.float32)
     labels = rng.integers(-1, 3, (4, 5, 6)).astype(np.int32)
@@ -118,7 +118,7 @@ def test_segmentation_metrics():
     assert result["iou"] == pytest.approx(both / (predicted | truth).sum())
 
 
-def test_a_network_that_says_nothing_is_not_right():
+def test_uniform_or_non_finite_logits_do_not_count_as_right():
     labels = tf.constant([0, 7, 9], tf.int32)
     for logits, expected in ((np.zeros((3, 10)), 1), (np.full((3, 10), np.nan), 0)):
         sums = batch_sums(tf.constant(logits, tf.float32), labels, tf.ones(3), tf.zeros(3))

@@ -29,7 +29,7 @@ from ipucnn.training.program import make_program as program_of
 
 @pytest.mark.parametrize("exponent", range(0, 9))
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
-def test_lars_is_the_published_rule_at_every_size_of_gradients(exponent, epsilon):
+def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilon):
     """The rule is algorithm 1 of You et al. 2017, arXiv:1708.03888, in float64."""
     rng = np.random.default_rng(exponent)
     start = rng.normal(size=(5, 4)).astype(np.float32)
@@ -72,7 +72,7 @@ def naive_scale(beyond, num_gradients, start=1.0):
     st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 50]), min_size=8, max_size=140),
     st.sampled_from([60, 13_000, 30_000]),
 )
-def test_the_loss_scale_is_that_of_a_numpy_loop(beyond, size):
+def test_loss_scale_equals_a_numpy_loop(beyond, size):
     scaler = LossScaler(size)
     expected = naive_scale(beyond, size)
     sign = np.where(np.arange(size) % 2, 1.0, -1.0).astype(np.float32)
@@ -109,7 +109,7 @@ def scaled_program(updates, replicas=2, **changes):
 
 
 @pytest.mark.parametrize("name", ["host", "ipu"])
-def test_both_sessions_scale_and_leave_no_update_out(name):
+def test_both_sessions_scale_and_skip_no_update(name):
     """In 32 bits a scale that is a power of two does not change a byte."""
     program = scaled_program(24)
     images, labels = data(24 * program.global_batch_size, 4)
@@ -142,7 +142,7 @@ def test_the_scale_rises_in_16_bits(name, precision):
         pytest.param("ipu", "32.32", marks=pytest.mark.slow),
     ],
 )
-def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name, precision):
+def test_large_gradients_halve_the_scale_and_continued_runs_keep_it(name, precision):
     """The images are so bright that gradients times 64 are beyond 2**13, but times 16 are not."""
     whole = scaled_program(24, replicas=1, precision=precision)
     images, labels = data(24 * whole.global_batch_size, 4)
@@ -191,7 +191,7 @@ def test_automatic_loss_scaling_is_for_plain_sgd(options, named):
     assert error.value.hint.startswith("use --")
 
 
-def test_the_hint_names_all_that_automatic_loss_scaling_does_not_go_with():
+def test_hint_names_all_conflicts_of_automatic_loss_scaling():
     """Following the hint is enough, whatever the preset has."""
     given = {"auto_loss_scaling": True, "precision": "16.16", "dataset": "digits"}
     others = {"weight_decay": "0.1", "lr_warmup_params": "{warmup_mode: shift, warmup_epochs: 1}"}
@@ -207,7 +207,7 @@ def test_the_hint_names_all_that_automatic_loss_scaling_does_not_go_with():
     assert program_of(config, 1000, seed=0).auto_loss_scaling
 
 
-def test_a_loss_scale_of_ones_own_is_not_used_beside_it():
+def test_own_loss_scale_is_not_used_beside_automatic_loss_scaling():
     config = dataclasses.replace(RunConfig(), auto_loss_scaling=True, loss_scaling=128.0, precision="16.32")
     program = program_of(config, 1000, seed=0)
     assert program.auto_loss_scaling and any("--loss-scaling 128 is not used" in w for w in program.warnings)
@@ -216,9 +216,7 @@ def test_a_loss_scale_of_ones_own_is_not_used_beside_it():
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_goes_on_with_its_scale_and_its_statistics_in_the_same_bytes(
-    tmp_path, monkeypatch
-):
+def test_cut_run_continues_with_its_scale_and_statistics(tmp_path, monkeypatch):
     """The cut is in the middle between two adjustments; moving statistics move once per weight update."""
     monkeypatch.chdir(tmp_path)
     options = {

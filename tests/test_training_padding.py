@@ -183,7 +183,7 @@ def test_a_padded_run_continues_to_the_same_bytes(tmp_path, monkeypatch):
         assert value.tobytes() == cut.weights[name].tobytes(), name
 
 
-def test_what_cannot_be_padded_is_refused(tmp_path):
+def test_runs_that_cannot_be_padded_are_refused(tmp_path):
     options = {**OPTIONS, "run_dir": str(tmp_path / "r")}
     with pytest.raises(ConfigurationError, match="weight-updates-per-epoch"):
         TrainingRun(resolve("train", {**options, "weight_updates_per_epoch": "2"}, model="lenet"))
@@ -192,7 +192,7 @@ def test_what_cannot_be_padded_is_refused(tmp_path):
         TrainingRun(resolve("train", segmentation, model="unet"))
 
 
-def test_the_run_says_what_it_pads(lightly, tmp_path, monkeypatch, capsys):
+def test_run_reports_its_padding(lightly, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = ["--limit-train", "20", "--limit-eval", "10", "--micro-batch-size", "8"]
     code = cli.run(["train", "mnist_cnn", "--pad-dataset", "--num-epochs", "1", *sizes])

@@ -123,7 +123,7 @@ def test_images_are_mixed_and_erased_as_in_loops(size, count, alphas, erasing, s
     np.testing.assert_allclose(truth.numpy(), expected_truth, atol=1e-3)
 
 
-def test_as_many_images_are_erased_as_asked_for_and_shares_are_spread():
+def test_erased_images_and_mixing_shares_have_the_expected_distribution():
     count = 4000
     images, labels = tf.zeros([count, 16, 16, 1]), tf.constant(np.arange(count) % 2, tf.int32)
     tickets = (tf.zeros(count, tf.int64), tf.zeros(count, tf.int64), tf.range(count, dtype=tf.int64))
@@ -153,7 +153,7 @@ def test_the_loss_of_mixed_labels(smoothing, seed):
     assert class_numbers(tf.constant(mixed, tf.float32)).numpy().tolist() == mixed.argmax(axis=1).tolist()
 
 
-def test_a_norm_that_overflows_stops_the_run_rather_than_standing_still():
+def test_overflowing_gradient_norm_stops_the_run():
     from ipucnn.training.optimizers import Optimizer, make_settings
 
     own = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
@@ -176,7 +176,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_a_run_with_all_of_it_goes_on_in_the_same_bytes(run, tmp_path, whole):
+def test_run_with_all_recipes_continues_to_the_same_bytes(run, tmp_path, whole):
     """The run ends after its first epoch, and is continued."""
     assert run(*TRAIN, *ALL, "--num-epochs", 1, "--run-dir", "other")[0] == 0
     assert run("train", "toy_model_bn", "--resume", "--run-dir", "other", "--num-epochs", 2)[0] == 0
@@ -184,7 +184,7 @@ def test_a_run_with_all_of_it_goes_on_in_the_same_bytes(run, tmp_path, whole):
         assert (whole / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
 
 
-def test_what_is_saved_and_evaluated_are_the_averages(run, whole):
+def test_averaged_weights_are_saved_and_evaluated(run, whole):
     checkpoint = weights_of(whole)
     average = {name: value for name, value in checkpoint.slots.items() if name.endswith("/average")}
     assert len(average) == len(checkpoint.weights)
@@ -232,14 +232,14 @@ def test_measured_statistics_are_those_of_the_averages(run, tmp_path, whole):
 
 
 @pytest.mark.parametrize("fused", [1, 2])
-def test_how_many_micro_batches_are_fused_changes_nothing(run, tmp_path, whole, fused):
+def test_number_of_fused_micro_batches_changes_nothing(run, tmp_path, whole, fused):
     assert run(*TRAIN, *ALL, "--fused-micro-batches", fused, "--run-dir", "run")[0] == 0
     one, other = weights_of(whole), weights_of(tmp_path / "run")
     for name, value in one.weights.items():
         np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
-def test_ipus_train_the_same(run, tmp_path, whole):
+def test_ipus_train_the_same_weights(run, tmp_path, whole):
     with installed():
         assert run(*TRAIN, *ALL, "--device", "ipu", "--run-dir", "run")[0] == 0
     one, other = weights_of(whole), weights_of(tmp_path / "run")
@@ -266,7 +266,7 @@ def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_p
                 np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
-def test_the_program_says_what_is_done(run, tmp_path):
+def test_dry_run_lists_the_recipes(run, tmp_path):
     code, out, err = run(*TRAIN, *ALL, "--dry-run")
     assert code == 0
     said = "gradients clipped to a norm of 0.5; weights averaged with a decay of 0.9; mixup 0.4; CutMix 1;"
@@ -310,13 +310,13 @@ def test_images_from_files_are_mixed_too(tmp_path, monkeypatch):
         ("lenet", ("--random-erasing", "1.5"), "--random-erasing"),
     ],
 )
-def test_what_makes_no_sense_is_refused(run, tmp_path, model, flags, text):
+def test_contradictory_recipes_are_refused(run, tmp_path, model, flags, text):
     code, _, err = run("train", model, *flags, "--run-dir", "run")
     assert code == 2 and "error:" in err and "hint:" in err and text in " ".join(err.split()), err
     assert not (tmp_path / "run").exists()
 
 
-def test_statistics_that_move_once_are_neither_clipped_nor_in_the_norm(run, tmp_path):
+def test_statistics_moved_once_per_update_are_not_clipped(run, tmp_path):
     """On IPUs custom_batch_norm passes them as gradients; its averages follow the weight updates, too."""
     own = ("--norm-layer", "custom_batch_norm", "--clip-gradient-norm", 0.5, "--ema-decay", 0.9)
     flags = (*TRAIN, *own, "--num-replicas", 2)

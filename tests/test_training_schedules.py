@@ -27,7 +27,7 @@ def test_learning_rate_is_absolute():
     np.testing.assert_allclose(schedule("const", {}, learning_rate=0.3)(UPDATES), 0.3, rtol=1e-6)
 
 
-def test_cosine():
+def test_cosine_equals_its_formula():
     rates = schedule("cosine", {"initial_learning_rate": 0.25, "epochs_to_total_decay": 4})(UPDATES)
     naive = [0.5 * (1 + math.cos(math.pi * min(u, 40) / 40)) for u in UPDATES]
     np.testing.assert_allclose(rates, naive, rtol=1e-6, atol=1e-7)
@@ -42,7 +42,7 @@ def test_cosine_decays_over_the_run_by_default_less_the_shifted_warm_up():
 
 @pytest.mark.parametrize("mode", ["shift", "mask"])
 @given(st.integers(1, 4))
-def test_warm_up(mode, epochs):
+def test_warm_up_equals_its_formula(mode, epochs):
     base = [0.5 * (1 + math.cos(math.pi * min(u, 30) / 30)) for u in range(100)]
     n = epochs * 10
     if mode == "shift":
@@ -99,7 +99,7 @@ def test_the_largest_rate_of_a_long_run_is_found_in_little_memory(updates):
     assert largest_rate(lambda steps: -rising(steps), updates) == 0
 
 
-def test_exponential():
+def test_exponential_equals_its_formula():
     rates = schedule("exponential", {"epochs_to_decay": 2, "decay_rate": 0.5}, learning_rate=1.0)(UPDATES)
     np.testing.assert_allclose(rates, 0.5 ** (UPDATES / 20), rtol=1e-6)
 
@@ -125,7 +125,7 @@ def test_wrong_parameters_are_refused(name, params, warmup, message):
     assert error.value.hint
 
 
-def test_the_keys_are_named_where_one_is_missing():
+def test_missing_key_error_lists_the_keys():
     with pytest.raises(ConfigurationError) as error:
         schedule("cosine", {"epoch_to_total_decay": 3})
     assert error.value.hint == "its keys are initial_learning_rate, epochs_to_total_decay"

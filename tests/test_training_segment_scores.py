@@ -127,7 +127,7 @@ def two_masks(draw):
 
 @settings(max_examples=60)
 @given(two_masks())
-def test_scores_are_the_papers_sums(pair):
+def test_scores_equal_the_sums_of_the_paper(pair):
     for got, expected in zip(scores(*pair), naive_scores(*pair)):
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
@@ -146,7 +146,7 @@ def test_scores_after_thinning_are_those_of_the_watershed(pair):
 
 @settings(max_examples=25)
 @given(two_masks())
-def test_thinning_keeps_cells_apart_and_moves_no_cell(pair):
+def test_thinning_keeps_cells_separate_and_in_place(pair):
     mask, _ = pair
     before, after = naive_components(mask), thinned_components(mask)
     assert (after[mask] > 0).all()
@@ -198,7 +198,7 @@ def test_neither_numbers_of_components_nor_the_orientation_matter(pair, random):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-def test_what_lies_in_the_membrane_of_the_truth_does_not_count():
+def test_pixels_in_the_true_membrane_do_not_count():
     truth = masks("##...# ##...# .....# ##...#")
     predicted = masks("##...# ##...# .....# .#...#")
     more = masks("##.#.# ##.#.# ...#.# .#...#")
@@ -206,7 +206,7 @@ def test_what_lies_in_the_membrane_of_the_truth_does_not_count():
         assert a == pytest.approx(b) and a[2] < 1
 
 
-def test_cells_that_flow_together_and_cells_that_fall_apart():
+def test_merged_and_split_cells():
     two = masks("##.## ##.##")
     one = masks("##### #####")
     rand, info = scores(one, two)  # 8 pixels in two cells of 4, predicted as one

@@ -116,7 +116,7 @@ def test_a_suite_executes_nothing(hostile):
     assert not sprung.exists(), sprung.read_text()
 
 
-def test_a_module_run_with_python_m_leaves_the_folder_off_the_path(hostile):
+def test_python_m_leaves_the_folder_off_the_path(hostile):
     folder, sprung = hostile
     # Python's own imports before the program begins are unprotected: `python -m` is for one's own folders.
     for name in MODULES:
@@ -133,7 +133,7 @@ def test_a_module_run_with_python_m_leaves_the_folder_off_the_path(hostile):
     assert not sprung.exists(), sprung.read_text()
 
 
-def test_programs_come_from_absolute_folders_of_path_alone(hostile, monkeypatch):
+def test_programs_come_only_from_absolute_folders_of_path(hostile, monkeypatch):
     folder, sprung = hostile
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", os.pathsep.join(["", ".", "bin", "cuda_sdk_lib/bin"]))
@@ -144,7 +144,7 @@ def test_programs_come_from_absolute_folders_of_path_alone(hostile, monkeypatch)
     assert not sprung.exists()
 
 
-def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
+def test_tfds_data_set_imports_no_foreign_modules(hostile, monkeypatch):
     """TFDS need not be installed: this is its method that imports (tensorflow_datasets/core/features/feature.py)."""
     import importlib
 

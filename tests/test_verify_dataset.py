@@ -368,7 +368,7 @@ def test_large_files_are_read_one_at_a_time(made, monkeypatch):
     assert len(most) == 18 and max(most) == 1
 
 
-def test_examples_name_a_file_once(made):
+def test_examples_name_each_file_only_once(made):
     name, folder = made("idx")
     broken_gzip(folder)
     _, _, found = check(name, folder)
@@ -389,7 +389,7 @@ def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_class_folders_alone_are_divided_as_for_training(made, share, run):
+def test_class_folders_are_split_as_for_training(made, share, run):
     _, folder = made("folders")
     (folder / "val").rename(folder.parent / "other")
     whole = folder.parent / "whole"
@@ -413,7 +413,7 @@ def test_class_folders_alone_are_divided_as_for_training(made, share, run):
     assert code == 0 and "has no train/ and val/" in err
 
 
-def test_images_smaller_than_the_input(made):
+def test_images_smaller_than_the_input_are_reported(made):
     _, folder = made("folders")
     _, warnings, found = check(folder, ".", image_size=(22, 30))
     assert warnings == {"small-image"}
@@ -557,7 +557,7 @@ VOLUMES = {
         ("mask-values", "train-labels", lambda p: [*p[:-1], p[-1] // 2 + 1]),
     ],
 )
-def test_damage_of_a_volumes_last_page_is_of_the_evaluation_part(tmp_path, code, stem, change):
+def test_damaged_last_page_of_a_volume_belongs_to_evaluation(tmp_path, code, stem, change):
     write_volumes(tmp_path, 10, 64)
     volume(tmp_path, stem, change)
     _, _, found = check("isbi2012", tmp_path)
@@ -574,7 +574,7 @@ def test_slices_without_labels_are_not_called_unreadable(tmp_path):
     assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 0, 0), (2, 0, 0)]
 
 
-def test_a_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
+def test_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
     """The reader classifies a finding; the words of its message, which has the path, do not matter."""
     name, folder = made("idx")
     strange = tmp_path / "NCT-CRC-truncated"
@@ -642,7 +642,7 @@ def test_limits_look_at_fewer_samples(made, kind):
         assert sum(count for _, count in train.classes) == train.checked
 
 
-def test_a_class_that_a_limit_left_out_is_not_missing(made):
+def test_class_left_out_by_a_limit_is_not_missing(made):
     """A few samples can by chance all be of one class, or nearly all."""
     name, folder = made("idx")
     edit_idx(folder / LABELS, lambda a: (np.arange(len(a)) % 21 == 0).astype(np.uint8))
@@ -654,7 +654,7 @@ def test_a_class_that_a_limit_left_out_is_not_missing(made):
 
 
 @pytest.mark.parametrize("page", [8, 9])
-def test_masks_that_a_limit_left_out_may_be_of_another_class(made, page):
+def test_masks_left_out_by_a_limit_may_have_another_class(made, page):
     _, folder = made("masks")
     for number in set(range(10)) - {page}:
         draw_mask(folder, f"{number}.png", [0])
@@ -673,7 +673,7 @@ def survey_of(arrays, class_names):
     return survey
 
 
-def test_what_was_published_so_is_a_warning(tmp_path):
+def test_known_faults_of_published_sets_are_warnings(tmp_path):
     images = noise(1, 2, 4, 4, 1)
     survey = survey_of({TRAIN: (images, [0, 1]), EVAL: (images, [1, 0])}, ("a", "b"))
     found = survey.finish(False)
@@ -702,7 +702,7 @@ def test_a_folder_is_recognised(made, kind, name):
 
 
 @pytest.mark.parametrize("kind, name", [("folders", "imagefolder"), ("masks", "imagemasks")])
-def test_another_programs_dataset_info_makes_no_tfds_set(made, kind, name):
+def test_foreign_dataset_info_is_no_tfds_set(made, kind, name):
     """Hugging Face's library writes a file of this name, too."""
     _, folder = made(kind)
     (folder / "dataset_info.json").write_text("{}")
@@ -728,7 +728,7 @@ def test_another_programs_dataset_info_makes_no_tfds_set(made, kind, name):
         ("a\0b", DataError, "null byte"),
     ],
 )
-def test_what_is_no_data_set(tmp_path, monkeypatch, name, error, words):
+def test_unrecognised_folders_are_refused(tmp_path, monkeypatch, name, error, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
@@ -739,7 +739,7 @@ def test_what_is_no_data_set(tmp_path, monkeypatch, name, error, words):
     assert raised.value.hint
 
 
-def test_two_sets_in_one_folder(tmp_path):
+def test_two_sets_in_one_folder_are_refused(tmp_path):
     for name, write in (("mnist", write_idx), ("cifar10", write_cifar)):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
@@ -757,7 +757,7 @@ def test_two_sets_in_one_folder(tmp_path):
     cut=st.integers(0, 12),
 )
 @settings(max_examples=150)
-def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
+def test_duplicates_equal_those_of_a_naive_search(labels, pixels, cut):
     """Images are one of four, so that most have duplicates."""
     number = len(labels)
     images = np.stack([noise(k, 2, 2, 1) for k in pixels[:number]])
@@ -785,7 +785,7 @@ def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
     flat=st.booleans(),
 )
 @settings(max_examples=60)
-def test_what_is_measured_is_what_numpy_says(shape, seed, flat):
+def test_measured_statistics_equal_numpy(shape, seed, flat):
     images = noise(seed, *shape)
     if flat:
         images[0] = images[0, :1, :1]
@@ -823,7 +823,7 @@ def targets(tmp_path_factory):
     keep=st.one_of(st.just(1.0), st.floats(0, 1)),
 )
 @tries(60, slow=500)
-def test_whatever_bytes_a_file_has_there_is_a_report(targets, kind, which, changes, keep):
+def test_arbitrary_bytes_give_a_report(targets, kind, which, changes, keep):
     folder = targets[kind]
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = files[which % len(files)]
@@ -880,7 +880,7 @@ def test_a_long_example_is_folded_below_its_beginning(run, made):
     assert not any(line.endswith(" -") for line in lines)
 
 
-def test_a_subset_without_samples_was_not_looked_at(run, made):
+def test_subset_without_samples_is_not_checked(run, made):
     _, folder = made("folders")
     FOLDERS["no val"][1](folder)
     _, out, _ = run("verify-dataset", folder, "--allow-partial")
@@ -937,7 +937,7 @@ def test_a_contact_sheet(run, made, kind, tmp_path):
         ("volumes", "grey labels", ["train-volume.tif, page 1"]),
     ],
 )
-def test_every_sample_with_a_finding_is_framed_and_no_other(made, kind, what, names):
+def test_only_samples_with_findings_are_framed(made, kind, what, names):
     code, damage = DAMAGES[kind][what]
     name, folder = made(kind)
     damage(folder)
@@ -950,7 +950,7 @@ def test_every_sample_with_a_finding_is_framed_and_no_other(made, kind, what, na
 
 
 @pytest.mark.parametrize("kind, side", [("folders", 136), ("masks", 3 * 192)])
-def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
+def test_frames_are_red_around_findings(run, made, tmp_path, kind, side):
     """A copy makes two red frames, around the three pictures of a pair with a mask; a damaged file is reported."""
     _, folder = made(kind)
     if kind == "folders":
@@ -992,7 +992,7 @@ def test_frames_are_red_where_a_finding_is(run, made, tmp_path, kind, side):
         ],
     ],
 )
-def test_commands_that_are_refused(run, made, tmp_path, monkeypatch, line, code, error):
+def test_invalid_commands_are_refused(run, made, tmp_path, monkeypatch, line, code, error):
     made("folders")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
@@ -1028,5 +1028,5 @@ def real(name):
         ),
     ],
 )
-def test_real_data(folder, errors, warnings):
+def test_real_data_sets_give_their_known_findings(folder, errors, warnings):
     assert check(SHARED / folder, ".")[:2] == (errors, warnings)

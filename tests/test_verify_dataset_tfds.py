@@ -27,7 +27,7 @@ def naive_crc32c(data):
 
 @given(st.integers(0, 2000), st.integers(0, 10**6))
 @settings(max_examples=40)
-def test_checksums_of_any_length(size, seed):
+def test_checksums_are_right_for_any_length(size, seed):
     data = np.random.RandomState(seed).bytes(size)
     crc = naive_crc32c(data)
     # Rotated by 15 bits, plus a constant: "TFRecords format details" of TensorFlow's tutorial.
@@ -62,7 +62,7 @@ def path(tmp_path_factory):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
-def test_what_is_written_is_read(path, contents):
+def test_written_records_are_read(path, contents):
     path.write_bytes(record_file(contents))
     assert records(path) == contents
 
@@ -91,7 +91,7 @@ def test_any_cut_is_found(path, contents, place):
     assert cut in edges or records(path)[-2:] == ["truncated", "end"]
 
 
-def test_tensorflow_reads_what_these_checksums_protect(tmp_path):
+def test_tensorflow_writes_the_same_checksums(tmp_path):
     tf = pytest.importorskip("tensorflow")
     contents = [b"", b"a", bytes(range(256)) * 5]
     with tf.io.TFRecordWriter(str(tmp_path / "x")) as writer:
@@ -185,7 +185,7 @@ def test_more_records_than_the_description_says(prepared):
     assert found.subsets[0].checked == 20
 
 
-def test_a_leak_a_label_and_no_image(prepared):
+def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
     tf = pytest.importorskip("tensorflow")
     path = shard(prepared, "test")
     contents = records(path)
@@ -234,7 +234,7 @@ def test_a_set_without_evaluation(tmp_path):
     assert found.subsets[0].smallest != found.subsets[0].largest
 
 
-def test_another_file_format_is_told(prepared, monkeypatch):
+def test_other_file_formats_are_reported(prepared, monkeypatch):
     for path in prepared.glob("*.tfrecord-*"):
         path.rename(path.with_name(path.name.replace("tfrecord", "array_record")))
     info = json.loads((prepared / "dataset_info.json").read_text())
