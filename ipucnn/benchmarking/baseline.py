@@ -106,7 +106,7 @@ def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceFact
     """Compares the devices.
 
     Raises:
-        ConfigurationError: they differ.
+        ConfigurationError: the devices differ.
     """
     _compare(
         where, [(f"device {key}", getattr(baseline.device, key), getattr(device, key)) for key in _DEVICE]

@@ -50,7 +50,7 @@ class Benchmark:
         steps: the micro-batches of an execution if they are prescribed.
         fused: the number of fused micro-batches if it is prescribed.
         optimizer, learning_rate, loss_name: the training settings; the rate stays the same.
-        baseline: an earlier report to compare with.
+        baseline: the earlier report to compare with.
     """
 
     resolved: Resolved
@@ -104,7 +104,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     if settings.training:
         check_rules(Facts(config, resolved.origins, make_layout(config)))
     check_named_splits(resolved)
-    # A preset's own length is for another device; here executions are as long as time allows.
+    # A preset's execution length is for another device; here executions are as long as time allows.
     steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)

@@ -76,11 +76,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long to measure.
+    """The limits of a measurement.
 
     Attributes:
-        min_executions, min_time_s: the least of each, if ``max_time_s`` allows both; the time is the sum of the first
-            contender's executions, without the time of other contenders and the reference.
+        min_executions, min_time_s: the least number of executions and their least total time; both are reached if
+            ``max_time_s`` allows.  The time is the sum of the first contender's executions, without other contenders
+            and the reference.
         max_time_s: the limit of everything, from ``started`` on.  A third of it is kept for the measured executions,
             however long compiling takes, and at least ``MIN_ROUNDS`` rounds are measured whatever time they take.
         max_warmup_s: the time of each contender after which warm-up ends, steady or not; at least one execution is run.

@@ -210,7 +210,7 @@ class MeasuredFigures(Record, frozen=True, kw_only=True):
     matmul_peak: Optional[MatmulPeakFacts]
     share_of_matmul_peak: Optional[float]
     peak_memory_bytes: Optional[int]  # resident memory of the process, high-water mark
-    device_peak_memory_bytes: Optional[int]  # of a GPU
+    device_peak_memory_bytes: Optional[int]  # the same of a GPU
     # share of the processors used by others meanwhile; null if the system does not report it
     others_share: Optional[Share]
 
@@ -240,7 +240,7 @@ class Prediction(Record, frozen=True, kw_only=True):
     step_s: Optional[float] = None
     latency_s: Optional[float] = None
     flop_per_s: Optional[float] = None
-    share_of_peak: Optional[float] = None  # of the IPUs' matrix units
+    share_of_peak: Optional[float] = None  # share of the peak of the IPUs' matrix units
     num_ipus: Optional[int] = None
     ipus_per_replica: Optional[int] = None
     splits: List[str] = []
@@ -387,7 +387,7 @@ class Row(Record, frozen=True, kw_only=True):
     peak_memory_bytes: Optional[Natural] = None
     ratio_to_keras: Optional[Amount] = None
     training_accuracy: Optional[Share] = None
-    accuracy: Optional[Share] = None  # on held-out images
+    accuracy: Optional[Share] = None  # accuracy on held-out images
     epoch_s: Optional[Amount] = None  # time of the whole batches in `epoch_images`; null if there is none
     predicted_images_per_s: Optional[Amount] = None  # predicted for IPUs, not measured
     predicted_num_ipus: Optional[Natural] = None

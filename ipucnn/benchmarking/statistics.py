@@ -35,7 +35,7 @@ def samples_for_percentile(percent: float, confidence: float = PERCENTILE_CONFID
 
 
 def percentile_bound_rank(num_samples: int, percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
-    """Returns the smallest rank (from 1) whose order statistic is above the quantile with this confidence, or 0.
+    """Returns the least rank (from 1) whose order statistic exceeds the quantile with this confidence; 0 if none.
 
     The r-th smallest of n samples is below the quantile p when at least r samples are, P = 1 - CDF(r - 1).
     """

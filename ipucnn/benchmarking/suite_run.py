@@ -260,7 +260,7 @@ def _last_epoch(run: RunRecord, figure: str) -> Optional[float]:
     return sum(values) / len(values) if values else None
 
 
-# -- what it came to --------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------
 
 
 def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: Optional[float]) -> Row:

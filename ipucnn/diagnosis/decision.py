@@ -63,9 +63,9 @@ class Choice:
 
     Attributes:
         asked: "auto", "ipu", "gpu" or "cpu"; empty for a command that needs no device.
-        device: "ipu", "gpu" or "cpu"; None where none is used.
+        device: "ipu", "gpu" or "cpu"; None if none is used.
         usable: whether the device can be used.
-        reason: why this device, or why not.
+        reason: the reason for or against the device.
         command: the command; empty for all that have --device.
         cpu_usable: whether --device cpu would work.
     """

@@ -257,7 +257,7 @@ def read_profile(path: Path) -> SystemProfile:
     """Returns the profile in the file of ``--system-profile``.
 
     Raises:
-        DataError: absent, damaged, or of another kind or version.
+        DataError: the file is absent, damaged, or of another kind or version.
     """
     what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
     data: Any = read_record(path, hint)

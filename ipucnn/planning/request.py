@@ -68,7 +68,7 @@ class PlanRequest:
         other_schedules: ``settings`` under schedules that nobody typed, to be tried, too.
         graph: the network before layers are frozen; initially set only for a layer graph in a file, see
             ``plan.with_graph``.
-        planned: the network as it is planned, likewise.
+        planned: the network with its frozen layers; set like ``graph``.
     """
 
     resolved: Resolved

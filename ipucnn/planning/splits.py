@@ -182,7 +182,7 @@ def settle_splits(
 
     Args:
         program: the program; its splits are empty if the planner is to choose them.
-        model: from ``build_model``.
+        model: the model from ``build_model``.
         saved: the program of the checkpoint to resume, whose splits are kept; None for a new run.
 
     Raises:

@@ -76,7 +76,7 @@ def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
     """Prints a table with its notes.
 
     Args:
-        keys: the number of first columns that each part of a too wide table repeats.
+        keys: the number of leading columns that each part of a split table repeats.
     """
     from rich.text import Text
 
@@ -209,7 +209,7 @@ def _yaml(value: object) -> str:
     return "[" + ", ".join(map(_plain, value)) + "]" if isinstance(value, list) else str(value)
 
 
-# -- what one optimisation alone brings ----------------------------------------------------------------------------
+# -- the effect of each optimisation -------------------------------------------------------------------------------
 
 
 def optimisations_json(
@@ -282,7 +282,7 @@ def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
     return memory, outcome.verdict if outcome.verdict == "does not fit" else speed
 
 
-# -- a system that was measured -------------------------------------------------------------------------------------
+# -- a measured system ----------------------------------------------------------------------------------------------
 
 
 def print_calibration(profile: SystemProfile) -> None:

@@ -131,7 +131,7 @@ def group(class_: str, children: Sequence[Markup]) -> Markup:
     return element("g", join(children), class_=class_)
 
 
-# -- memory of each IPU by category, against what it has -------------------------------------------------------
+# -- memory of each IPU by category, against its capacity ------------------------------------------------------
 
 _MIB = 2**20
 _MEMORY_LEFT, _MEMORY_RIGHT, _MEMORY_TOP = 150.0, 20.0, 34.0
@@ -209,7 +209,7 @@ def _memory_bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: floa
     return group("ipu", parts)
 
 
-# -- what the stages do during a weight update, or an execution of inference -----------------------------------
+# -- the stages' work during a weight update, or an execution of inference -------------------------------------
 
 _TIME_LEFT, _TIME_RIGHT, _TIME_TOP = 76.0, 16.0, 46.0
 _TIME_GAP = 64.0

@@ -1,4 +1,4 @@
-"""Cycles of every layer's forward and backward pass on one IPU.
+"""Computes the cycles of every layer's forward and backward pass on one IPU.
 
 ``cost.products`` partitions convolutions and matrix products over the tiles.  Everything else is counted by the bytes
 that its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum over
@@ -55,8 +55,8 @@ class LayerTimes:
         forward_s: (n,) seconds of the forward pass; a recomputation takes the same.
         backward_s: (n,) seconds of the backward pass without recomputation; 0 for inference.
         work: (n, 3, len(FEATURES)) the work from which the seconds are computed, by pass, per tile.
-        partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 where there is no product.
-        units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 where there is no product.
+        partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 if there is no product.
+        units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 if there is no product.
         temporary_bytes: (n, 3) bytes per tile, by pass.
         shared_s: (n,) seconds in which replicas share their statistics, in each pass; 0 if they do not.
         clock_hz: cycles in a second, ``IPU.computing_hz``.

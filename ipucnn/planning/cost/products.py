@@ -106,7 +106,7 @@ class Products:
     """n products; every field is an array of shape (n,).
 
     Attributes:
-        groups: G.
+        groups: G, the number of groups.
         rows: M, per group; output positions, or kernel elements and input channels in a weight gradient.
         outputs: N, output channels per group.
         reduction: R, per group; input channels, or positions in a weight gradient.

@@ -150,7 +150,7 @@ def _stage_times(
 def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
     """Returns (bytes of one sample, samples per second that the host can feed to the IPUs of the program)."""
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
-    sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
+    sample = float(np.prod(graph.input_shape)) * element + 4  # the label takes 4 bytes
     share = min(1.0, settings.occupied_ipus / system.num_ipus)
     # An M2000 or Bow-2000 has four IPUs and its own link to its host.  A machine's link serves its own IPUs; a program
     # on part of a machine has all of it.
@@ -260,7 +260,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one weight update up to the optimizer's.
+    """The spans of one weight update, without the optimizer's.
 
     Attributes:
         num_ticks: the ticks of the weight update, see ``Ticks``.

@@ -128,7 +128,7 @@ class Planner:
         mapping = tuple(range(stages)) if settings.order.is_sequential and not one_ipu else None
         base = _of_a_micro_batch(settings.restaged(stages, device_mapping=mapping))
         tables = self._tables.pop((base, shared), None) or self._make_tables(base, shared)
-        self._tables[base, shared] = tables  # the latest last
+        self._tables[base, shared] = tables  # the latest is last
         # A few matrices of bytes between any two cuts each.
         most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
         while len(self._tables) > most:

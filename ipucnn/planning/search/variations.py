@@ -255,7 +255,7 @@ def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
     return None if limited == shares else limited
 
 
-# --- what changes of a plan would bring
+# --- the effect of changes to a plan
 
 
 def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, ...], Optional[Change]]:
@@ -363,13 +363,13 @@ def optimisations(
         )
 
     def switch(name: str, first: object, second: object) -> _Switch:
-        """Compares a setting with two values; a program with neither is compared with the first."""
+        """Switches a setting between two values; a program with neither is compared with the first."""
         current = getattr(settings, name)
         changes: Dict[str, Any] = {name: second if current == first else first}
         return current, changes[name], replace(settings, **changes)
 
     def shares(proportions: Proportions) -> _Switch:
-        """Compares another availableMemoryProportion."""
+        """Switches to another availableMemoryProportion."""
         changed = replace(settings, available_memory_proportion=proportions)
         return _percent(settings), _percent(changed), changed
 
@@ -475,7 +475,7 @@ def _word(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-# --- the question of a run that ran out of memory
+# --- advice for a run that ran out of memory
 
 
 _UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
@@ -485,7 +485,7 @@ def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig)
     """Returns the function that makes the advice when training runs out of memory.
 
     Args:
-        model: from ``build_model``.
+        model: the model from ``build_model``.
         name: the name of the network.
         program: the running program, with its splits filled in.
         config: the configuration of the run.
@@ -498,7 +498,7 @@ def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, comman
     """Returns the function for advice when evaluation or inference, which have no pipeline, runs out of memory.
 
     Args:
-        model: from ``build_model``.
+        model: the model from ``build_model``.
         name: the name of the network.
         config: the configuration of the run.
         command: "evaluate", "infer" or "benchmark"; the hint names only options that it accepts.
