@@ -105,18 +105,18 @@ def test_errors_equal_those_of_the_commands(folder):
     for wrong in (5, None, [5], type("Odd", (), {"convert": 5})()):
         with pytest.raises(DataError, match="is no image"):
             loaded.predict(wrong)
-    for wrong, said in (
+    for wrong, message in (
         ({"stages": -1}, "stages -1"),
         ({"stages": "x"}, "stages x"),
         ({"stages": 2.5}, "stages 2.5"),
         ({"system": 5}, "system is of type int"),
         ({"micro_batch_size": [4]}, "must be a whole number"),
     ):
-        with pytest.raises(ConfigurationError, match=said) as caught:
+        with pytest.raises(ConfigurationError, match=message) as caught:
             ipucnn.plan("resnet18", **wrong)
         assert caught.value.hint
     run = str(folder / "runs" / "mine")
-    for call, said in (
+    for call, message in (
         (lambda: ipucnn.load(5), "run is of type int"),
         (lambda: ipucnn.load(None), "run is of type NoneType"),
         (lambda: ipucnn.load(run, checkpoint=5), "checkpoint is of type int"),
@@ -129,7 +129,7 @@ def test_errors_equal_those_of_the_commands(folder):
         (lambda: ipucnn.export(run, "onnx", opset="x"), "opset x"),
         (lambda: ipucnn.read_history(b"x"), "run is of type bytes"),
     ):
-        with pytest.raises(UserError, match=said) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             call()
         assert caught.value.hint
     closed = Image.new("RGB", (8, 8))
@@ -158,8 +158,11 @@ def test_errors_equal_those_of_the_commands(folder):
     with pytest.raises(ConfigurationError) as caught:
         ipucnn.train("toy_model", stage=4)
     assert "'stages'" not in caught.value.hint
-    for option, said in (({"kfold": 3}, "a cross-validation is several"), ({"dry_run": True}, "dry_run: ")):
-        with pytest.raises(ConfigurationError, match=said) as caught:
+    for option, message in (
+        ({"kfold": 3}, "a cross-validation is several"),
+        ({"dry_run": True}, "dry_run: "),
+    ):
+        with pytest.raises(ConfigurationError, match=message) as caught:
             ipucnn.train("toy_model", dataset="digits", **option)
         assert caught.value.hint
     with pytest.raises(ConfigurationError, match="unknown model"):
@@ -236,13 +239,13 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
     )
     with pytest.raises(DataError, match="in the memory of that Python alone"):
         in_memory.find("arrays-0123456789ab")
-    for wrong, said in (
+    for wrong, message in (
         (3, "int is no pair"),
         ((images, labels[:5]), "60 images and 5 labels"),
         ((images / 255, labels), "float64"),
         ((images[:3], labels[:3]), "no class of two images"),
     ):
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             ipucnn.train("lenet", dataset=wrong, **options)
         assert caught.value.hint
     del two

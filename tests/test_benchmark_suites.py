@@ -73,8 +73,8 @@ def answering(monkeypatch, *codes):
         if code == "interrupt":
             raise KeyboardInterrupt
         if code:
-            said = "noise\nerror: it broke\nhint: mend it\n"
-            return Ran(True, "", said, f"ended with exit code {code}", exit_code=code)
+            stderr = "noise\nerror: it broke\nhint: mend it\n"
+            return Ran(True, "", stderr, f"ended with exit code {code}", exit_code=code)
         return Ran(True, json.dumps(report(100.0 * len(ran))))
 
     monkeypatch.setattr(suite_run, "run_command", run_command)
@@ -83,8 +83,8 @@ def answering(monkeypatch, *codes):
 
 def call(capsys, *args):
     code = cli.run(["benchmark", *args])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
 
 
 # -- files

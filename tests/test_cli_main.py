@@ -446,8 +446,8 @@ def test_a_hint_is_printed_once(capsys, monkeypatch):
         fail([])
     assert str(errors.DataError("no run")) == "no run"
     assert _run(capsys, "train")[2].splitlines() == ["error: no run", "hint: make a run"]
-    said = _run(capsys, "train", "-v")[2].splitlines()
-    assert said == ["error: no run", "hint: make a run", "caused by: DataError: no file"]
+    lines = _run(capsys, "train", "-v")[2].splitlines()
+    assert lines == ["error: no run", "hint: make a run", "caused by: DataError: no file"]
 
 
 def _program(*args, **environment):

@@ -405,17 +405,17 @@ def test_remaining_workers_report_which_one_left():
         )
         for rank in range(3)
     ]
-    said = [process.communicate(timeout=120)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [7, 7, 9], said
-    assert all("error: worker 2 left\n" in text for text in said[:2])
+    errors = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [7, 7, 9], errors
+    assert all("error: worker 2 left\n" in text for text in errors[:2])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     flags = with_values(FLAGS, num_epochs=4000, run_dir="two")
     command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *flags]
-    said = tmp_path / "said"
-    with said.open("wb") as stderr:
+    log = tmp_path / "said"
+    with log.open("wb") as stderr:
         parent = subprocess.Popen(
             command, cwd=str(tmp_path), env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
         )
@@ -429,7 +429,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     alive = psutil.wait_procs(workers, timeout=60)[1]
     for worker in alive:
         worker.kill()
-    assert not alive and "Traceback" not in said.read_text(encoding="utf-8")
+    assert not alive and "Traceback" not in log.read_text(encoding="utf-8")
 
 
 def test_a_missing_worker_ends_the_start():
@@ -540,8 +540,8 @@ def sharing(micro_batches, fused=0):
 
 
 def test_numbers_of_workers_that_can_share_a_weight_update():
-    for chunks, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
-        check_sharing(sharing(chunks, 1), RunConfig(), workers)
+    for groups, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
+        check_sharing(sharing(groups, 1), RunConfig(), workers)
     with pytest.raises(ConfigurationError) as refused:
         check_sharing(sharing(12, 2), RunConfig(), 4)
     assert "4 workers cannot share the 6 chunks" in refused.value.message
@@ -827,13 +827,13 @@ def test_a_stopped_worker_0_cannot_change_a_run_continued_elsewhere(tmp_path):
         assert went_on.returncode == 0, went_on.stderr
         before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         workers[0].send_signal(signal.SIGCONT)
-        said = workers[0].communicate(timeout=120)[1].decode()
+        errors = workers[0].communicate(timeout=120)[1].decode()
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-    assert workers[0].returncode == 7, said
-    assert "worker 1 left" in said or "another process goes on with the run" in said
+    assert workers[0].returncode == 7, errors
+    assert "worker 1 left" in errors or "another process goes on with the run" in errors
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert {path.name for path, value in after.items() if before.get(path) != value} == set()
     assert set(before) == set(after)
@@ -966,8 +966,8 @@ def test_workers_that_cannot_connect_leave_no_files(tmp_path, monkeypatch, capfd
     monkeypatch.setenv("TF_CONFIG", tf_config(addresses(2))["TF_CONFIG"])
     words = ["train", *FLAGS, *more, "--run-dir", "run"]
     assert cli.run([*words, "--start-timeout", "1"]) == 7
-    said = capfd.readouterr().err
-    assert "error: worker 1 of 2 did not connect" in said and "Traceback" not in said
+    errors = capfd.readouterr().err
+    assert "error: worker 1 of 2 did not connect" in errors and "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1087,8 +1087,8 @@ def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, exp
     monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Processes(command, len(workers), [{}] * len(workers)).run()
-    said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
-    assert sorted(said) == sorted(expected)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
+    assert sorted(lines) == sorted(expected)
     assert ended == code if code is not None else ended in (3, 7)
 
 
@@ -1110,8 +1110,8 @@ def test_launch_sets_its_variable_for_every_worker(monkeypatch, capfd, workers):
 
     monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
     assert launching._Processes(["train"], workers, [{}] * workers).run() == 0
-    said = capfd.readouterr()
-    assert [line.split()[-1] for line in (said.out + said.err).splitlines()] == [str(workers)] * workers
+    streams = capfd.readouterr()
+    assert [line.split()[-1] for line in (streams.out + streams.err).splitlines()] == [str(workers)] * workers
 
 
 @pytest.mark.parametrize(
@@ -1141,8 +1141,8 @@ def test_the_hint_of_an_interrupted_run_continues_it(tmp_path, monkeypatch, laun
 )
 def test_launch_refuses_other_commands(capfd, command, hint):
     assert cli.run(["launch", "-n", "3", "--", *command]) == 2
-    said = capfd.readouterr().err
-    assert "error: `ipucnn launch` starts workers of" in said and hint in said
+    errors = capfd.readouterr().err
+    assert "error: `ipucnn launch` starts workers of" in errors and hint in errors
 
 
 @pytest.mark.parametrize(
@@ -1151,10 +1151,10 @@ def test_launch_refuses_other_commands(capfd, command, hint):
 def test_a_benchmark_refuses_several_workers(monkeypatch, capfd, command):
     monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1)["TF_CONFIG"])
     assert cli.run(command) == 2
-    said = " ".join(capfd.readouterr().err.split())
+    errors = " ".join(capfd.readouterr().err.split())
     assert (
-        "TF_CONFIG names 2 workers, and `ipucnn benchmark` is one process" in said
-        and "hint: start it once" in said
+        "TF_CONFIG names 2 workers, and `ipucnn benchmark` is one process" in errors
+        and "hint: start it once" in errors
     )
 
 

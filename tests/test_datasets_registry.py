@@ -109,8 +109,12 @@ def test_an_embedded_set_replaces_an_absent_segmentation_set():
 def test_the_message_names_the_option_that_reads_images_of_a_folder(tmp_path, folders, task, home, named):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
-    said = choose(None, tmp_path, home=home, task=task).message
-    assert (f"add --dataset {named} to take them" in said) == ("to take them" in said) == (named is not None)
+    message = choose(None, tmp_path, home=home, task=task).message
+    assert (
+        (f"add --dataset {named} to take them" in message)
+        == ("to take them" in message)
+        == (named is not None)
+    )
 
 
 @pytest.mark.parametrize(

@@ -255,9 +255,9 @@ def test_workers_use_their_common_capacity():
 
 def test_notes_describe_the_devices():
     program = SimpleNamespace(num_micro_batches=8, fused_micro_batches=2)
-    two, chunks = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
+    two, groups = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
     assert two == "2 devices: a weight update is 4 chunks of 2 micro-batches, 2 for each device"
-    assert chunks.startswith("the chunks are those of --max-workers 2") and "or devices" in chunks
+    assert groups.startswith("the chunks are those of --max-workers 2") and "or devices" in groups
     (idle,) = notes_of_sharing(None, RunConfig(), program, True, (1, 3))
     assert idle.startswith("1 of 3 devices takes part: more cannot share the 8 micro-batches")
     workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")

@@ -108,9 +108,10 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(run, colo
     words = (*FINE, *data, "--weights", str(pretrained), "--freeze", "backbone")
     code, _, err = run(*words, "--run-dir", "fine")
     assert code == 0, err
-    said = " ".join(err.split())
+    notes = " ".join(err.split())
     assert (
-        "with a new head for 3 classes" in said and "4 layers frozen: conv2d_0, bn_0, conv2d_1, bn_1" in said
+        "with a new head for 3 classes" in notes
+        and "4 layers frozen: conv2d_0, bn_0, conv2d_1, bn_1" in notes
     )
     program = json.loads((tmp_path / "fine" / "program.json").read_text())
     before = load_checkpoint(pretrained / "checkpoints" / "last.npz")
