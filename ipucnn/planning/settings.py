@@ -86,7 +86,7 @@ def _setting(default: object, name: str, *options: str, of_training: bool = Fals
 
     Args:
         name: the name in messages.
-        options: the options of a run, by the names of ``RunConfig``, that determine it. :func:`run_values` writes them.
+        options: the options of a run, by the names of ``RunConfig``, that determine it; :func:`run_values` writes them.
         of_training: whether it has no meaning in inference.
     """
     return field(default=default, metadata={"name": name, "options": options, "of_training": of_training})
@@ -326,8 +326,8 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
         kept: options, by name, of which the settings store only a consequence, such as the optimizer's name.
 
     Returns:
-        Name -> value, for every option that determines a setting.  Two kinds are left out: options that neither the
-        settings nor ``kept`` determine, and defaults that no lower layer of the configuration can override.
+        Name -> value, for every option that determines a setting.  Options that neither the settings nor ``kept``
+        determine, and options with their default, are left out if no lower layer of the configuration can set others.
     """
     values: PlainDict = {}
     for setting in fields(PlanSettings):
