@@ -88,7 +88,7 @@ _ALL = (
         ipucnn evaluate runs/lenet-digits
             The run's last checkpoint, on the data it was validated on.
         ipucnn evaluate runs/lenet-digits --checkpoint best --json
-            Its best checkpoint, with every figure, for a program to read.
+            The run's best checkpoint, with every figure as JSON.
         """,
     ),
     Command(
@@ -97,9 +97,9 @@ _ALL = (
         _RUN,
         """
         ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png
-            The classes of the run's evaluation images, and a sheet of pictures.
+            Predicted classes of the run's evaluation images, and a sheet of pictures.
         ipucnn infer runs/lenet-digits path/to/images --output labels.csv
-            Classes of your own images, in a table for a spreadsheet.
+            Predicted classes of your own images, in a table for a spreadsheet.
         """,
     ),
     Command(
@@ -108,9 +108,9 @@ _ALL = (
         _RUN,
         """
         ipucnn export runs/lenet-digits --format onnx
-            An ONNX file with its labels, proved in onnxruntime.
+            An ONNX file with its labels, verified in onnxruntime.
         ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half
-            A small TFLite file that takes pixels as they are.
+            A small TFLite file that takes pixels from 0 to 255.
         """,
     ),
     Command(
@@ -119,9 +119,9 @@ _ALL = (
         _RUN,
         """
         ipucnn benchmark unet --host-generated-data
-            Forward passes of a U-Net on random images, without a data set.
+            The speed of a U-Net's forward passes on random images.
         ipucnn benchmark lenet --training --compare-with keras
-            Weight updates, compared with `fit` of Keras.
+            The speed of weight updates, compared with Keras `fit`.
         ipucnn benchmark --suite keras-tutorial
             The steps of Graphcore's Keras tutorial, in one table.
         """,
@@ -148,7 +148,7 @@ _ALL = (
         ipucnn runs
             All runs below the folder runs.
         ipucnn runs --sort accuracy
-            The best first.
+            All runs, the most accurate first.
         """,
     ),
     Command(
@@ -157,7 +157,7 @@ _ALL = (
         _PLAN,
         """
         ipucnn diff runs/lenet-digits runs/lenet-digits-2
-            Options, data, and the point at which their histories part.
+            Different options and data, and the first row in which the histories differ.
         """,
         module="runs",
     ),
@@ -190,9 +190,9 @@ _ALL = (
         _PLAN,
         """
         ipucnn verify-dataset
-            The data set in this folder, whichever it is.
+            The data set in the current folder, whichever it is.
         ipucnn verify-dataset cifar10 --dataset-path path/to/data
-            The files of CIFAR-10.
+            CIFAR-10 in another folder.
         """,
     ),
     Command(
@@ -201,7 +201,7 @@ _ALL = (
         _PLAN,
         """
         ipucnn build-records path/to/images records
-            The files, with their checksums, in records.
+            TFRecord files of your images, with checksums.
         """,
     ),
     Command(

@@ -28,7 +28,7 @@ def network_table() -> str:
     """Returns the table of networks in Markdown."""
     titles = (
         "network",
-        "home data set",
+        "default data set",
         "input",
         "classes",
         "parameters",
