@@ -5,8 +5,8 @@ otherwise follows from the network, its shapes, and whether there is work for al
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
-- In training, batch norm and group norm with the activation after them, and the weight gradient of depthwise
-  convolutions on small images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
+- In training, batch norm with the activation after it, and the weight gradient of depthwise convolutions on small
+  images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
 - Zeros that a layer adds before a convolution are left to it, where its own padding, ``SAME``, would be the same.
 - Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
@@ -25,7 +25,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, Tensor, TensorShape
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.models.blueprint import Step
-from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
+from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
 
 # A layer: its output of its input.
@@ -78,8 +78,8 @@ def find_fast_layers(
 
     for step in steps:
         name, layer, following = step.name, layers[step.name], next_of(step.name)
-        if isinstance(layer, (BatchNormalization, GroupNormalization)):
-            if isinstance(layer, BatchNormalization) and not layer.trainable:
+        if isinstance(layer, BatchNormalization):
+            if not layer.trainable:
                 continue  # Frozen: it knows no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if HAS_KERNELS and following is not None and activation != "linear":
@@ -141,7 +141,7 @@ def _numpy(
 
 
 def normalise(
-    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, channel_groups: int, activation: str
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, activation: str
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """``kernels.forward`` with its gradient; mean and biased variance have none."""
     from ipucnn.sessions.host import kernels
@@ -151,7 +151,7 @@ def normalise(
     def forward(
         x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return kernels.forward(x, gamma, beta, epsilon, parts, channel_groups, activation)
+        return kernels.forward(x, gamma, beta, epsilon, parts, activation)
 
     def backward(
         dy: np.ndarray,
@@ -161,7 +161,7 @@ def normalise(
         mean: np.ndarray,
         variance: np.ndarray,
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return kernels.backward(dy, x, gamma, beta, mean, variance, epsilon, channel_groups, activation)
+        return kernels.backward(dy, x, gamma, beta, mean, variance, epsilon, activation)
 
     @tf.custom_gradient
     def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
@@ -176,14 +176,14 @@ def normalise(
 
 
 def _normalisation(layer: KerasLayer, activation: str) -> Compute:
-    """Batch norm or group norm in training, with the activation after it."""
+    """Batch norm in training, with the activation after it."""
     from ipucnn.sessions.host import kernels
 
     activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
         activation
     ]
 
-    def of_batch(inputs: Tensor) -> Tensor:
+    def compute(inputs: Tensor) -> Tensor:
         is_activated = False
 
         def ghost_norm(
@@ -191,26 +191,17 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
         ) -> Tuple[Tensor, Tensor, Tensor]:
             nonlocal is_activated
             channels = int(x.shape[-1])
-            if x.shape.num_elements() is None or not kernels.share_all_cores(num_groups, channels, channels):
+            if x.shape.num_elements() is None or not kernels.share_all_cores(num_groups, channels):
                 return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
             is_activated = True
-            y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, channels, activation)
+            y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, activation)
             rows = x.shape.num_elements() // (num_groups * channels)
             return y, mean, variance * (rows / max(rows - 1.0, 1.0))
 
         outputs = layer.normalised(inputs, ghost_norm)
         return outputs if is_activated else activate(outputs)
 
-    def of_samples(inputs: Tensor) -> Tensor:
-        samples, channels = inputs.shape[0], int(inputs.shape[-1])
-        if inputs.shape.num_elements() is None or not kernels.share_all_cores(
-            samples, channels, layer.groups
-        ):
-            return activate(layer(inputs))
-        gamma, beta = tf.convert_to_tensor(layer.gamma), tf.convert_to_tensor(layer.beta)
-        return normalise(inputs, gamma, beta, layer.epsilon, int(samples), layer.groups, activation)[0]
-
-    return of_samples if isinstance(layer, GroupNormalization) else of_batch
+    return compute
 
 
 # Convolutions.

@@ -1,12 +1,11 @@
-"""Normalisation with its activation, and depthwise weight gradients, compiled for this CPU by Numba.
+"""Batch norm with its activation, and depthwise weight gradients, compiled for this CPU by Numba.
 
 TensorFlow's operations make a pass over memory each, and a batch norm with its activation takes about twenty of them in
 a weight update.  Here a part of the batch stays in the core's cache from step to step, so that memory is read and
 written about five times.
 
-A part is what shares statistics: a micro-batch (or a group of replicas) for batch norm, a sample for group norm.  Its
-rows are the numbers that it has of a channel.  Rows are added up in blocks: in float32 within a block, in float64
-over blocks.
+A part is what shares statistics: a micro-batch, or those of a group of replicas.  Its rows are the numbers that it has
+of a channel.  Rows are added up in blocks: in float32 within a block, in float64 over blocks.
 
 The work is cut into tasks, and each thread takes the next one until none is left.  No task depends on another, so
 nothing depends on how many threads share them; and a thread that the system wakes late only takes fewer of them.
@@ -98,9 +97,9 @@ def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
     return False
 
 
-@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
+@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
 def _forward(  # type: ignore[no-untyped-def]
-    x, gamma, beta, epsilon, activation, per_group, fold, most, y, mean, variance, progress
+    x, gamma, beta, epsilon, activation, fold, most, y, mean, variance, progress
 ):
     """A task is of one part up to ``most`` channels; all of them where ``fold`` rows are one."""
     rows = x.shape[1]
@@ -138,19 +137,17 @@ def _forward(  # type: ignore[no-untyped-def]
                             own[c] += d * d
                 for c in range(width):
                     total[c] += own[c]
-            for group in range(0, channels, per_group):
-                together = 0.0
-                for c in range(group, group + per_group):
+            for c in range(channels):
+                moment_of_channel = 0.0
+                for k in range(c, width, channels):
+                    moment_of_channel += total[k]
+                moment_of_channel /= float(rows * fold)
+                if moment == 0:
+                    mean[part, left + c] = moment_of_channel
                     for k in range(c, width, channels):
-                        together += total[k]
-                together /= float(rows * fold * per_group)
-                for c in range(group, group + per_group):
-                    if moment == 0:
-                        mean[part, left + c] = together
-                        for k in range(c, width, channels):
-                            factor[k] = together
-                    else:
-                        variance[part, left + c] = together
+                        factor[k] = moment_of_channel
+                else:
+                    variance[part, left + c] = moment_of_channel
         for c in range(channels):
             own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
             own_offset = beta[left + c] - mean[part, left + c] * own_factor
@@ -183,7 +180,7 @@ def _forward(  # type: ignore[no-untyped-def]
         _count(progress, _ENDED, 1)
 
 
-@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _INT, _array(numba.float32, 2, True),
+@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _array(numba.float32, 2, True),
       _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _PROGRESS)  # fmt: skip
 def _backward(  # type: ignore[no-untyped-def]
     dy,
@@ -192,7 +189,6 @@ def _backward(  # type: ignore[no-untyped-def]
     beta,
     epsilon,
     activation,
-    per_group,
     fold,
     most,
     mean,
@@ -265,26 +261,20 @@ def _backward(  # type: ignore[no-untyped-def]
             for c in range(width):
                 total[c] += own[c]
                 total_x[c] += own_x[c]
-        # Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups Wu and He 2018, arXiv:1803.08494.
-        for group in range(0, channels, per_group):
-            of_g, of_gx = 0.0, 0.0
-            for c in range(group, group + per_group):
-                inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
-                of_c, of_cx = 0.0, 0.0
-                for k in range(c, width, channels):
-                    of_c += total[k]
-                    of_cx += total_x[k]
-                dbeta[part, left + c] = of_c
-                dgamma[part, left + c] = of_cx * inverse
-                of_g += of_c * gamma[left + c]
-                of_gx += of_cx * gamma[left + c]
-            of_g /= float(rows * fold * per_group)
-            of_gx /= float(rows * fold * per_group)
-            for c in range(group, group + per_group):
-                inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
-                for k in range(c, width, channels):
-                    own[k] = inverse * inverse * inverse * of_gx
-                    own_x[k] = inverse * of_g
+        # Ioffe and Szegedy 2015, arXiv:1502.03167, section 3.
+        for c in range(channels):
+            inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
+            sum_dy, sum_dy_x = 0.0, 0.0
+            for k in range(c, width, channels):
+                sum_dy += total[k]
+                sum_dy_x += total_x[k]
+            dbeta[part, left + c] = sum_dy
+            dgamma[part, left + c] = sum_dy_x * inverse
+            mean_dy = sum_dy * gamma[left + c] / float(rows * fold)
+            mean_dy_x = sum_dy_x * gamma[left + c] / float(rows * fold)
+            for k in range(c, width, channels):
+                own[k] = inverse * inverse * inverse * mean_dy_x
+                own_x[k] = inverse * mean_dy
         for r in range(rows):
             x_ = x[part, r, left:right]
             dx_ = dx[part, r, left:right]
@@ -362,9 +352,9 @@ def _share(function: Callable[..., None], threads: int, tasks: int, *given: obje
         time.sleep(0)
 
 
-def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
+def share_all_cores(parts: int, channels: int) -> bool:
     """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
-    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= operation_threads()
+    return parts * max(1, channels // THREAD_CHANNELS) >= operation_threads()
 
 
 def _threads(numbers: int) -> int:
@@ -377,32 +367,30 @@ class _Parts(NamedTuple):
 
     Attributes:
         shape: (parts, folded rows, numbers of a folded row).
-        per_group: channels that share statistics.
         fold: rows of few channels are taken as one of many, for short inner loops are slow.
         most: numbers of a row that a task has.
         tasks: how many there are.
     """
 
     shape: Tuple[int, int, int]
-    per_group: int
     fold: int
     most: int
     tasks: int
 
 
 @functools.lru_cache(maxsize=None)
-def _cut(shape: Tuple[int, ...], parts: int, channel_groups: int, cores: int) -> _Parts:
+def _cut(shape: Tuple[int, ...], parts: int, cores: int) -> _Parts:
     channels = shape[-1]
     numbers = math.prod(shape)
     rows, fold = numbers // (parts * channels), 1
     while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
         fold *= 2
-    width, per_group = fold * channels, channels // channel_groups
+    width = fold * channels
     # A task has all channels, or fewer where there are too few parts to keep all threads busy.
-    step = width if fold > 1 else per_group
-    wanted = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
-    most = min(width, wanted)
-    return _Parts((parts, rows // fold, width), per_group, fold, most, parts * -(-width // most))
+    step = width if fold > 1 else 1
+    per_task = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
+    most = min(width, per_task)
+    return _Parts((parts, rows // fold, width), fold, most, parts * -(-width // most))
 
 
 def empty(shape: Tuple[int, ...]) -> np.ndarray:
@@ -419,27 +407,25 @@ def forward(
     beta: np.ndarray,
     epsilon: float,
     parts: int,
-    channel_groups: int,
     activation: str,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Normalises each (part, group of channels) by its own mean and variance.
+    """Normalises each channel of each part by its own mean and variance.
 
     Args:
         x: (parts * n, ..., channels), float32.
         gamma, beta: (channels,).
         epsilon: added to the variance.
-        channel_groups: groups of neighbouring channels; as many as channels for batch norm.
         activation: one of ``ACTIVATIONS``.
 
     Returns:
         y as x; means and biased variances (parts, channels).
     """
-    cut = _cut(x.shape, parts, channel_groups, operation_threads())
+    cut = _cut(x.shape, parts, operation_threads())
     y, statistics = empty(cut.shape), empty((2, parts, x.shape[-1]))
     mean, variance = statistics[0], statistics[1]
     _share(
         _forward, _threads(x.size), cut.tasks, x.reshape(cut.shape), gamma, beta, np.float32(epsilon),
-        ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, y, mean, variance,
+        ACTIVATIONS.index(activation), cut.fold, cut.most, y, mean, variance,
     )  # fmt: skip
     return y.reshape(x.shape), mean, variance
 
@@ -452,15 +438,14 @@ def backward(
     mean: np.ndarray,
     variance: np.ndarray,
     epsilon: float,
-    channel_groups: int,
     activation: str,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of x, gamma and beta, of ``forward``'s y."""
-    cut = _cut(x.shape, len(mean), channel_groups, operation_threads())
+    cut = _cut(x.shape, len(mean), operation_threads())
     dx, sums = empty(cut.shape), np.empty((2, *mean.shape), np.float32)
     _share(
         _backward, _threads(x.size), cut.tasks, dy.reshape(cut.shape), x.reshape(cut.shape), gamma, beta,
-        np.float32(epsilon), ACTIVATIONS.index(activation), cut.per_group, cut.fold, cut.most, mean, variance, dx,
+        np.float32(epsilon), ACTIVATIONS.index(activation), cut.fold, cut.most, mean, variance, dx,
         sums[0], sums[1],
     )  # fmt: skip
     dgamma, dbeta = np.sum(sums, axis=1, dtype=np.float64).astype(np.float32)
