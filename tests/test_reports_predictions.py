@@ -109,3 +109,11 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
     assert "picture of the predictions" in err
     assert "Dice of membrane" in out and "calling every pixel cell" in out
     assert "their inner 20x20 of 204x204 pixels" in " ".join(out.split())
+
+
+def test_pictures_whose_highest_class_differs_share_a_sheet(tmp_path):
+    masks = [np.zeros((8, 8), np.uint8) for _ in range(2)]
+    masks[0][0, 0], masks[1][:4] = 1, 2
+    pictures = [Picture(n, np.zeros((8, 8), np.uint8), mask, mask) for n, mask in enumerate(masks)]
+    save_predictions(pictures, ("background", "a", "b"), tmp_path / "p.png")
+    assert (tmp_path / "p.png").exists()

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, ImageFiles
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, FileExamples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
 from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen, tile_places
@@ -438,7 +438,7 @@ def _decode_in_python(
                             data, origin, image, state, info.max_image_pixels, info.crops
                         )
         except DataError as error:
-            hint = _hint_of_file(error, info)
+            hint = _hint_of_file(error, info, isinstance(examples, FileExamples))
             raise _crossing(DataError(printable(error.message), hint, error.code)) from error
         return images
 
@@ -448,15 +448,14 @@ def _decode_in_python(
     return images
 
 
-def _hint_of_file(error: DataError, info: DatasetInfo) -> str:
+def _hint_of_file(error: DataError, info: DatasetInfo, can_skip: bool) -> str:
     """Returns a hint for a file that cannot be read, with the command that lists all such files; training ends at the
     first one."""
     hints = [error.hint] if error.hint else []
     if info.location:
         folder = shlex.quote(printable(info.location))
-        hints.append(
-            f"ipucnn verify-dataset --dataset-path {folder} names every damaged file, --skip-damaged leaves them out"
-        )
+        skipping = ", --skip-damaged leaves them out" if can_skip else ""
+        hints.append(f"ipucnn verify-dataset --dataset-path {folder} names every damaged file{skipping}")
     return "; ".join(hints)
 
 

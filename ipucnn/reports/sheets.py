@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Callable, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -411,7 +411,7 @@ def dice(picture: Picture, which: int) -> float:
 
 
 def _rarer_class(pictures: Sequence[Picture]) -> int:
-    counts: Any = sum(np.bincount(p.truth.reshape(-1).astype(np.int64), minlength=2) for p in pictures)
+    counts = np.bincount(np.concatenate([p.truth.reshape(-1) for p in pictures]).astype(np.int64))
     return int(min(np.flatnonzero(counts), key=lambda k: counts[k]))
 
 
