@@ -160,7 +160,7 @@ BUDGET = {
     "benchmarking": (2830, 2145),
     "commands": (1830, 1075),
     "config": (2640, 1450),
-    "datasets": (5730, 4415),
+    "datasets": (5730, 4420),
     "diagnosis": (600, 460),
     "models": (2835, 2220),
     "planning": (5240, 4090),
