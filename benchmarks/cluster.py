@@ -129,8 +129,10 @@ def show_model() -> int:
     for name, millions, update_s in cases:
         for link in LINKS_GBIT_S:
             for reduction in ("ordered", "ring"):
-                found = [efficiency(update_s, millions * 4e6, w, link, reduction == "ring") for w in MACHINES]
-                cells = "".join(f"{value:12.0%}" for value in found)
+                efficiencies = [
+                    efficiency(update_s, millions * 4e6, w, link, reduction == "ring") for w in MACHINES
+                ]
+                cells = "".join(f"{value:12.0%}" for value in efficiencies)
                 print(f"{name:16}{update_s:6.0f} s{link:4} Gbit/s{reduction:>11}{cells}")
     return 0
 

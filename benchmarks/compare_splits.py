@@ -57,9 +57,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def best_for(planner: Planner, judged: Candidate) -> Candidate:
     """Returns the best splits within the memory that a candidate was judged with."""
-    found = planner.best(judged.settings, judged.memory_limit * (1 + 1e-12))
-    assert found is not None  # the candidate's own splits are within it
-    return found
+    best = planner.best(judged.settings, judged.memory_limit * (1 + 1e-12))
+    assert best is not None  # the candidate's own splits are within it
+    return best
 
 
 def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> float:
@@ -68,8 +68,8 @@ def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings
     bounds = [*planner.items(splits), tables.num_items]
     forward = np.add.reduceat(tables.forward_s, bounds[:-1])
     backward = np.add.reduceat(tables.backward_s, bounds[:-1])
-    again = [f if tables.recomputes(settings.num_stages, s) else 0.0 for s, f in enumerate(forward)]
-    return float(forward.max() + (backward + again).max())
+    recomputed_s = [f if tables.recomputes(settings.num_stages, s) else 0.0 for s, f in enumerate(forward)]
+    return float(forward.max() + (backward + recomputed_s).max())
 
 
 def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]:
@@ -79,7 +79,7 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
         return max(sum(macs[a:b]) for a, b in zip(starts, [*starts[1:], len(macs)]))
 
     macs = [layer.macs for layer in graph.layers]
-    own, count = most([0, *(graph.index(name) for name in splits)]), len(splits) + 1
+    largest, count = most([0, *(graph.index(name) for name in splits)]), len(splits) + 1
     # The planner on MACs alone: inference with free cuts and unlimited memory, cut between any two layers.
     none = np.zeros(len(macs))
     free = StageTables(
@@ -90,7 +90,7 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
         memory_bytes=lambda k, s: np.zeros((len(macs), len(macs) + 1)),
         training=False,
     )
-    return own * count / sum(macs), own / fastest_split(free, count, "Grouped").objective_s
+    return largest * count / sum(macs), largest / fastest_split(free, count, "Grouped").objective_s
 
 
 def compare_seed() -> int:
@@ -186,7 +186,7 @@ def compare_unet() -> int:
 def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
     """Returns each program of the public configurations with splits, without duplicates, and the rows left out."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    found, skipped = {}, []
+    programs, skipped = {}, []
     for row in [*data["config_rows"], *data["manual_rows"]]:
         if not row.get("stage_opens_at"):
             continue
@@ -203,8 +203,8 @@ def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
                 program.settings,
                 program.system.name,
             )
-            found.setdefault(key, program)
-    return list(found.values()), skipped
+            programs.setdefault(key, program)
+    return list(programs.values()), skipped
 
 
 def compare_public(path: Path) -> int:

@@ -79,9 +79,9 @@ def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstant
             values = [p.images_per_s(constants(logs), times) for p, times in zip(programs, plans)]
             return np.concatenate([weights * (np.log(values) - goal), stiffness * (logs - centre)])
 
-        found = least_squares(residuals, logs, diff_step=1e-3).x
-        settled = float(np.abs(found - logs).max()) < 1e-3
-        logs = found
+        solution = least_squares(residuals, logs, diff_step=1e-3).x
+        settled = float(np.abs(solution - logs).max()) < 1e-3
+        logs = solution
         if settled:
             break
     return constants(logs)
@@ -143,11 +143,11 @@ def report_throughput(path: Path) -> int:
         ratios.append(own)
         other_ratios.append(other)
         print(f"{describe(program)} {value:10.0f} {own * value:9.0f}  {own:5.3f}     {other:5.3f}")
-    for title, found in (("in sample", ratios), ("network left out", other_ratios)):
-        errors = np.abs(np.log(found))
+    for title, values in (("in sample", ratios), ("network left out", other_ratios)):
+        errors = np.abs(np.log(values))
         print(
             f"{title}: geometric mean error {np.exp(errors.mean()):.3f}, worst {np.exp(errors.max()):.3f}, "
-            f"{min(found):.3f} to {max(found):.3f}, {len(found)} rows"
+            f"{min(values):.3f} to {max(values):.3f}, {len(values)} rows"
         )
     errors = [float(np.log(ratio)) for ratio in other_ratios]
     covered = band_coverage(models, errors)

@@ -161,15 +161,15 @@ def _run(arguments: List[str]) -> str:
     """Returns the files of a training run without measured figures."""
     text = called(arguments)
     head, _, err = text.partition("--- stderr\n")
-    found = head.splitlines()[0:2]
-    found += [line for line in err.splitlines() if line.startswith(("warning", "error", "hint"))]
+    rows = head.splitlines()[0:2]
+    rows += [line for line in err.splitlines() if line.startswith(("warning", "error", "hint"))]
     for name in ("program.json", "metrics.jsonl"):
         path = Path("run") / name
         if path.exists():
-            found += [f"--- {name}", path.read_text(encoding="utf-8")]
+            rows += [f"--- {name}", path.read_text(encoding="utf-8")]
     for path in sorted(Path("run").glob("checkpoints/*")):
-        found.append(f"--- {path.name}: {hashlib.sha256(path.read_bytes()).hexdigest()}")
-    return "\n".join(found) + "\n"
+        rows.append(f"--- {path.name}: {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    return "\n".join(rows) + "\n"
 
 
 def one_run(line: str) -> str:
@@ -191,8 +191,8 @@ def one_poplar_run(line: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    own = getattr(value, "__dict__", None)
-    return {str(k): _short(v) for k, v in own.items()} if own else _short(value)
+    attributes = getattr(value, "__dict__", None)
+    return {str(k): _short(v) for k, v in attributes.items()} if attributes else _short(value)
 
 
 def _short(value: Any) -> str:
@@ -239,12 +239,12 @@ def write(folder: Path, sections: Sequence[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(where), *filter(None, [os.environ.get("PYTHONPATH")])])
     before = os.getcwd()
     for section in sections:
-        own = folder / section
-        own.mkdir(parents=True, exist_ok=True)
+        place = folder / section
+        place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as empty:
             os.chdir(empty)
             try:
-                SECTIONS[section](own)
+                SECTIONS[section](place)
             finally:
                 os.chdir(before)
 

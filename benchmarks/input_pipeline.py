@@ -48,13 +48,13 @@ def plain(paths: List[str], size: int) -> Any:
     """Yields batches of a tutorial's tf.data pipeline without end."""
     import tensorflow as tf
 
-    wanted = {
+    features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
     }
 
     def prepare(record: Any) -> Any:
-        example = tf.io.parse_single_example(record, wanted)
+        example = tf.io.parse_single_example(record, features)
         data = example["image/encoded"]
         begin, extent, _ = tf.image.sample_distorted_bounding_box(
             tf.image.extract_jpeg_shape(data),
@@ -91,7 +91,7 @@ def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, L
         "plain tf.data": lambda: plain(list(source.train.paths), size),
     }
     num_batches = max(1, num_images // BATCH)
-    found: Dict[str, List[float]] = {name: [] for name in makers}
+    milliseconds: Dict[str, List[float]] = {name: [] for name in makers}
     iterators = {name: iter(make()) for name, make in makers.items()}
     for turn in range(rounds + 1):
         names = list(makers) if turn % 2 else list(makers)[::-1]
@@ -102,8 +102,8 @@ def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, L
             settle()
             spent = time.process_time() - begun
             if turn:
-                found[name].append(1e3 * spent / (num_batches * BATCH))
-    return found
+                milliseconds[name].append(1e3 * spent / (num_batches * BATCH))
+    return milliseconds
 
 
 def main(arguments: List[str]) -> int:
@@ -130,7 +130,7 @@ def main(arguments: List[str]) -> int:
             build(Path(given.folder), Path(temporary), 4, 2, num_cores())
         source = open_records(Path(given.records or temporary))
         load = os.getloadavg()[0]
-        found = measure(source, given.images, given.rounds, given.size)
+        milliseconds = measure(source, given.images, given.rounds, given.size)
     print(
         f"{cpu_name()}, {num_cores()} cores, TensorFlow {tf.__version__}, Pillow {PIL.__version__}; "
         f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
@@ -139,8 +139,8 @@ def main(arguments: List[str]) -> int:
         f"{len(source.train)} photographs as records, to {given.size} x {given.size}; {given.rounds} turns each of "
         f"{given.images} images; measured"
     )
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    for name, times in found.items():
+    medians = {name: statistics.median(times) for name, times in milliseconds.items()}
+    for name, times in milliseconds.items():
         print(
             f"{name:13}  {medians[name]:.2f} ms of processor time an image (turns {min(times):.2f} to {max(times):.2f})"
         )

@@ -350,8 +350,8 @@ def compare_run(reference: Path, folder: Path) -> List[str]:
         finished.append("config.yml")
     names = ["metrics.jsonl", "program.json"]
     names += [f"checkpoints/{p.name}" for p in sorted((reference / "checkpoints").iterdir())]
-    there = {f"checkpoints/{p.name}" for p in (folder / "checkpoints").iterdir()}
-    extra = sorted(there - set(names))
+    checkpoints = {f"checkpoints/{p.name}" for p in (folder / "checkpoints").iterdir()}
+    extra = sorted(checkpoints - set(names))
     return (
         finished
         + [
@@ -412,9 +412,9 @@ def campaign(
         until: no run begins after that time.
         moments: the moments of the kills, taken in turns.
     """
-    configuration, own, log = CONFIGURATIONS[name], place / name, place / f"{name}.log"
-    own.mkdir(parents=True, exist_ok=True)
-    saved, reference = own / "result.json", own / "reference"
+    configuration, place_of_runs, log = CONFIGURATIONS[name], place / name, place / f"{name}.log"
+    place_of_runs.mkdir(parents=True, exist_ok=True)
+    saved, reference = place_of_runs / "result.json", place_of_runs / "reference"
     if saved.exists():
         result = json.loads(saved.read_text())
     else:
@@ -424,11 +424,11 @@ def campaign(
         saved.write_text(json.dumps(result))
     while result["kills"] < kills and time.time() < until:
         rng = random.Random(f"{seed} {name} {result['runs']}")
-        folder = own / f"run-{result['runs']}"
+        folder = place_of_runs / f"run-{result['runs']}"
         # Left by a run that was under way when an earlier call ended.
         shutil.rmtree(folder, ignore_errors=True)
-        wanted = min(per_run, kills - result["kills"])
-        problem = one_run(configuration, folder, wanted, rng, log, result, broken, moments)
+        num_kills = min(per_run, kills - result["kills"])
+        problem = one_run(configuration, folder, num_kills, rng, log, result, broken, moments)
         result["runs"] += 1
         if problem and broken:
             # Only a difference in bytes counts for a broken build: one that merely failed is an error here.

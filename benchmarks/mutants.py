@@ -125,7 +125,7 @@ def tests_of(tree: Path, module: str) -> List[str]:
     """Returns the test files that import a module directly; those named after it come first, as they kill soonest."""
     name = module[: -len(".py")].replace("/", ".")
     package, _, last = name.rpartition(".")
-    found = []
+    files = []
     for path in sorted((tree / "tests").glob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = (
@@ -135,10 +135,10 @@ def tests_of(tree: Path, module: str) -> List[str]:
                 isinstance(node, ast.ImportFrom)
                 and (node.module == name or (node.module == package and last in named))
             ):
-                found.append(f"tests/{path.name}")
+                files.append(f"tests/{path.name}")
                 break
     parts = name.split(".")[1:]
-    return sorted(found, key=lambda file: -sum(part in Path(file).stem.split("_") for part in parts))
+    return sorted(files, key=lambda file: -sum(part in Path(file).stem.split("_") for part in parts))
 
 
 def draw(text: str, number: int, seed: int) -> List[Mutant]:
@@ -155,8 +155,12 @@ def draw(text: str, number: int, seed: int) -> List[Mutant]:
         before, after, whole = _edited(text, node, ast.fix_missing_locations(changed))
         # The innermost statement begins last.
         first, last, on_import = max(
-            (found for found in statements if found[0] <= node.lineno and node.end_lineno <= found[3]),
-            key=lambda found: found[0],
+            (
+                statement
+                for statement in statements
+                if statement[0] <= node.lineno and node.end_lineno <= statement[3]
+            ),
+            key=lambda statement: statement[0],
         )[:3]
         lines = (first, max(last, first))
         mutants.append(Mutant(f"{node.lineno}: {name} #{at}", lines, on_import, before, after, whole))
@@ -165,7 +169,7 @@ def draw(text: str, number: int, seed: int) -> List[Mutant]:
 
 def _statements(tree: ast.AST) -> List[Tuple[int, int, bool, int]]:
     """Returns each statement's first line, last line before its body, whether it runs on import, and last line."""
-    found: List[Tuple[int, int, bool, int]] = []
+    statements: List[Tuple[int, int, bool, int]] = []
 
     def walk(node: ast.AST, on_import: bool) -> None:
         children: List[Any] = list(ast.iter_child_nodes(node))
@@ -177,11 +181,11 @@ def _statements(tree: ast.AST) -> List[Tuple[int, int, bool, int]]:
                 first = min([line] + [decorator.lineno for decorator in decorators])
                 end = getattr(child, "end_lineno", None) or child.body[-1].end_lineno
                 begins = _first_line(body[0]) if body else 0
-                found.append((first, begins - 1 if body else end, on_import, end))
+                statements.append((first, begins - 1 if body else end, on_import, end))
             walk(child, on_import and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
     walk(tree, True)
-    return found
+    return statements
 
 
 def _first_line(node: Any) -> int:
@@ -236,19 +240,19 @@ class Pool:
         """Returns the tests for a mutant in the order they run in, and the seconds each takes unchanged."""
         lines = set(_lines(mutant))
         all_of_them = self.is_for_all(mutant)
-        own = set(Path(self.module[:-3]).parts[1:])
-        found = []
+        words = set(Path(self.module[:-3]).parts[1:])
+        candidates = []
         for at, file in enumerate(self.files):
-            named = -len(own & set(Path(file).stem.split("_")))
+            named = -len(words & set(Path(file).stem.split("_")))
             for number, (test, executed) in enumerate(self.reached[file].lines.items()):
-                there = executed.get(self.module, [])
+                lines_in_module = executed.get(self.module, [])
                 if test == "import" or not self.passes.get(test, True):
                     continue
-                if all_of_them or not lines.isdisjoint(there):
+                if all_of_them or not lines.isdisjoint(lines_in_module):
                     seconds = self.reached[file].seconds[test]
                     slow = sum(seconds > bound for bound in (0.1, 0.5, 2, 8))
-                    found.append((slow, not there, named, at, number, test, seconds))
-        return {test: seconds for *_, test, seconds in sorted(found)}
+                    candidates.append((slow, not lines_in_module, named, at, number, test, seconds))
+        return {test: seconds for *_, test, seconds in sorted(candidates)}
 
 
 def _lines(mutant: Mutant) -> range:
@@ -380,9 +384,9 @@ def note(
     runs.run_all(slots, tasks, until)
     reached = {}
     for file in files:
-        found = load(file)
-        if found is not None:
-            reached[file] = found
+        record = load(file)
+        if record is not None:
+            reached[file] = record
     return reached
 
 

@@ -73,8 +73,8 @@ class Slot:
             (folder / "shared").symlink_to(beside.resolve())
 
     def _ignored(self, folder: str, names: List[str]) -> List[str]:
-        own = _IGNORED if folder == str(self.source) else ()
-        return [name for name in names if name in own or name == "__pycache__" or name.endswith("_cache")]
+        ignored = _IGNORED if folder == str(self.source) else ()
+        return [name for name in names if name in ignored or name == "__pycache__" or name.endswith("_cache")]
 
     def write(self, name: str, text: str) -> None:
         """Replaces a module's text in a way that never reuses the byte code of another text."""
@@ -357,11 +357,11 @@ class Reached(NamedTuple):
 
 def digest_of(tree: Path, file: str) -> str:
     """Returns the digest of everything that a record of a test file depends on."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     helpers = [path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")]
     for path in sorted((tree / "ipucnn").rglob("*.py")) + sorted(helpers) + [tree / file]:
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callable[[Slot], Task]:
@@ -393,7 +393,7 @@ def record(tree: Path, file: str, modules: Dict[str, str], kept: Path) -> Callab
 
 
 def _read_notes(hits: Path, noted: Dict[str, Any]) -> Reached:
-    own: Dict[str, Set[Tuple[str, int]]] = {}
+    lines_of: Dict[str, Set[Tuple[str, int]]] = {}
     more: Dict[str, Set[str]] = {}
     text = hits.read_text(encoding="utf-8", errors="replace") if hits.is_file() else ""
     for row in text.splitlines():
@@ -401,7 +401,7 @@ def _read_notes(hits: Path, noted: Dict[str, Any]) -> Reached:
         if module == ">":
             more.setdefault(context, set()).add(rest)
         else:
-            own.setdefault(context, set()).add((module, int(rest)))
+            lines_of.setdefault(context, set()).add((module, int(rest)))
     reached = Reached({}, {}, noted["failed"])
     for test in [mutants_recorder.IMPORT, *noted["tests"]]:
         needed, waiting = {test}, [test]
@@ -411,7 +411,7 @@ def _read_notes(hits: Path, noted: Dict[str, Any]) -> Reached:
                 waiting.append(other)
         reached.seconds[test] = round(sum(noted["seconds"].get(name, 0.0) for name in needed), 3)
         lines: Dict[str, List[int]] = {}
-        for module, line in sorted(set().union(*(own.get(name, set()) for name in needed))):
+        for module, line in sorted(set().union(*(lines_of.get(name, set()) for name in needed))):
             lines.setdefault(module, []).append(line)
         reached.lines[test] = lines
     return reached

@@ -76,7 +76,7 @@ def joined(text: str) -> Iterator[Tuple[int, str]]:
 
 def commands(page: str, text: str) -> Iterator[Command]:
     """Yields the commands of a page in order."""
-    note, inside, found = "", False, None  # type: ignore[var-annotated]
+    note, inside, command = "", False, None  # type: ignore[var-annotated]
     for number, line in joined(text):
         if not inside:
             comment = re.fullmatch(r"<!-- paste: (first, )?(.*) -->", line)
@@ -90,9 +90,9 @@ def commands(page: str, text: str) -> Iterator[Command]:
                 note = ""
             continue
         ends = line.startswith("```")
-        if (ends or line.startswith("$ ")) and found is not None:
-            yield found
-            found = None
+        if (ends or line.startswith("$ ")) and command is not None:
+            yield command
+            command = None
         if ends:
             inside, note = False, ""
         elif line.startswith("$ ipucnn "):
@@ -103,9 +103,9 @@ def commands(page: str, text: str) -> Iterator[Command]:
                 skip = "needs files of the reader, a download, or IPUs"
             of, _, cut = note.partition("--")
             options = shlex.split("--" + cut) if cut and (of.strip() or "train") == args[0] else []
-            found = Command(page, number, args, [], options, int(code.group(1)) if code else 0, skip)
-        elif found is not None:
-            found.shown.append(line)
+            command = Command(page, number, args, [], options, int(code.group(1)) if code else 0, skip)
+        elif command is not None:
+            command.shown.append(line)
 
 
 def shape(line: str) -> str:
@@ -124,12 +124,12 @@ def missing(shown: Sequence[str], printed: str) -> Optional[str]:
     """Returns the first line of a page that the output lacks after the line before it; None if all are there."""
     rest = [shape(line) for line in printed.splitlines()]
     for line in shown:
-        wanted = shape(line)
-        if not wanted or wanted == "..." or QUIET.match(line) or set(wanted) <= set("0 |.-~=wasltc%()"):
+        expected = shape(line)
+        if not expected or expected == "..." or QUIET.match(line) or set(expected) <= set("0 |.-~=wasltc%()"):
             continue  # drawings and rows of numbers
-        if wanted not in rest:
+        if expected not in rest:
             return line
-        rest = rest[rest.index(wanted) + 1 :]
+        rest = rest[rest.index(expected) + 1 :]
     return None
 
 

@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def run(name: str, num_stages: int, options: List[str], cache: str) -> Tuple[int, float, float, str]:
     """Returns (exit code, processor seconds, MB, standard output) of the command."""
-    own: Dict[str, str] = {
+    variables: Dict[str, str] = {
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "-1",
         "PYTHONPYCACHEPREFIX": cache,
     }
-    environment = {**os.environ, **own}
+    environment = {**os.environ, **variables}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [
         sys.executable,

@@ -139,29 +139,29 @@ def _split(graph: LayerGraph, name: str) -> str:
         return name
     variant = re.search(r"-b(\d)", graph.model)
     if "resne" in graph.model:
-        found = re.fullmatch(r"stage(\d)/unit(\d+)/relu", name)
-        if found:  # after the add of that unit, its relu opens the next stage
-            return f"conv{int(found[1]) + 1}_block{found[2]}_out"
-        found = re.fullmatch(r"layer(\d)/(\d+)", name)
-        if found:  # torchvision counts blocks from 0
-            return f"conv{int(found[1]) + 1}_block{int(found[2]) + 1}_1_conv"
+        match = re.fullmatch(r"stage(\d)/unit(\d+)/relu", name)
+        if match:  # after the add of that unit, its relu opens the next stage
+            return f"conv{int(match[1]) + 1}_block{match[2]}_out"
+        match = re.fullmatch(r"layer(\d)/(\d+)", name)
+        if match:  # torchvision counts blocks from 0
+            return f"conv{int(match[1]) + 1}_block{int(match[2]) + 1}_1_conv"
     if variant:
         if name == "block0":
             return _first_of(graph, "block1a_")
-        found = re.fullmatch(r"(block\d[a-z])(?:/b)?", name)
-        if found:  # "block2a/b" lies inside the block, at its second convolution
-            return f"{found[1]}_dwconv" if name.endswith("/b") else _first_of(graph, found[1] + "_")
-        found = re.fullmatch(r"_blocks/(\d+)(/_project_conv)?", name)
-        if found:
-            block = _efficientnet_block(variant[1], int(found[1]))
-            return _first_of(graph, block + ("_project_conv" if found[2] else "_"))
-        found = re.fullmatch(r"blocks/(\d)/(\d)(?:/(\w+))?", name)
-        if found:
-            block = f"block{int(found[1]) + 1}{'abcdefghijk'[int(found[2])]}_"
-            return _first_of(graph, block + _TIMM_PARTS.get(found[3] or "", ""))
-    found = re.fullmatch(r"mb_block/(\d+)(?:/seq/0)?", name)
-    if found:
-        number = int(found[1])
+        match = re.fullmatch(r"(block\d[a-z])(?:/b)?", name)
+        if match:  # "block2a/b" lies inside the block, at its second convolution
+            return f"{match[1]}_dwconv" if name.endswith("/b") else _first_of(graph, match[1] + "_")
+        match = re.fullmatch(r"_blocks/(\d+)(/_project_conv)?", name)
+        if match:
+            block = _efficientnet_block(variant[1], int(match[1]))
+            return _first_of(graph, block + ("_project_conv" if match[2] else "_"))
+        match = re.fullmatch(r"blocks/(\d)/(\d)(?:/(\w+))?", name)
+        if match:
+            block = f"block{int(match[1]) + 1}{'abcdefghijk'[int(match[2])]}_"
+            return _first_of(graph, block + _TIMM_PARTS.get(match[3] or "", ""))
+    match = re.fullmatch(r"mb_block/(\d+)(?:/seq/0)?", name)
+    if match:
+        number = int(match[1])
         return _first_of(graph, "expanded_conv_" + (f"{number}_" if number else ""))
     raise Skipped(f"split name '{name}' is not understood")
 
@@ -236,8 +236,8 @@ def by_stage(shares: Sequence[float], num_stages: int) -> Proportions:
     """Reads availableMemoryProportion: one for all stages, one each, or one each for forward and backward pass."""
     if len(shares) == 1:
         return uniform(shares[0])
-    own = stage_proportions([100 * share for share in shares], num_stages)
-    return tuple(StageProportions(ahead, ahead, back, back) for ahead, back in own)
+    pairs = stage_proportions([100 * share for share in shares], num_stages)
+    return tuple(StageProportions(ahead, ahead, back, back) for ahead, back in pairs)
 
 
 def memory_program(row: Dict[str, Any]) -> Program:

@@ -194,9 +194,9 @@ def main() -> None:
         if needs is not None and not (options.data and (options.data / needs).exists()):
             print(f"{name}: left out, needs {needs} in --data", file=sys.stderr)
             continue
-        found = row(name, options)
+        new_row = row(name, options)
         if not options.choose:
-            write(options.output, {**read(options.output), name: found})
+            write(options.output, {**read(options.output), name: new_row})
 
 
 if __name__ == "__main__":

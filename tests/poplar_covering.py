@@ -67,8 +67,8 @@ class Row:
     def flags(self) -> List[str]:
         """Returns options of ``ipucnn train`` for three weight updates, each an execution."""
         batch = self.micro_batch * self.accumulation * self.replicas
-        found = ["--dataset", "random", "--image-size", str(self.size), "--limit-train", str(UPDATES * batch)]
-        found += [
+        words = ["--dataset", "random", "--image-size", str(self.size), "--limit-train", str(UPDATES * batch)]
+        words += [
             "--limit-eval",
             str(_EVALUATED),
             "--num-epochs",
@@ -78,18 +78,18 @@ class Row:
             "--precise-batch-norm",
             "0",
         ]
-        found += ["--micro-batch-size", str(self.micro_batch), "--num-replicas", str(self.replicas)]
-        found += ["--gradient-accumulation-count", str(self.accumulation), "--global-batch-size", "none"]
-        found += ["--steps-per-execution", str(self.accumulation), "--learning-rate", "0.01"]
-        found += ["--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--weight-decay", "0"]
-        found += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--dropout", "0"]
-        found += ["--precision", self.precision]
+        words += ["--micro-batch-size", str(self.micro_batch), "--num-replicas", str(self.replicas)]
+        words += ["--gradient-accumulation-count", str(self.accumulation), "--global-batch-size", "none"]
+        words += ["--steps-per-execution", str(self.accumulation), "--learning-rate", "0.01"]
+        words += ["--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--weight-decay", "0"]
+        words += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--dropout", "0"]
+        words += ["--precision", self.precision]
         if self.precision != "32.32":
-            found += ["--loss-scaling", "8"]
+            words += ["--loss-scaling", "8"]
         if self.stages > 1:
-            found += ["--ipus-per-replica", str(self.stages), "--pipeline-schedule", self.schedule]
-            found += ["--pipeline-splits", "auto"]
-        return [*found, *self.more]
+            words += ["--ipus-per-replica", str(self.stages), "--pipeline-schedule", self.schedule]
+            words += ["--pipeline-splits", "auto"]
+        return [*words, *self.more]
 
 
 _BATCH_NORM = ("--norm-layer", "batch_norm")
@@ -316,16 +316,16 @@ def main(arguments: List[str]) -> int:
         for sdk in chosen.sdk:
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    found = cover(row, sdk, host, Path(folder))
+                    comparison = cover(row, sdk, host, Path(folder))
             except RuntimeError as error:
                 wrong += 1
                 print(f"| {row.name} | {sdk} | {error} | | | | no |", flush=True)
                 continue
-            wrong += not found.is_right()
-            unit = " steps" if found.in_steps else ""
+            wrong += not comparison.is_right()
+            unit = " steps" if comparison.in_steps else ""
             print(
-                f"| {row.name} | {sdk} | {found.weights:.1e}{unit} | {found.loss:.1e} | {_EVALUATED}, "
-                f"{found.inferred} | {found.programs} | {'yes' if found.is_right() else 'no'} |",
+                f"| {row.name} | {sdk} | {comparison.weights:.1e}{unit} | {comparison.loss:.1e} | {_EVALUATED}, "
+                f"{comparison.inferred} | {comparison.programs} | {'yes' if comparison.is_right() else 'no'} |",
                 flush=True,
             )
         print(f"{row.name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)

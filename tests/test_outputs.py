@@ -86,13 +86,15 @@ def test_plan_can_be_written_to_stdout(tmp_path, name, to):
 
     # Not /dev/stdout itself: if this failed as root, the machine would lose it.
     (tmp_path / "link").symlink_to("/dev/fd/1")
-    own = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
     command = [sys.executable, "-m", "ipucnn", *PLAN, "--save", name, "--html", name]
     if to == "pipe":
-        out = subprocess.run(command, capture_output=True, text=True, cwd=str(tmp_path), env=own).stdout
+        out = subprocess.run(
+            command, capture_output=True, text=True, cwd=str(tmp_path), env=environment
+        ).stdout
     else:
         with open(tmp_path / "out", "w") as file:
-            subprocess.run(command, stdout=file, check=True, cwd=str(tmp_path), env=own)
+            subprocess.run(command, stdout=file, check=True, cwd=str(tmp_path), env=environment)
         out = (tmp_path / "out").read_text()
     # Both files, then the printed text.
     assert out.index("model: lenet") < out.index("</html>") < out.rindex("to train with it")

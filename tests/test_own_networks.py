@@ -231,9 +231,9 @@ def test_own_network_gets_the_layers_of_registered_ones():
     saved = saved_network(record.name, json.loads(json.dumps(record.own.to_data())), "x", "y")
     first = {name: weight.numpy() for name, weight in named_weights(model).items()}
     for other in (find_network("net.py:build"), saved):
-        again = named_weights(build_model(other, BuildOptions((6, 6, 2), 3)))
-        assert list(again) == list(first)
-        assert all(np.array_equal(again[name].numpy(), value) for name, value in first.items())
+        second = named_weights(build_model(other, BuildOptions((6, 6, 2), 3)))
+        assert list(second) == list(first)
+        assert all(np.array_equal(second[name].numpy(), value) for name, value in first.items())
     other_seed = named_weights(build_model(saved, BuildOptions((6, 6, 2), 3, seed=1)))
     assert not np.array_equal(other_seed["conv2d/kernel"].numpy(), first["conv2d/kernel"])
 
@@ -251,8 +251,8 @@ def test_own_layers_are_seeded_and_reported():
     record, model = built(MIXING)
     assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
     scale = named_weights(model)["centre/scale"].numpy()
-    again = named_weights(built(MIXING)[1])["centre/scale"].numpy()
-    assert np.array_equal(scale, again)
+    second = named_weights(built(MIXING)[1])["centre/scale"].numpy()
+    assert np.array_equal(scale, second)
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
     saved = saved_network(record.name, data, "x", "add --model-name net.py:build")
@@ -530,8 +530,8 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
         from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a")
     plain = {"bias_initializer": {"class_name": "Constant", "config": {"value": 0.5}}, "scale": [1.0, 2.0]}
     layers = [["dense", "Dense", {"units": 3, **plain}, ["input"]]]
-    found = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
-    assert found.settings == {"units": 3, **plain}
+    layer = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
+    assert layer.settings == {"units": 3, **plain}
 
 
 # --- .keras files

@@ -38,9 +38,9 @@ def here(tmp_path, monkeypatch):
 
 def assert_equal(one, two):
     one, two = last(one), last(two)
-    for there, here in ((one.weights, two.weights), (one.slots, two.slots)):
-        assert list(there) == list(here)
-        assert all(np.array_equal(there[name], here[name]) for name in there)
+    for first, second in ((one.weights, two.weights), (one.slots, two.slots)):
+        assert list(first) == list(second)
+        assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

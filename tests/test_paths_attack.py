@@ -156,10 +156,10 @@ def make_paths(folder):
     (masks / "images" / "a.png").symlink_to("a.png")
     (masks / "masks" / "a.png").symlink_to("../images/a.png")
     with socket.socket(socket.AF_UNIX) as server:
-        here = os.getcwd()
+        folder_now = os.getcwd()
         os.chdir(folder)
         server.bind("socket")
-        os.chdir(here)
+        os.chdir(folder_now)
     return {
         "empty": "",
         "blank": " ",
@@ -241,7 +241,7 @@ def attack(folder):
     paths["terminal"] = os.ttyname(follower)
     todo = list(lines(paths))
     before = list_all(folder)
-    found, count = [], 0
+    problems, count = [], 0
     users = [("", None)]
     if os.geteuid() == 0:
         users.append(("as another user: ", NOBODY))
@@ -251,20 +251,22 @@ def attack(folder):
             os.setgroups([])
             os.setgid(number)
             os.setuid(number)
-        own = todo if number is None else [one for one in todo if one[0].rsplit(": ", 1)[-1] in FOR_OTHERS]
-        count += len(own)
-        for name, args, changes, deleted in own:
+        lines_of_user = (
+            todo if number is None else [one for one in todo if one[0].rsplit(": ", 1)[-1] in FOR_OTHERS]
+        )
+        count += len(lines_of_user)
+        for name, args, changes, deleted in lines_of_user:
             print(repr(name), file=sys.stderr)
             problem = one(name.rsplit(": ", 1)[-1], args, changes, deleted, folder)
             if problem is not None:
-                found.append((who + name, args, problem))
+                problems.append((who + name, args, problem))
         after = list_all(folder)
         if number is None:
-            found += [(who, path, "left behind") for path in sorted(after - before)]
+            problems += [(who, path, "left behind") for path in sorted(after - before)]
             before = after
     os.close(leader)
     os.close(follower)
-    return found, count
+    return problems, count
 
 
 def list_all(folder):

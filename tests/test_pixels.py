@@ -83,10 +83,10 @@ def test_printed_lines_of_an_export_make_the_session_input(case, tmp_path):
     for path in odd_images(tmp_path):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
         expected = finisher(setup)(pixels[np.newaxis]).numpy()[0]
-        found = names["network_input"](path)
-        assert found.shape == setup.input_shape and found.dtype == np.float32, path
+        inputs = names["network_input"](path)
+        assert inputs.shape == setup.input_shape and inputs.dtype == np.float32, path
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
-        assert np.abs(found - expected).max() <= bound * np.ptp(expected), path
+        assert np.abs(inputs - expected).max() <= bound * np.ptp(expected), path
     assert sentences(described)[-1]
 
 
@@ -96,8 +96,8 @@ def test_networks_of_raw_pixels_get_whole_numbers(tmp_path):
     exec(compile(python_lines(describe_input(setup, "images", "uint8", 1, True)), "README.md", "exec"), names)
     for path in odd_images(tmp_path):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
-        found = names["network_input"](path)
-        assert found.dtype == np.uint8 and np.array_equal(found, pixels)
+        inputs = names["network_input"](path)
+        assert inputs.dtype == np.uint8 and np.array_equal(inputs, pixels)
 
 
 def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
@@ -122,8 +122,8 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     assert len(expected) == 2 * len(places)
     for number, patch in enumerate(expected):
         page, (row, column) = number // len(places), places[number % len(places)]
-        found = names["network_input"](tmp_path / "volume.tif", row, column, page)
-        assert np.abs(found - patch).max() <= 1e-6 * np.ptp(patch)
+        cut = names["network_input"](tmp_path / "volume.tif", row, column, page)
+        assert np.abs(cut - patch).max() <= 1e-6 * np.ptp(patch)
 
 
 @pytest.fixture(scope="module")
@@ -168,11 +168,13 @@ def test_lines_of_the_readme_feed_exported_networks(photographs, form, tmp_path)
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
     inputs = np.stack([names["network_input"](path) for path in paths])
     expected = loaded.predict(paths)  # the session exists from here on
-    for path, made in zip(paths, inputs):
-        pixels = pixels_for_evaluation(path.read_bytes(), str(path), loaded._trained.source.info, made.shape)
+    for path, network_input in zip(paths, inputs):
+        pixels = pixels_for_evaluation(
+            path.read_bytes(), str(path), loaded._trained.source.info, network_input.shape
+        )
         session_input = finisher(loaded._trained)(pixels[np.newaxis]).numpy()[0]
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
-        assert np.abs(made - session_input).max() <= bound * np.ptp(session_input), path
+        assert np.abs(network_input - session_input).max() <= bound * np.ptp(session_input), path
     logits = network.run(inputs.astype(np.float32))
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)

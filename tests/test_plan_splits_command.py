@@ -81,44 +81,48 @@ def test_fine_tuning_plan_needs_less_memory_than_a_training_plan(capsys):
 
 def test_plan_as_json_text_page_and_file(capsys):
     batch = "--micro-batch-size 32 --global-batch-size 128"
-    made = plan(capsys, FITTING, batch)
-    assert (made.model, made.num_stages, made.planned, made.optimal) == (SMALL, 2, True, True)
-    assert (made.settings.schedule, made.settings.precision, made.verdict) == ("Grouped", "16.16", "fits")
-    assert any("precision 16.16" in text for text in made.assumed)
-    assert [row.name for row in made.comparison] == ["params"] and made.comparison[0].ratio >= 1
-    low, high = made.predicted_images_per_s_band
-    middle = made.predicted_images_per_s
-    assert high / middle == pytest.approx(middle / low) == pytest.approx(made.predicted_band_factor)
-    assert made.published_fits == published_at(made.predicted_fill)
+    planned = plan(capsys, FITTING, batch)
+    assert (planned.model, planned.num_stages, planned.planned, planned.optimal) == (SMALL, 2, True, True)
+    assert (planned.settings.schedule, planned.settings.precision, planned.verdict) == (
+        "Grouped",
+        "16.16",
+        "fits",
+    )
+    assert any("precision 16.16" in text for text in planned.assumed)
+    assert [row.name for row in planned.comparison] == ["params"] and planned.comparison[0].ratio >= 1
+    low, high = planned.predicted_images_per_s_band
+    middle = planned.predicted_images_per_s
+    assert high / middle == pytest.approx(middle / low) == pytest.approx(planned.predicted_band_factor)
+    assert planned.published_fits == published_at(planned.predicted_fill)
     code, out, err = run(capsys, FITTING, batch, "--save plan.yml --html plan.html")
     assert code == 0 and "written: plan.yml" in err and "written: plan.html" in err
-    assert read_plan() == made
+    assert read_plan() == planned
     page = Path("plan.html").read_text(encoding="utf-8")
-    assert page.lstrip().lower().startswith("<!doctype html") and made.splits[0] in page
+    assert page.lstrip().lower().startswith("<!doctype html") and planned.splits[0] in page
     for text in (" ".join(out.split()), page):
         assert f"({low:,.0f} to {high:,.0f} in 80% of cases)" in text
         assert "80% of measurements" in text and "published configurations about as full" in text
-    again = plan(capsys, FITTING, batch, "--compare plan.yml equal-layers equal-blocks")
-    rows = {row.name: row for row in again.comparison}
+    compared = plan(capsys, FITTING, batch, "--compare plan.yml equal-layers equal-blocks")
+    rows = {row.name: row for row in compared.comparison}
     assert list(rows) == ["plan.yml", "equal-layers", "equal-blocks"]
-    assert rows["plan.yml"].splits == made.splits and rows["plan.yml"].ratio == pytest.approx(1)
+    assert rows["plan.yml"].splits == planned.splits and rows["plan.yml"].ratio == pytest.approx(1)
     assert sorted(path.name for path in Path().iterdir()) == ["plan.html", "plan.yml"]
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "160", None])
 def test_tables_keep_every_column_and_word(capsys, monkeypatch, columns):
     """Covers all tables at once, with the longest names and numbers that they can have."""
-    made = plan(capsys, FITTING, "--schedule Sequential")
+    planned = plan(capsys, FITTING, "--schedule Sequential")
     numbers = (16, "Interleaved", 1024, 65536, 4096, 16, 65536, True)
     row = ParetoRow(*numbers, uniform(0.15), ("a",), 1234567.8, 1.14, "fits", True)
     long = "a_block_of_cells_that_has_quite_a_long_name"
-    stage = replace(made.stages[1], first_layer=long, last_layer="b" * 47, num_layers=1234)
+    stage = replace(planned.stages[1], first_layer=long, last_layer="b" * 47, num_layers=1234)
     name = "Interleaved (preset with_an_uncommonly_long_name)"
     wide = replace(
-        made,
-        stages=(made.stages[0], stage),
+        planned,
+        stages=(planned.stages[0], stage),
         pareto=(replace(row, half_partials=True), row),
-        comparison=(replace(made.comparison[0], name=name, verdict="does not fit"),),
+        comparison=(replace(planned.comparison[0], name=name, verdict="does not fit"),),
     )
     if columns:
         monkeypatch.setenv("COLUMNS", columns)
@@ -161,21 +165,27 @@ def test_tables_of_any_width_keep_every_word(words, wraps, width):
 @pytest.mark.parametrize("columns", ["80", "160", None])
 def test_the_report_fits_its_width(capsys, monkeypatch, columns):
     words = f"{FITTING} --recomputation on --micro-batch-size 512"
-    made = plan(capsys, words)
+    planned = plan(capsys, words)
     if columns:
         monkeypatch.setenv("COLUMNS", columns)
     code, out, err = run(capsys, words)
     assert code == 0, err
     table, _, paste = out.partition("to train with it")
     assert max(map(len, table.splitlines())) <= int(columns or 120)
-    for text in ("optimal: true", f"{made.predicted_images_per_s:,.0f} images/s", "GB/s", "params", "fits"):
+    for text in (
+        "optimal: true",
+        f"{planned.predicted_images_per_s:,.0f} images/s",
+        "GB/s",
+        "params",
+        "fits",
+    ):
         assert text in table
-    assert units.percent(made.predicted_fill) in table
+    assert units.percent(planned.predicted_fill) in table
     assert len(re.findall(r"^stage \d [-~=.0-9]+$", table, re.M)) == 2
-    assert "--pipeline-splits " + " ".join(made.splits) in printed_line(paste)
+    assert "--pipeline-splits " + " ".join(planned.splits) in printed_line(paste)
     assert "--recomputation" in printed_line(paste).split()
     # The letters of the memory bars are in proportion.
-    for ipu in made.ipus:
+    for ipu in planned.ipus:
         (bar,) = re.findall(rf"^IPU {ipu.ipu} (\S+)\|", out, re.M)
         for name, size in ipu.predicted_memory_bytes.items():
             expected = len(bar) * size / ipu.capacity_bytes
@@ -293,19 +303,19 @@ def test_hint_has_the_largest_micro_batches_that_fit(capsys):
 def test_search_tries_schedules_that_the_preset_does_not_name(capsys):
     # The preset's schedule is Interleaved.
     words = "unet --ipus 4 --global-batch-size 24"
-    made, typed = plan(capsys, words), plan(capsys, words, "--schedule Interleaved")
-    assert made.settings.schedule != "Interleaved" and typed.settings.schedule == "Interleaved"
-    assert made.predicted_images_per_s > typed.predicted_images_per_s
+    planned, typed = plan(capsys, words), plan(capsys, words, "--schedule Interleaved")
+    assert planned.settings.schedule != "Interleaved" and typed.settings.schedule == "Interleaved"
+    assert planned.predicted_images_per_s > typed.predicted_images_per_s
 
 
 def test_splits_of_presets_are_compared(capsys):
     names = [layer.name for layer in plan(capsys, FITTING).profile]
     text = f"mine: {{pipeline-splits: [{names[5]}], micro-batch-size: 4, gradient-accumulation-count: 8}}\n"
     Path("configs.yml").write_text(text + "other: {model-name: lenet, pipeline-splits: [conv3]}\n")
-    made = plan(capsys, SMALL, "--config mine --config-path configs.yml")
-    assert made.num_stages == 2 and made.planned
-    assert (made.settings.micro_batch_size, made.settings.gradient_accumulation_count) == (4, 8)
-    assert {row.name: row.splits for row in made.comparison}["preset mine"] == (names[5],)
+    planned = plan(capsys, SMALL, "--config mine --config-path configs.yml")
+    assert planned.num_stages == 2 and planned.planned
+    assert (planned.settings.micro_batch_size, planned.settings.gradient_accumulation_count) == (4, 8)
+    assert {row.name: row.splits for row in planned.comparison}["preset mine"] == (names[5],)
     code, out, err = run(capsys, FITTING, "--compare configs.yml")
     assert code == 0 and "mine" in out and "not for cifar_resnet8: other" in err
 
@@ -315,8 +325,8 @@ def test_other_option_names_for_stages(capsys):
     assert plan(capsys, SMALL, "--ipus-per-replica 2", GROUPED).splits == two.splits
     segments = plan(capsys, SMALL, "--stages 2 --schedule Sequential")
     assert segments.settings.mapping == (0, 0) and segments.run_options()["device-mapping"] == [0, 0]
-    apart = plan(capsys, SMALL, "--ipus-per-replica 2 --schedule Sequential")
-    assert apart.settings.mapping == (0, 1)
+    two_ipus = plan(capsys, SMALL, "--ipus-per-replica 2 --schedule Sequential")
+    assert two_ipus.settings.mapping == (0, 1)
     four = plan(capsys, FITTING, "--ipus 8")
     assert (four.settings.num_replicas, four.occupied_ipus) == (4, 8)
     assert plan(capsys, SMALL, "--stages 3").occupied_ipus == 4
@@ -327,8 +337,8 @@ def test_input_size_is_that_of_the_data_set(capsys):
     from ipucnn.runs.setup import prepare
 
     def shape(*words):
-        made = plan(capsys, FITTING, *words)
-        return made.input_shape, made.num_classes
+        planned = plan(capsys, FITTING, *words)
+        return planned.input_shape, planned.num_classes
 
     trained = prepare(resolve("train", {"dataset": "digits"}, model=SMALL), seed=0)
     assert shape() == ((32, 32, 3), 10)
@@ -357,14 +367,14 @@ def test_row_of_a_search_can_be_planned(capsys):
     assert first.predicted_images_per_s == max(row.predicted_images_per_s for row in rows)
     assert list(shown) == sorted(shown) and len(shown) == min(12, len(rows)) > 2
     for number in (1, 2, max(shown)):
-        line, row, made = shown[number], rows[number - 1], plan(capsys, words, "--row", number)
-        assert [other.best for other in made.pareto] == [i == number for i in range(1, len(rows) + 1)]
-        assert f" {made.predicted_images_per_s:,.0f} " in line
-        assert line.endswith(units.percent(made.predicted_fill))
-        assert made.splits == row.splits and made.occupied_ipus == row.num_ipus
-        assert made.settings.micro_batch_size == row.micro_batch_size
+        line, row, planned = shown[number], rows[number - 1], plan(capsys, words, "--row", number)
+        assert [other.best for other in planned.pareto] == [i == number for i in range(1, len(rows) + 1)]
+        assert f" {planned.predicted_images_per_s:,.0f} " in line
+        assert line.endswith(units.percent(planned.predicted_fill))
+        assert planned.splits == row.splits and planned.occupied_ipus == row.num_ipus
+        assert planned.settings.micro_batch_size == row.micro_batch_size
         # The printed command runs this program.
-        typed = shlex.split(command_line(made))
+        typed = shlex.split(command_line(planned))
         assert typed[typed.index("--num-replicas") + 1] == str(row.num_replicas)
     refused(
         capsys, 2, f"has {len(rows)} rows", f"--row 1 to --row {len(rows)}", words, "--row", len(rows) + 1
@@ -372,12 +382,12 @@ def test_row_of_a_search_can_be_planned(capsys):
 
 
 def test_table_always_shows_the_row_of_the_plan(capsys):
-    made = plan(capsys, SMALL, "--ipus 4 --global-batch-size 256 --row 2")
-    row = replace(made.pareto[0], num_ipus=4, best=False)
+    planned = plan(capsys, SMALL, "--ipus 4 --global-batch-size 256 --row 2")
+    row = replace(planned.pareto[0], num_ipus=4, best=False)
     rows = [replace(row, predicted_images_per_s=100.0 - i) for i in range(30)]
     for chosen, last in ((1, 12), (7, 12), (29, 11)):
         best = replace(rows[chosen - 1], best=True)
-        print_plan(replace(made, pareto=(*rows[: chosen - 1], best, *rows[chosen:])))
+        print_plan(replace(planned, pareto=(*rows[: chosen - 1], best, *rows[chosen:])))
         out = capsys.readouterr().out
         table, _, after = out.partition("best uses of the IPUs")[2].partition("Row ")
         shown = [int(line[:5]) for line in table.splitlines() if line[:5].strip().isdigit()]
@@ -455,15 +465,15 @@ def program(folder="lenet-digits"):
 def test_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     words = "lenet --stages 2 --micro-batch-size 2 --gradient-accumulation-count 8 --save plan.yml"
     assert run(capsys, words)[0] == 0
-    made = read_plan()
+    planned = read_plan()
     code, err = train(capsys, "--plan plan.yml")
     assert code == 0, err
     assert "the plan was made for" not in err  # the images are resized to the plan's size
     saved = program()
-    assert saved["pipeline_splits"] == list(made.splits) and saved["splits_from"] == "plan plan.yml"
+    assert saved["pipeline_splits"] == list(planned.splits) and saved["splits_from"] == "plan plan.yml"
     assert (saved["micro_batch_size"], saved["gradient_accumulation_count"]) == (2, 8)
     config = yaml.safe_load(Path("runs/lenet-digits/config.yml").read_text())
-    assert config["pipeline-splits"] == list(made.splits)
+    assert config["pipeline-splits"] == list(planned.splits)
     assert str(config["precision"]) == saved["precision"] == "16.16"
     code, err = train(capsys, "--plan plan.yml --resume --run-dir runs/lenet-digits")
     assert code == 0, err
@@ -489,8 +499,8 @@ def test_planner_chooses_splits_that_are_left_open(lightly, capsys):
     assert len(first["pipeline_splits"]) == 3
     # The planner's answer for the same network
     known = "--dataset digits --image-size 12 --precision 32.32 --recomputation off --schedule Grouped"
-    made = plan(capsys, words, known, "--available-memory-proportion 60")
-    assert list(made.splits) == first["pipeline_splits"]
+    planned = plan(capsys, words, known, "--available-memory-proportion 60")
+    assert list(planned.splits) == first["pipeline_splits"]
 
 
 def test_stages_have_their_own_proportions_unless_excluded(capsys):
@@ -570,10 +580,10 @@ def test_documented_defaults_are_used(capsys, monkeypatch):
     assert code == 0 and set(said) == {"precision", "pipeline-schedule"}
     assert all(f"[default: {text}]" in shown for text in said.values())
     words = f"{SMALL} --stages 2 --gradient-accumulation-count 8"
-    made = plan(capsys, words)
-    assert made.settings.precision == "16.16" and said["precision"].endswith("else 16.16")
+    planned = plan(capsys, words)
+    assert planned.settings.precision == "16.16" and said["precision"].endswith("else 16.16")
     speeds = {
         name: plan(capsys, words, "--schedule", name).predicted_images_per_s
         for name in ("Grouped", "Interleaved")
     }
-    assert speeds[made.settings.schedule] == max(speeds.values()) == made.predicted_images_per_s
+    assert speeds[planned.settings.schedule] == max(speeds.values()) == planned.predicted_images_per_s

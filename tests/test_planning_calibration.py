@@ -92,8 +92,8 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
         assert profile.error_after < 1.05 < profile.error_before
         system = calibrated_system(profile, POD16)
         for name, batch in UNUSED:
-            found = predict(graph_of(name), (), PlanSettings(*batch), system).images_per_s
-            assert found == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
+            predicted = predict(graph_of(name), (), PlanSettings(*batch), system).images_per_s
+            assert predicted == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
 
 
 def test_fit_minimises_its_stated_objective():
@@ -104,9 +104,11 @@ def test_fit_minimises_its_stated_objective():
     def loss(logs):
         total = sum((log / math.log(prior)) ** 2 for log, prior in zip(logs, (1.25, 2.0, 2.0)))
         system = POD16.calibrated(Calibration(*map(math.exp, logs)))
-        for own in measurements:
-            found = predict(own.graph, own.splits, own.settings, system).images_per_s
-            total += (math.log(found / own.images_per_s) / 0.05) ** 2
+        for measurement in measurements:
+            predicted = predict(
+                measurement.graph, measurement.splits, measurement.settings, system
+            ).images_per_s
+            total += (math.log(predicted / measurement.images_per_s) / 0.05) ** 2
         return total
 
     logs = [math.log(factor) for factor in astuple(profile.calibration)[:3]]
@@ -117,12 +119,14 @@ def test_fit_minimises_its_stated_objective():
 
 
 def test_constants_without_measurements_stay_as_shipped():
-    alone = [own for own in simulated(TRUTHS[0], 2) if own.settings.num_replicas == 1]
+    alone = [measurement for measurement in simulated(TRUTHS[0], 2) if measurement.settings.num_replicas == 1]
     profile = calibrate(alone, POD16)
     assert "collective" not in profile.told and profile.calibration.collective == 1
     exact = [
-        replace(own, images_per_s=predict(own.graph, (), own.settings, POD16).images_per_s)
-        for own in simulated(TRUTHS[0], 2)
+        replace(
+            measurement, images_per_s=predict(measurement.graph, (), measurement.settings, POD16).images_per_s
+        )
+        for measurement in simulated(TRUTHS[0], 2)
     ]
     assert astuple(calibrate(exact, POD16).calibration)[:3] == pytest.approx((1, 1, 1), abs=1e-4)
 
@@ -180,7 +184,10 @@ def test_impossible_measurements_are_refused():
         calibrate([], POD16)
     with pytest.raises(ConfigurationError, match="ran on 16 IPUs, and IPU-M2000 has 4"):
         calibrate(simulated(TRUTHS[0], 0), get_system("m2000"))
-    wild = [replace(own, images_per_s=own.images_per_s / 1e6) for own in simulated(TRUTHS[0], 0)]
+    wild = [
+        replace(measurement, images_per_s=measurement.images_per_s / 1e6)
+        for measurement in simulated(TRUTHS[0], 0)
+    ]
     with pytest.raises(DataError, match="no factor between"):
         calibrate(wild, POD16)
 
@@ -278,9 +285,9 @@ def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
     assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
     # The prediction of a benchmark uses it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
-    wanted = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
-    calibrated = predict_ipu(graph_of("lenet"), wanted, "16.16").images_per_s
-    shipped = predict_ipu(graph_of("lenet"), replace(wanted, profile=None), "16.16").images_per_s
+    request = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
+    calibrated = predict_ipu(graph_of("lenet"), request, "16.16").images_per_s
+    shipped = predict_ipu(graph_of("lenet"), replace(request, profile=None), "16.16").images_per_s
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
 
 

@@ -74,16 +74,16 @@ def naive_work(p: Dict[str, float], split: Tuple[int, ...], arithmetic: str) -> 
     room = block_out / p["outputs"]
     if not gradient:
         room = min(room, block_in / p["reduction"])
-    together = max(1, min(math.floor(room), g))
+    joined_groups = max(1, min(math.floor(room), g))
     ways = []  # cycles, starts of each unit
     blocks = (
-        math.ceil(g / together)
-        * math.ceil(n * together / block_out)
-        * math.ceil(r * (1 if gradient else together) / block_in)
+        math.ceil(g / joined_groups)
+        * math.ceil(n * joined_groups / block_out)
+        * math.ceil(r * (1 if gradient else joined_groups) / block_in)
         * p["taps"]
     )
     loading = block_in * block_out * element / 8
-    positions = 6 * math.ceil(m * (together if gradient else 1) / 6)
+    positions = 6 * math.ceil(m * (joined_groups if gradient else 1) / 6)
     ways.append((blocks * (loading + per_position * positions), blocks))
     macs = g * n * r * m * p["taps"]
     small = math.ceil(g * n / 4) * math.ceil(r / 4) * max(p["taps"] / p["kernel_width"], 1)
@@ -184,10 +184,10 @@ def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
 @given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
 def test_product_is_planned_the_same_among_any_others(many, arithmetic) -> None:
     bound = 0.2 * MK2.sram_per_tile_bytes
-    together = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    all_partitions = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
     for i, p in enumerate(many):
         alone = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
-        np.testing.assert_array_equal(alone.work[0], together.work[i])
+        np.testing.assert_array_equal(alone.work[0], all_partitions.work[i])
 
 
 def unit_name(times, layer: int, pass_: int) -> str:
@@ -309,7 +309,7 @@ def test_stages_that_share_an_ipu_add_up(times, count) -> None:
 
     def longest(ticks):
         """Sums the seconds of the busiest IPU, when each stage is at work in ``count`` ticks."""
-        return max(sum(times[s] for s in own if 0 <= ticks[s] < count) for own in ipus)
+        return max(sum(times[s] for s in stages if 0 <= ticks[s] < count) for stages in ipus)
 
     ahead = sum(longest([t - s for s in range(4)]) for t in range(count + 6))
     back = sum(longest([t - 6 + s for s in range(4)]) for t in range(count + 6))
@@ -330,9 +330,9 @@ def test_prediction_is_the_sum_of_its_parts() -> None:
         recomputation=True,
     )
     times = layer_times(graph, settings, MK2)
-    found = predict(graph, ["conv2"], settings, system)
+    prediction = predict(graph, ["conv2"], settings, system)
     cut = graph.index("conv2")
-    stage, last = found.stages
+    stage, last = prediction.stages
     assert stage.forward_s == pytest.approx(times.forward_s[:cut].sum())
     assert stage.backward_s == pytest.approx((times.forward_s + times.backward_s)[:cut].sum())
     assert last.recompute_s == 0 and last.backward_s == pytest.approx(times.backward_s[cut:].sum())
@@ -344,12 +344,12 @@ def test_prediction_is_the_sum_of_its_parts() -> None:
         + 2 * transfer
         + DEFAULT_CONSTANTS.micro_batch_s
     )
-    assert found.tick_s == pytest.approx(tick)
-    assert found.transfer_s == pytest.approx(2 * transfer)
-    assert found.weight_update_s < 10 * tick + found.update_s
-    assert found.images_per_s == pytest.approx(4 * 8 * 2 / found.weight_update_s)
+    assert prediction.tick_s == pytest.approx(tick)
+    assert prediction.transfer_s == pytest.approx(2 * transfer)
+    assert prediction.weight_update_s < 10 * tick + prediction.update_s
+    assert prediction.images_per_s == pytest.approx(4 * 8 * 2 / prediction.weight_update_s)
     sample = 28 * 28 * 3 * 2 + 4
-    assert found.host_bytes_per_s == pytest.approx(found.images_per_s * sample)
+    assert prediction.host_bytes_per_s == pytest.approx(prediction.images_per_s * sample)
 
 
 def test_cut_transfers_the_skips_across_it() -> None:
@@ -368,8 +368,8 @@ def test_weight_update() -> None:
     assert update_s([1e6, 2e6], replace(one, training=False), system) == 0
     alone = update_s([1e6, 2e6], one, system)
     assert alone == update_s([0, 2e6], one, system)  # IPUs work side by side
-    together = replace(one, device_mapping=(0, 0))
-    assert update_s([1e6, 2e6], together, system) == pytest.approx(1.5 * alone)
+    one_ipu = replace(one, device_mapping=(0, 0))
+    assert update_s([1e6, 2e6], one_ipu, system) == pytest.approx(1.5 * alone)
     many = update_s([1e6, 2e6], replace(one, num_replicas=4), system)
     # Four replicas in a ring: three steps to sum the parts, three to pass the sums round.
     assert many - alone == pytest.approx(4e6 / system.all_reduce_bytes_per_s + 6 * 1.5e-6)
@@ -391,12 +391,12 @@ def test_all_reduce_of_resnet50_takes_the_published_time() -> None:
 def test_host_link_limits_the_feed_of_the_ipus() -> None:
     tiny = chain(num=1, size=64, channels=4)
     settings = PlanSettings(micro_batch_size=512, num_replicas=16, training=False)
-    found = predict(tiny, [], settings, get_system("pod16"))
-    assert found.bottleneck == "host"
+    prediction = predict(tiny, [], settings, get_system("pod16"))
+    assert prediction.bottleneck == "host"
     sample = 64 * 64 * 3 * 2 + 4
-    assert found.images_per_s == pytest.approx(get_system("pod16").host_bytes_per_s / sample)
+    assert prediction.images_per_s == pytest.approx(get_system("pod16").host_bytes_per_s / sample)
     bytes_ = predict(tiny, [], replace(settings, eight_bit_transfer=True), get_system("pod16"))
-    assert bytes_.images_per_s > 1.5 * found.images_per_s
+    assert bytes_.images_per_s > 1.5 * prediction.images_per_s
     # A replica of three stages occupies four IPUs.
     three, four = (
         predict(

@@ -23,9 +23,9 @@ SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 def naive_tick(tables, starts, schedule):
     ends = [*starts[1:], tables.num_items]
     k = len(starts)
-    own = tables.stage_s if len(tables.stage_s) == k else [(tables.forward_s, tables.backward_s)] * k
-    f = [sum(float(x) for x in own[s][0][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
-    b = [sum(float(x) for x in own[s][1][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
+    seconds_of = tables.stage_s if len(tables.stage_s) == k else [(tables.forward_s, tables.backward_s)] * k
+    f = [sum(float(x) for x in seconds_of[s][0][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
+    b = [sum(float(x) for x in seconds_of[s][1][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
     if tables.recompute and tables.training:
         b = [b[s] + f[s] if s < k - 1 else b[s] for s in range(k)]
     cut = {s: float(tables.cut_s[starts[s]]) for s in range(1, k)}
@@ -85,11 +85,11 @@ def make_tables(
     cut = draw(n + 1)
     cut[[0, n]] = 0
     memory_seed = int(rng.integers(1 << 30))
-    own = rng.random(n)
+    seconds = rng.random(n)
 
     def memory(num_stages, stage):
         if monotone:
-            total = np.cumsum([0, *own])
+            total = np.cumsum([0, *seconds])
             return total[None, :] - total[:-1, None]
         return np.random.default_rng([memory_seed, num_stages, stage]).random((n, n + 1))
 
@@ -191,8 +191,8 @@ def with_options(tables, seed, number):
     for _ in range(number):
         before = options[-1]
         slower = [
-            own + rng.integers(0, 3, len(own)) * on
-            for own, on in ((before.forward_s, 1), (before.backward_s, tables.training))
+            option + rng.integers(0, 3, len(option)) * on
+            for option, on in ((before.forward_s, 1), (before.backward_s, tables.training))
         ]
         other = int(rng.integers(1 << 30))
 
@@ -200,8 +200,8 @@ def with_options(tables, seed, number):
             n = tables.num_items
             return np.random.default_rng([other, num_stages, stage]).random((n, n + 1)) * 0.9
 
-        own = replace(before, forward_s=slower[0], backward_s=slower[1], memory_bytes=memory)
-        options.append(own)
+        option = replace(before, forward_s=slower[0], backward_s=slower[1], memory_bytes=memory)
+        options.append(option)
     return replace(tables, options=tuple(options))
 
 
@@ -212,7 +212,7 @@ def any_options(tables, k, schedule):
         one = replace(
             tables,
             options=(),
-            stage_s=tuple((own.forward_s, own.backward_s) for own in chosen),
+            stage_s=tuple((option.forward_s, option.backward_s) for option in chosen),
             memory_bytes=lambda count, stage, chosen=chosen: chosen[stage].memory_bytes(count, stage),
         )
         ticks.append(brute_force(one, k, schedule))
@@ -234,23 +234,23 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=one_ipu)
     tables = with_options(tables, seed, number)
     best = any_options(tables, k, schedule)
-    found = fastest_split(tables, k, schedule)
-    assert found.feasible == (best is not None)
+    solution = fastest_split(tables, k, schedule)
+    assert solution.feasible == (best is not None)
     if best is None:
         return
-    assert found.objective_s == pytest.approx(best, rel=1e-12)
-    assert found.optimal
+    assert solution.objective_s == pytest.approx(best, rel=1e-12)
+    assert solution.optimal
     # A bound below the best finds nothing, one slightly above it finds the best.
     assert not fastest_split(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
-    assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == found.objective_s
+    assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == solution.objective_s
     # Each stage has one of the compared choices, and fits.
-    numbers = chosen_options(tables, found.starts)
-    ends = [*found.starts[1:], n]
-    own = [
+    numbers = chosen_options(tables, solution.starts)
+    ends = [*solution.starts[1:], n]
+    memory_bytes = [
         tables.options[number].memory(k, s)[i, j]
-        for s, (i, j, number) in enumerate(zip(found.starts, ends, numbers))
+        for s, (i, j, number) in enumerate(zip(solution.starts, ends, numbers))
     ]
-    taken = max(own) + (sum(tables.checkpoint_bytes[list(found.starts)]) if one_ipu else 0)
+    taken = max(memory_bytes) + (sum(tables.checkpoint_bytes[list(solution.starts)]) if one_ipu else 0)
     assert taken <= tables.capacity_bytes * (1 + 1e-12)
 
 
@@ -404,8 +404,8 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
 def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule, recompute, training, extra):
     starts = (0, *sorted(cuts))
     k = len(starts)
-    own = k if seed % 2 else 0
-    tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training, stages=own)
+    num_own_times = k if seed % 2 else 0
+    tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training, stages=num_own_times)
     count = 2 * k + extra  # the minimum for Grouped
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)

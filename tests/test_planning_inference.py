@@ -49,21 +49,21 @@ def here(tmp_path, monkeypatch):
 )
 def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps, micro_batch, replicas):
     splits = planner.names((0, *sorted(places)))
-    own = PlanSettings(micro_batch, steps, replicas, len(splits) + 1, training=False)
-    found = predict(planner.graph, splits, own, SYSTEM)
+    plan_options = PlanSettings(micro_batch, steps, replicas, len(splits) + 1, training=False)
+    prediction = predict(planner.graph, splits, plan_options, SYSTEM)
     cuts = [planner.graph.index(name) for name in splits]
-    receive = [0.0, *transfers_s(planner.graph, cuts, own, SYSTEM.ipu)]
-    forward = [stage.forward_s for stage in found.stages]
-    assert all(stage.backward_s == stage.recompute_s == 0 for stage in found.stages)
-    fixed = found.tick_s - found.transfer_s - max(forward)
+    receive = [0.0, *transfers_s(planner.graph, cuts, plan_options, SYSTEM.ipu)]
+    forward = [stage.forward_s for stage in prediction.stages]
+    assert all(stage.backward_s == stage.recompute_s == 0 for stage in prediction.stages)
+    fixed = prediction.tick_s - prediction.transfer_s - max(forward)
     simulation = simulate_stages(
         np.array(forward), np.zeros(len(forward)), np.array(receive), "Grouped", steps, False
     )
     seconds = simulation.total_s + simulation.num_ticks * fixed
-    assert found.weight_update_s == pytest.approx(seconds, rel=1e-12)
+    assert prediction.weight_update_s == pytest.approx(seconds, rel=1e-12)
     speed = micro_batch * steps * replicas / seconds
-    assert found.images_per_s == pytest.approx(min(speed, found.host_limit_images_per_s), rel=1e-12)
-    assert found.latency_s == pytest.approx(sum(forward) + sum(receive) + fixed, rel=1e-12)
+    assert prediction.images_per_s == pytest.approx(min(speed, prediction.host_limit_images_per_s), rel=1e-12)
+    assert prediction.latency_s == pytest.approx(sum(forward) + sum(receive) + fixed, rel=1e-12)
 
 
 def test_inference_memory_excludes_training_data(planner):
@@ -74,9 +74,9 @@ def test_inference_memory_excludes_training_data(planner):
     )
     trained = program_memory(planner.graph, splits, PlanSettings(8, 12, 1, 3), SYSTEM.ipu)
     assert many == one  # independent of the number of micro-batches in flight
-    for own, other in zip(many, trained):
-        assert own.stash_bytes == own.accumulators_bytes == own.optimizer_state_bytes == 0
-        assert own.weights_bytes == other.weights_bytes and own.fill < other.fill
+    for inference, other in zip(many, trained):
+        assert inference.stash_bytes == inference.accumulators_bytes == inference.optimizer_state_bytes == 0
+        assert inference.weights_bytes == other.weights_bytes and inference.fill < other.fill
 
 
 def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
@@ -89,8 +89,8 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
         for stages, counts in ((1, (1, 2, 4)), (2, (1, 2)), (4, (1,))):
             for replicas in counts:
                 steps = 16 * stages
-                own = PlanSettings(size, steps, replicas, stages, training=False)
-                tried.append(planner.best(own, 0.8))
+                plan_options = PlanSettings(size, steps, replicas, stages, training=False)
+                tried.append(planner.best(plan_options, 0.8))
     assert all(candidate is not None for candidate in tried)
     fastest = max(candidate.prediction.images_per_s for candidate in tried)
     assert best.prediction.images_per_s == pytest.approx(fastest, rel=2e-3)
@@ -101,13 +101,13 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
 
 
 def test_plan_splits_plans_inference(capsys, here):
-    found = plan(capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--save", "i.yml")
-    assert not found.settings.training and not found.settings.recomputation
-    assert all(stage.predicted_backward_s == stage.predicted_recompute_s == 0 for stage in found.stages)
-    assert not any(ipu.predicted_memory_bytes["stash"] for ipu in found.ipus)
-    splits = found.splits
+    planned = plan(capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--save", "i.yml")
+    assert not planned.settings.training and not planned.settings.recomputation
+    assert all(stage.predicted_backward_s == stage.predicted_recompute_s == 0 for stage in planned.stages)
+    assert not any(ipu.predicted_memory_bytes["stash"] for ipu in planned.ipus)
+    splits = planned.splits
     judged = plan(capsys, MODEL, "--inference", "--splits", *splits, "--micro-batch-size", 8)
-    assert judged.predicted_images_per_s == found.predicted_images_per_s and judged.optimal
+    assert judged.predicted_images_per_s == planned.predicted_images_per_s and judged.optimal
     code, out, _ = run(capsys, MODEL, "--inference", "--ipus", 4, "--micro-batch-size", 8)
     assert code == 0
     text = " ".join(out.split())
@@ -124,10 +124,10 @@ def test_plan_splits_plans_inference(capsys, here):
 @pytest.mark.parametrize("steps", [None, 7])
 def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, steps):
     more = [] if steps is None else ["--steps-per-execution", steps]
-    found = plan(
+    planned = plan(
         capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--num-replicas", 2, *more
     )
-    text = found.to_yaml()
+    text = planned.to_yaml()
     resolved = resolve(
         "benchmark",
         {"plan": "i.yml"},
@@ -135,13 +135,13 @@ def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, st
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
     )
     config = resolved.config
-    assert config.steps_per_execution == found.settings.gradient_accumulation_count == (steps or 32)
+    assert config.steps_per_execution == planned.settings.gradient_accumulation_count == (steps or 32)
     program = make_program(replace(config, steps_per_execution=None), 60000, seed=1)
-    wanted = PredictionRequest(config, program, training=False, steps=config.steps_per_execution)
-    again = predict_ipu(planner.graph, wanted, config.precision)
-    ratio = again.images_per_s / found.predicted_images_per_s
-    assert ratio == pytest.approx(1, rel=1e-9) or found.bottleneck == "host"
-    assert again.latency_s == pytest.approx(found.predicted_latency_s, rel=1e-9)
+    request = PredictionRequest(config, program, training=False, steps=config.steps_per_execution)
+    predicted = predict_ipu(planner.graph, request, config.precision)
+    ratio = predicted.images_per_s / planned.predicted_images_per_s
+    assert ratio == pytest.approx(1, rel=1e-9) or planned.bottleneck == "host"
+    assert predicted.latency_s == pytest.approx(planned.predicted_latency_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner
 
 
 def test_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys):
-    found = plan(capsys, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
-    assert {row.ipus_per_replica for row in found.pareto} == {1}
-    assert {row.num_replicas for row in found.pareto} <= {2, 4}
-    assert found.settings.dbn_replica_group_size == 2
+    planned = plan(capsys, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
+    assert {row.ipus_per_replica for row in planned.pareto} == {1}
+    assert {row.num_replicas for row in planned.pareto} <= {2, 4}
+    assert planned.settings.dbn_replica_group_size == 2

@@ -86,7 +86,7 @@ def naive_memory(
 ) -> Dict[str, float]:
     """Counts bytes by category, live activations and temporaries together, with sets."""
     layers = graph.layers
-    own = layers[first:last]
+    stage_layers = layers[first:last]
     size = {
         layer.name: layer.output_elements * settings.micro_batch_size * settings.element_bytes
         for layer in layers
@@ -101,7 +101,7 @@ def naive_memory(
 
     crossing_in = {layer.name for layer in layers[:first] if read_after(layer.name, first)}
     crossing_out = {layer.name for layer in layers[:last] if read_after(layer.name, last)}
-    made = {layer.name for layer in own} - {layers[0].name}
+    outputs = {layer.name for layer in stage_layers} - {layers[0].name}
     trains = any(layer.num_trainable for layer in layers)
 
     def goes_back(layer: Layer) -> bool:
@@ -109,11 +109,11 @@ def naive_memory(
         before = [other for other in layers if other.name in layer.inputs]
         return not trains or layer.num_trainable > 0 or any(goes_back(other) for other in before)
 
-    back = [layer for layer in own if goes_back(layer)] if settings.training else []
+    back = [layer for layer in stage_layers if goes_back(layer)] if settings.training else []
     # A frozen convolution's backward pass needs only its weights, not its input.
     frozen = [x for x in back if x.op_class == "conv" and trains and not x.num_trainable]
     kept = {name for layer in back if layer not in frozen for name in layer.kept}
-    inputs = {name for layer in own for name in layer.inputs} - made if back else set()
+    inputs = {name for layer in stage_layers for name in layer.inputs} - outputs if back else set()
     temporaries = layer_times(graph, settings, MK2).temporary_bytes.max(axis=1) * MK2.num_tiles
     work = 0.0
     for place in range(first, last):
@@ -130,27 +130,27 @@ def naive_memory(
             bytes_ -= size[layer.name]
         work = max(work, bytes_ + temporaries[place])
     one_ipu = settings.schedule == "Sequential"
-    again = settings.training and settings.recomputation
+    recomputes = settings.training and settings.recomputation
     depth = {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[settings.schedule]
     depth *= (settings.num_stages - 1 - stage) if settings.training else 0
     image = size[layers[0].name]
     if one_ipu:
-        stash = total(crossing_in) if again else total(kept)
-        live = (total(kept & made) if again else 0) + image
+        stash = total(crossing_in) if recomputes else total(kept)
+        live = (total(kept & outputs) if recomputes else 0) + image
     else:
         arriving = total(crossing_in) if first else image
-        if again and stage < settings.num_stages - 1:
-            stash, live = depth * total(inputs), total(inputs | (kept & made))
+        if recomputes and stage < settings.num_stages - 1:
+            stash, live = depth * total(inputs), total(inputs | (kept & outputs))
         else:
             stash, live = depth * total(kept), total(kept)
         live += arriving + total(crossing_out)
     weight = {"16.16": 2, "16.32": 4, "32.32": 4}[settings.precision]
-    parameters = sum(layer.num_parameters for layer in own)
-    trainable = sum(layer.num_trainable for layer in own)
+    parameters = sum(layer.num_parameters for layer in stage_layers)
+    trainable = sum(layer.num_trainable for layer in stage_layers)
     shapes = {layer.name: layer.output_shape for layer in layers}
     kinds = {
         (layer.op_class, layer.output_shape, tuple(shapes[n] for n in layer.inputs), layer.kernel)
-        for layer in own
+        for layer in stage_layers
         if layer.op_class != "input"
     }
     passes = 3 * 0.75 if settings.training else 1
@@ -183,13 +183,13 @@ def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     first = data.draw(st.integers(0, len(graph.layers) - 1))
     last = data.draw(st.integers(first + 1, len(graph.layers)))
     stage = data.draw(st.integers(0, settings.num_stages - 1))
-    found = stage_memory(graph, first, last, stage, settings)
+    memory = stage_memory(graph, first, last, stage, settings)
     expected = naive_memory(graph, first, last, stage, settings)
-    categories = found.categories()
+    categories = memory.categories()
     work = categories.pop("live_activations") + categories.pop("temporaries")
     for name, value in {**categories, "work": work}.items():
         assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-3), name
-    assert found.total_bytes == pytest.approx(sum(expected.values()))
+    assert memory.total_bytes == pytest.approx(sum(expected.values()))
 
 
 @tries(30, slow=100)
@@ -239,11 +239,11 @@ def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None
     tables = stage_tables(graph, settings, system)
     chosen = [0, *sorted(cuts)]
     splits = [graph.layers[starts[c]].name for c in chosen[1:]]
-    found = predict(graph, splits, settings, system)
+    prediction = predict(graph, splits, settings, system)
     planned = tick_s(tables, chosen, settings.schedule)
     if settings.schedule == "Interleaved" and not settings.training:
         planned = tick_s(tables, chosen, "Grouped")
-    assert found.tick_s == pytest.approx(planned + DEFAULT_CONSTANTS.micro_batch_s)
+    assert prediction.tick_s == pytest.approx(planned + DEFAULT_CONSTANTS.micro_batch_s)
 
 
 def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
@@ -274,8 +274,8 @@ def test_stash_deepens_towards_the_first_stage_by_schedule() -> None:
     one = 8 * 8 * 3 * 2 * 1.04
     for schedule, depths in (("Grouped", [6, 4, 2, 0]), ("Interleaved", [3, 2, 1, 0])):
         settings = PlanSettings(num_stages=4, schedule=schedule)
-        found = [stage_memory(graph, 1, 2, s, settings).stash_bytes / one for s in range(4)]
-        assert found == pytest.approx(depths)
+        stashes = [stage_memory(graph, 1, 2, s, settings).stash_bytes / one for s in range(4)]
+        assert stashes == pytest.approx(depths)
 
 
 def test_verdicts() -> None:
@@ -419,21 +419,25 @@ def test_published_configurations_are_counted_by_fill() -> None:
 def test_band_covers_networks_left_out_of_the_fit(calibration) -> None:
     """Counts band and coverage a second time, plainly, over the errors without a network."""
     errors = dict(_without(calibration))
-    every = sorted(error for own in errors.values() for error in own)
+    every = sorted(error for errors_of_model in errors.values() for error in errors_of_model)
     place = 0.8 * (len(every) - 1)
     low, high = every[int(place)], every[int(place) + 1]
     assert np.exp(low + (place - int(place)) * (high - low)) == pytest.approx(BAND_FACTOR, rel=0.005)
     hits = 0
-    for model, own in errors.items():
-        others = np.quantile([e for name, found in errors.items() if name != model for e in found], 0.8)
-        hits += sum(e <= others for e in own)
+    for model, errors_of_model in errors.items():
+        others = np.quantile(
+            [e for name, other_errors in errors.items() if name != model for e in other_errors], 0.8
+        )
+        hits += sum(e <= others for e in errors_of_model)
     assert 0.7 <= hits / len(every) <= 0.9
 
 
 @pytest.mark.slow
 def test_shipped_published_fits_are_up_to_date() -> None:
-    found: Dict[int, List[bool]] = {}
+    outcomes: Dict[int, List[bool]] = {}
     for row, fullest in _judged("published_rows"):
-        found.setdefault(min(int(fullest.fill * 10), 11), []).append(row["outcome"].split(" (")[0] == "fits")
-    counts = {place: (sum(fits), len(fits)) for place, fits in found.items()}
-    assert counts == {place: published_at(place / 10 + 0.05) for place in found}
+        outcomes.setdefault(min(int(fullest.fill * 10), 11), []).append(
+            row["outcome"].split(" (")[0] == "fits"
+        )
+    counts = {place: (sum(fits), len(fits)) for place, fits in outcomes.items()}
+    assert counts == {place: published_at(place / 10 + 0.05) for place in outcomes}

@@ -305,9 +305,9 @@ def test_saved_graph_has_the_plan_of_its_network(capsys, tmp_path):
         capsys, "plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json"
     )
     assert code == 0 and "written: g.json" in err, err
-    code, again, err = run(capsys, "plan-splits", "g.json", *SETTINGS, "--json")
+    code, out_of_file, err = run(capsys, "plan-splits", "g.json", *SETTINGS, "--json")
     assert code == 0, err
-    plan, of_file = json.loads(out), json.loads(again)
+    plan, of_file = json.loads(out), json.loads(out_of_file)
     for one in (plan, of_file):
         del one["assumed"], one["model"], one["build"]
     # A run of the network takes its input from options; a file contains it.

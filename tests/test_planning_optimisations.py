@@ -44,10 +44,10 @@ def by_name(found):
 
 
 def test_rows_are_predictions_with_one_setting_changed(graph):
-    base, found = optimisations(Planner(graph, SYSTEM), EARLY, SETTINGS, loss_scaling=128)
+    base, changed_rows = optimisations(Planner(graph, SYSTEM), EARLY, SETTINGS, loss_scaling=128)
     assert (base.predicted_fill, base.predicted_images_per_s) == pytest.approx(own(graph, EARLY, SETTINGS))
-    assert sorted({one.number for one in found}) == list(range(1, 12))
-    rows = by_name(found)
+    assert sorted({one.number for one in changed_rows}) == list(range(1, 12))
+    rows = by_name(changed_rows)
     for name, changes in (
         ("reduced precision", {"precision": "32.32"}),
         ("16-bit partials", {"half_partials": False}),
@@ -71,13 +71,13 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
 def test_rows_switch_settings_off_as_well_as_on(graph):
     other = replace(SETTINGS, half_partials=False, optimizer_state_offloading=True, schedule="Grouped")
     rows = by_name(optimisations(Planner(graph, SYSTEM), EARLY, other)[1])
-    for name, here, instead in (
+    for name, present, instead in (
         ("16-bit partials", "off", "on"),
         ("offloaded optimizer state", "on", "off"),
         ("schedule", "Grouped", "Interleaved"),
         ("loss scaling", "none", "128"),
     ):
-        assert (rows[name].here, rows[name].instead) == (here, instead)
+        assert (rows[name].here, rows[name].instead) == (present, instead)
     expected = own(graph, EARLY, replace(other, half_partials=True))
     assert rows["16-bit partials"].outcome.predicted_fill == pytest.approx(expected[0])
 
@@ -85,7 +85,7 @@ def test_rows_switch_settings_off_as_well_as_on(graph):
 def test_proportions_of_each_stage(graph):
     shares = (0.6, 0.3, 0.15, 0.6)
     own_shares = replace(SETTINGS, available_memory_proportion=tuple(uniform(s)[0] for s in shares))
-    base, found = optimisations(Planner(graph, SYSTEM), EARLY, own_shares)
+    base, rows = optimisations(Planner(graph, SYSTEM), EARLY, own_shares)
     alike = [replace(SETTINGS, available_memory_proportion=uniform(share)) for share in shares]
     fills = [program_memory(graph, EARLY, one, SYSTEM.ipu)[i].fill for i, one in enumerate(alike)]
     assert base.predicted_fill == pytest.approx(max(fills))
@@ -93,7 +93,7 @@ def test_proportions_of_each_stage(graph):
     speeds = [predict(graph, EARLY, one, SYSTEM).images_per_s for one in alike]
     assert min(speeds) <= base.predicted_images_per_s <= max(speeds)
     assert len({stage.forward_s for stage in stages}) > 1
-    row = by_name(found)["options of each stage"]
+    row = by_name(rows)["options of each stage"]
     assert (row.here, row.instead) == ("60 30 15 60%", "60%")
     same = own(graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(0.6)))
     assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(same)

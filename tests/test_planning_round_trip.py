@@ -71,25 +71,27 @@ def numeric(draw):
 @st.composite
 def presets(draw):
     """Draws options that a plan's flags override."""
-    own = some(draw, numeric(draw))
-    if "optimizer_params" in own:
-        own.setdefault("optimizer", "sgd")
-        if own["optimizer"] in ("adam", "adamw"):
-            own["optimizer_params"] = {"beta_1": 0.7}
+    options = some(draw, numeric(draw))
+    if "optimizer_params" in options:
+        options.setdefault("optimizer", "sgd")
+        if options["optimizer"] in ("adam", "adamw"):
+            options["optimizer_params"] = {"beta_1": 0.7}
         else:
-            own["optimizer_params"] = {"momentum": 0.3}
+            options["optimizer_params"] = {"momentum": 0.3}
     if draw(st.integers(0, 3)) == 0:
-        own["matmul_options"] = {"enableFastReduce": True}
-    return own
+        options["matmul_options"] = {"enableFastReduce": True}
+    return options
 
 
 @st.composite
 def presets_of_runs(draw):
     """Draws a preset of a run that has nothing to do with its plan."""
-    own = draw(presets())
-    own.update(some(draw, {"recomputation": True, "available_memory_proportion": (7.0,)}))
-    own.update(some(draw, {"num_replicas": 2, "dbn_replica_group_size": 2}))
-    own.update(draw(st.sampled_from([{}, {"global_batch_size": 96}, {"gradient_accumulation_count": 24}])))
+    options = draw(presets())
+    options.update(some(draw, {"recomputation": True, "available_memory_proportion": (7.0,)}))
+    options.update(some(draw, {"num_replicas": 2, "dbn_replica_group_size": 2}))
+    options.update(
+        draw(st.sampled_from([{}, {"global_batch_size": 96}, {"gradient_accumulation_count": 24}]))
+    )
     stages = [
         {},
         {"pipeline_splits": ("conv2_block1_add",)},
@@ -97,8 +99,8 @@ def presets_of_runs(draw):
         {"device_mapping": (0, 1, 1, 0)},
         {"pipeline_splits": ("conv2_block1_add",), "device_mapping": (0, 0)},
     ]
-    own.update(draw(st.sampled_from(stages)))
-    return own
+    options.update(draw(st.sampled_from(stages)))
+    return options
 
 
 @st.composite
@@ -151,23 +153,23 @@ def check_round_trip(planner, question, preset):
     asked = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
     request = make_request(asked, stages=stages, recomputation=recomputation)
     choices = [one for group in request.all_choices() for one in group]
-    own = choices[number % len(choices)]
+    choice = choices[number % len(choices)]
     cuts = len(planner.starts) - 1
     places = sorted({1 + (number * k) % cuts for k in range(1, 4 * stages)})
     while len(places) < stages - 1:
         places = sorted({*places, max(places) % cuts + 1})
     splits = planner.names((0, *places[: stages - 1]))
-    check_trained(planner, planner.judge(splits, own, 1e9, quickly=True), request, preset)
+    check_trained(planner, planner.judge(splits, choice, 1e9, quickly=True), request, preset)
 
 
 def check_trained(planner, candidate, request, preset):
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     resolved, program = trained(plan, preset)
-    again = plan_settings(resolved.config, program)
-    assert again == candidate.settings
+    settings_of_run = plan_settings(resolved.config, program)
+    assert settings_of_run == candidate.settings
     assert program.pipeline_splits == plan.splits == candidate.splits
-    assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
-    memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
+    assert predict(planner.graph, program.pipeline_splits, settings_of_run, SYSTEM) == candidate.prediction
+    memory = program_memory(planner.graph, program.pipeline_splits, settings_of_run, SYSTEM.ipu)
     assert tuple(memory) == candidate.ipus
     lines = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
     assert not [line for line in lines if "the plan was made for" in line]
@@ -236,8 +238,8 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
         flags["available_memory_proportion"] = [str(share) for share in shares]
     asked = resolve("plan-splits", flags, model=MODEL, reads_data=False)
     request = make_request(asked, stages=stages, inference=True)
-    (own, *_) = [one for group in request.all_choices() for one in group]
-    candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), own, 1e9, quickly=True)
+    (choice, *_) = [one for group in request.all_choices() for one in group]
+    candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     text = replace(plan, profile=()).to_yaml()
     resolved = resolve(
@@ -253,9 +255,9 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
         resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
     )
     program = make_program(config, TRAIN_IMAGES, seed=1)
-    again = replace(plan_settings(config, program, False), gradient_accumulation_count=steps)
-    assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
-    memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
+    settings_of_run = replace(plan_settings(config, program, False), gradient_accumulation_count=steps)
+    assert predict(planner.graph, program.pipeline_splits, settings_of_run, SYSTEM) == candidate.prediction
+    memory = program_memory(planner.graph, program.pipeline_splits, settings_of_run, SYSTEM.ipu)
     assert tuple(memory) == candidate.ipus
 
 
@@ -315,10 +317,10 @@ def test_plan_alone_restores_all_settings(question, preset):
     assert run.config.image_size == first.input_shape[:2]
     options = {BY_NAME[key].key for key in ("dataset", "image_size", "norm_layer")}
     assert options <= set(first.run_options())
-    again = {BY_KEY[key].name: value for key, value in run.plan.run_options().items()}
+    options_of_run = {BY_KEY[key].name: value for key, value in run.plan.run_options().items()}
     if inference:
-        again.pop("dbn_replica_group_size")  # which plan-splits refuses there
-    config = {key: BY_NAME[key].yaml_value(getattr(run.config, key)) for key in again}
+        options_of_run.pop("dbn_replica_group_size")  # which plan-splits refuses there
+    config = {key: BY_NAME[key].yaml_value(getattr(run.config, key)) for key in options_of_run}
     second = _planned(name, {key: _text_of(key, value) for key, value in config.items()}, inference)
     # Inference has no optimizer, and its plan has no optimizer options.
     ofs = {"optimizer_slots": 0, "optimizer_state_offloading": False} if inference else {}
@@ -346,11 +348,11 @@ def _planned(name, flags, inference):
 
 def test_every_setting_lists_the_options_that_decide_it():
     names = {spec.name for spec in SPECS}
-    for own in fields(PlanSettings):
-        options = own.metadata["options"]
-        assert set(options) <= names, own.name
+    for setting in fields(PlanSettings):
+        options = setting.metadata["options"]
+        assert set(options) <= names, setting.name
         # Only `training` is decided by the command itself.
-        assert options or own.name == "training"
+        assert options or setting.name == "training"
 
 
 OTHERS = {
@@ -376,11 +378,11 @@ OTHERS = {
 def test_run_reports_a_setting_that_differs_from_its_plan(name):
     from ipucnn.planning.settings import uniform
 
-    own = PlanSettings(gradient_accumulation_count=4, num_stages=2)
+    settings_of_plan = PlanSettings(gradient_accumulation_count=4, num_stages=2)
     value = uniform(0.25) if name == "available_memory_proportion" else OTHERS[name]
-    (line,) = differences(own, replace(own, **{name: value}))
+    (line,) = differences(settings_of_plan, replace(settings_of_plan, **{name: value}))
     assert re.fullmatch(r".+ \(here .+\)", line)
-    assert differences(own, own) == []
+    assert differences(settings_of_plan, settings_of_plan) == []
 
 
 @pytest.fixture
@@ -404,8 +406,8 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
         assert cli.run(["train", *more, "--print-config", "--json"]) == 0
         return json.loads(capsys.readouterr().out)["options"]
 
-    found = options("--plan", "q.yml")
-    wanted = {
+    values = options("--plan", "q.yml")
+    expected = {
         "half-partials": True,
         "optimizer-state-offloading": False,
         "optimizer": "lars",
@@ -413,13 +415,13 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
         "precision": "16.32",
         "recomputation": True,
     }
-    assert {key: found[key]["value"] for key in wanted} == wanted
-    assert {found[key]["origin"] for key in wanted} == {"plan q.yml"}
+    assert {key: values[key]["value"] for key in expected} == expected
+    assert {values[key]["origin"] for key in expected} == {"plan q.yml"}
     # Typed options override the plan.
     typed = options("--plan", "q.yml", "--no-half-partials", "--optimizer", "sgd")
     assert typed["half-partials"]["value"] is False and typed["optimizer"]["value"] == "sgd"
     from_line = options(*json_words(command))
-    assert {key: from_line[key]["value"] for key in wanted} == wanted
+    assert {key: from_line[key]["value"] for key in expected} == expected
 
 
 def test_typed_data_set_is_saved_in_the_plan(capsys, here):
@@ -509,14 +511,14 @@ PRESET = f"{MODEL} --stages 4 --config mine --config-path configs.yml"
 def test_untyped_schedule_is_searched(capsys, here):
     preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
     Path("configs.yml").write_text(preset)
-    found = plan_of(capsys, PRESET)
+    planned = plan_of(capsys, PRESET)
     grouped, interleaved = (plan_of(capsys, PRESET, "--schedule", s) for s in ("Grouped", "Interleaved"))
     fastest = max((grouped, interleaved), key=lambda each: each.predicted_images_per_s)
-    assert found.splits == fastest.splits and found.settings == fastest.settings == grouped.settings
-    row = {row.name: row for row in found.comparison}["Interleaved (preset mine)"]
+    assert planned.splits == fastest.splits and planned.settings == fastest.settings == grouped.settings
+    row = {row.name: row for row in planned.comparison}["Interleaved (preset mine)"]
     assert row.splits == interleaved.splits
-    assert row.predicted_images_per_s == interleaved.predicted_images_per_s < found.predicted_images_per_s
-    assert row.ratio == pytest.approx(interleaved.predicted_tick_s / found.predicted_tick_s)
+    assert row.predicted_images_per_s == interleaved.predicted_images_per_s < planned.predicted_images_per_s
+    assert row.ratio == pytest.approx(interleaved.predicted_tick_s / planned.predicted_tick_s)
     assert not [row for each in (grouped, interleaved) for row in each.comparison if "(" in row.name]
     # The same for given splits
     judged = plan_of(capsys, PRESET, "--splits", *interleaved.splits)
@@ -531,6 +533,6 @@ def test_typed_batch_is_legal_for_the_chosen_schedule(capsys, here):
 
 
 def test_search_saves_only_the_plan(capsys, here):
-    found = plan_of(capsys, MODEL, "--ipus 4 --save plan.yml")
+    planned = plan_of(capsys, MODEL, "--ipus 4 --save plan.yml")
     saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
-    assert found.pareto and saved == replace(found, pareto=())
+    assert planned.pareto and saved == replace(planned, pareto=())

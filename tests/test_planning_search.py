@@ -49,7 +49,7 @@ memories = st.sampled_from([60, 68, 74, 84, 96, 102, 110, 122, 140])
 def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recompute, own_ipus):
     machine = system(kib)
     mapping = tuple(range(num_stages)) if schedule == "Sequential" and own_ipus else None
-    own = replace(
+    program_settings = replace(
         BASE,
         num_stages=num_stages,
         schedule=schedule,
@@ -59,68 +59,76 @@ def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recomput
     )
     graph = SMALL
     for limit in (0.8, 1.15):
-        found = Planner(graph, machine).best(own, limit)
-        naive = naive_best(graph, own, machine, limit)
-        assert (found is None) == (naive is None)
-        if found is not None:
-            assert found.prediction.tick_s == pytest.approx(naive[0], rel=1e-12)
-            assert found.solution.optimal
-            assert found.predicted_fill <= limit * (1 + 1e-12)
+        best = Planner(graph, machine).best(program_settings, limit)
+        naive = naive_best(graph, program_settings, machine, limit)
+        assert (best is None) == (naive is None)
+        if best is not None:
+            assert best.prediction.tick_s == pytest.approx(naive[0], rel=1e-12)
+            assert best.solution.optimal
+            assert best.predicted_fill <= limit * (1 + 1e-12)
 
 
 @given(st.integers(2, 4), schedules, memories)
 @tries(10, slow=25)
 def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib):
     machine = system(kib)
-    own = replace(BASE, num_stages=num_stages, schedule=schedule)
+    program_settings = replace(BASE, num_stages=num_stages, schedule=schedule)
     planner = Planner(SMALL, machine)
-    found = planner.best_of(candidates(own))
-    flat = [settings for group in candidates(own) for settings in group]
+    best = planner.best_of(candidates(program_settings))
+    flat = [settings for group in candidates(program_settings) for settings in group]
     for limit in LIMITS:
         every = [planner.best(settings, limit) for settings in flat]
         speeds = [candidate.prediction.images_per_s for candidate in every if candidate is not None]
         if speeds:
-            assert found.memory_limit == limit
+            assert best.memory_limit == limit
             # Among settings with equal ticks it takes the first; filling and draining may differ a little.
-            assert found.prediction.images_per_s >= max(speeds) * (1 - 1e-3)
+            assert best.prediction.images_per_s >= max(speeds) * (1 - 1e-3)
             break
     else:
-        assert found is None
+        assert best is None
 
 
 def test_pipeline_without_accumulation_offloads_its_optimizer_state():
-    own = replace(BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True)
-    own, planner = replace(own, num_stages=2), Planner(GRAPH, system())
-    assert planner.needed_fill(("conv3",), own) == pytest.approx(fill(GRAPH, ("conv3",), own, system()))
+    program_settings = replace(
+        BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True
+    )
+    program_settings, planner = replace(program_settings, num_stages=2), Planner(GRAPH, system())
+    assert planner.needed_fill(("conv3",), program_settings) == pytest.approx(
+        fill(GRAPH, ("conv3",), program_settings, system())
+    )
 
 
 def test_fitting_splits_are_preferred_to_faster_ones():
-    own = replace(BASE, num_stages=4)
+    program_settings = replace(BASE, num_stages=4)
     machine = system(102)
-    found = Planner(SMALL, machine).best_of(candidates(own))
-    assert found.verdict == "fits"
-    faster = Planner(SMALL, machine).best_of(candidates(own), limits=[1.15])
+    best = Planner(SMALL, machine).best_of(candidates(program_settings))
+    assert best.verdict == "fits"
+    faster = Planner(SMALL, machine).best_of(candidates(program_settings), limits=[1.15])
     assert faster.verdict == "uncertain"
-    assert faster.prediction.images_per_s > found.prediction.images_per_s
+    assert faster.prediction.images_per_s > best.prediction.images_per_s
 
 
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
 @tries(12, slow=40)
 def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule, kib, recompute, data):
     machine = system(kib)
-    own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute)
+    chosen = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute)
     names = [SMALL.layers[cut].name for cut in SMALL.cuts]
     picked = data.draw(st.sets(st.sampled_from(names), min_size=num_stages - 1, max_size=num_stages - 1))
     splits = tuple(sorted(picked, key=SMALL.index))
     planner = Planner(SMALL, machine)
-    judged = planner.judge(splits, own, 0.8)
+    judged = planner.judge(splits, chosen, 0.8)
     assert judged.memory_limit >= 0.8
-    assert planner.needed_fill(splits, own) == pytest.approx(fill(SMALL, splits, own, machine), rel=1e-9)
+    assert planner.needed_fill(splits, chosen) == pytest.approx(
+        fill(SMALL, splits, chosen, machine), rel=1e-9
+    )
     assert judged.solution.feasible
     (row,) = compare(planner, judged, {"x": splits})
     assert row.ratio >= 1.0
     assert row.predicted_tick_s == pytest.approx(judged.prediction.tick_s, rel=1e-12)
-    assert row.predicted_best_tick_s <= naive_best(SMALL, own, machine, judged.memory_limit)[0] * (1 + 1e-9)
+    assert row.predicted_best_tick_s <= naive_best(SMALL, chosen, machine, judged.memory_limit)[0] * (
+        1 + 1e-9
+    )
 
 
 @given(st.integers(1, 4), schedules, st.booleans())
@@ -128,35 +136,41 @@ def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule
 def test_bounds_are_never_exceeded(num_stages, schedule, recompute):
     machine = system(140)
     graph = SMALL
-    own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute, num_replicas=2)
+    program_settings = replace(
+        BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute, num_replicas=2
+    )
     planner = Planner(graph, machine)
     splits = list(all_splits(graph, num_stages))
-    fastest = max(predict(graph, s, own, machine).images_per_s for s in splits)
-    assert planner.fastest_images_per_s(own) >= fastest
-    least = min(fill(graph, s, own, machine) for s in splits)
+    fastest = max(predict(graph, s, program_settings, machine).images_per_s for s in splits)
+    assert planner.fastest_images_per_s(program_settings) >= fastest
+    least = min(fill(graph, s, program_settings, machine) for s in splits)
     if schedule == "Sequential":
-        assert planner.least_fill(own) <= least
+        assert planner.least_fill(program_settings) <= least
     else:
-        assert planner.least_fill(own) == pytest.approx(least, rel=1e-9)
+        assert planner.least_fill(program_settings) == pytest.approx(least, rel=1e-9)
 
 
 @given(st.integers(1, 4), schedules, st.booleans(), st.sampled_from([8, 24, 48]), st.booleans())
 @settings(max_examples=30)
 def test_splits_with_a_longer_tick_are_slower(num_stages, schedule, recompute, count, training):
-    own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute and training)
-    own = replace(own, gradient_accumulation_count=count, training=training)
+    program_settings = replace(
+        BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute and training
+    )
+    program_settings = replace(program_settings, gradient_accumulation_count=count, training=training)
     planner = Planner(SMALL, system(140))
     for splits in all_splits(SMALL, num_stages):
-        found = predict(SMALL, splits, own, planner.system)
-        assert planner.tick_s(splits, own) <= planner.tick_below_s(own, found.images_per_s)
+        prediction = predict(SMALL, splits, program_settings, planner.system)
+        assert planner.tick_s(splits, program_settings) <= planner.tick_below_s(
+            program_settings, prediction.images_per_s
+        )
 
 
 def test_stages_that_share_an_ipu_are_judged_with_a_bound():
-    own = replace(BASE, num_stages=4, device_mapping=(0, 1, 1, 0))
+    program_settings = replace(BASE, num_stages=4, device_mapping=(0, 1, 1, 0))
     machine = system()
     planner = Planner(GRAPH, machine)
     for splits in [("conv1", "conv2", "conv4"), ("conv2", "conv3", "conv5")]:
-        judged = planner.judge(splits, own, 0.8)
+        judged = planner.judge(splits, program_settings, 0.8)
         assert judged.solution.lower_bound_s <= judged.prediction.tick_s
         assert len(judged.ipus) == 2
         (row,) = compare(planner, judged, {"x": splits})
@@ -242,8 +256,8 @@ def test_split_names_are_checked(graph, splits, error, hint):
 
 def test_the_largest_micro_batch_and_fewest_stages_that_fit():
     machine = system(60)
-    own = replace(BASE, num_stages=2)
-    choices = candidates(own)
+    program_settings = replace(BASE, num_stages=2)
+    choices = candidates(program_settings)
     planner = Planner(SMALL, machine)
     assert planner.best_of(choices) is None
     why = why_no_fit(planner, choices, 1.15, 16)
@@ -259,7 +273,7 @@ def test_the_largest_micro_batch_and_fewest_stages_that_fit():
     assert why.largest_micro_batch_size == max(sizes)
     fewest = next((k for k in range(3, 6) if fits(num_stages=k)), None)
     assert (why.fewest_stages or 99) == fewest if fewest else (why.fewest_stages or 99) > 5
-    error = infeasible("net", why, own, "POD")
+    error = infeasible("net", why, program_settings, "POD")
     assert isinstance(error, InfeasibleError)
     assert f"--micro-batch-size {max(sizes)}" in error.hint
     names = {layer.name for layer in SMALL.layers}
@@ -270,10 +284,10 @@ def test_the_largest_micro_batch_and_fewest_stages_that_fit():
 def test_a_layer_too_large_for_any_ipu_is_named():
     machine = system(40)
     graph = network([16, 16, 512, 16])
-    own = replace(BASE, num_stages=4, micro_batch_size=64)
-    why = why_no_fit(Planner(graph, machine), candidates(own), 1.15, 16)
+    program_settings = replace(BASE, num_stages=4, micro_batch_size=64)
+    why = why_no_fit(Planner(graph, machine), candidates(program_settings), 1.15, 16)
     assert why.layer == "conv2"
-    assert "layer 'conv2' alone" in infeasible("net", why, own, "POD").message
+    assert "layer 'conv2' alone" in infeasible("net", why, program_settings, "POD").message
 
 
 # Search
@@ -281,8 +295,8 @@ def test_a_layer_too_large_for_any_ipu_is_named():
 
 def every_configuration(planner, base, num_ipus, sizes, total, limit, segments, switched):
     """Returns the best splits that fit of every configuration of a small search, by loops over the options."""
-    found = []
-    for size, (schedule, count, again), share, changed in itertools.product(
+    configurations = []
+    for size, (schedule, count, recompute), share, changed in itertools.product(
         sizes, programs(num_ipus, segments), (0.6, 0.3, 0.15), switched
     ):
         ipus = 1 if schedule == "Sequential" else count
@@ -291,30 +305,30 @@ def every_configuration(planner, base, num_ipus, sizes, total, limit, segments, 
             accumulated, rest = divmod(total, size * replicas)
             if ipus * replicas > num_ipus or rest or accumulated % step or count > len(planner.starts):
                 continue
-            own = replace(
+            program_settings = replace(
                 base,
                 micro_batch_size=size,
                 num_stages=count,
                 schedule=schedule,
-                recomputation=again,
+                recomputation=recompute,
                 num_replicas=replicas,
                 gradient_accumulation_count=accumulated,
                 available_memory_proportion=uniform(share),
                 **changed,
             )
-            candidate = planner.best(own, limit)
+            candidate = planner.best(program_settings, limit)
             if candidate is not None:
-                found.append(candidate)
-    return found
+                configurations.append(candidate)
+    return configurations
 
 
 def programs(num_ipus, segments):
     """Yields (schedule, stages, recomputation) of every pipeline."""
     yield "Grouped", 1, False
     yield from (("Sequential", count, True) for count in segments)
-    for schedule, count, again in itertools.product(("Grouped", "Interleaved"), (2, 4), (False, True)):
+    for schedule, count, recompute in itertools.product(("Grouped", "Interleaved"), (2, 4), (False, True)):
         if count <= num_ipus:
-            yield schedule, count, again
+            yield schedule, count, recompute
 
 
 def naive_front(found):
@@ -328,19 +342,19 @@ def naive_front(found):
         )
 
     front = []
-    for speed, ipus, taken in sorted(map(of, found), key=lambda own: (-own[0], own[1], own[2])):
+    for speed, ipus, taken in sorted(map(of, found), key=lambda point: (-point[0], point[1], point[2])):
         if not any(more <= ipus and other <= taken + search_module.SAME_FILL for _, more, other in front):
             front.append((speed, ipus, taken))
     fewer = [(*of(candidate), candidate.settings.num_stages) for candidate in found]
     stages = {of(candidate): candidate.settings.num_stages for candidate in reversed(found)}
     return [
-        own
-        for own in front
+        point
+        for point in front
         if not any(
-            count < stages[own]
-            and speed >= own[0] * (1 - search_module.SAME_SPEED)
-            and ipus <= own[1]
-            and taken <= own[2] + search_module.SAME_FILL
+            count < stages[point]
+            and speed >= point[0] * (1 - search_module.SAME_SPEED)
+            and ipus <= point[1]
+            and taken <= point[2] + search_module.SAME_FILL
             for speed, ipus, taken, count in fewer
         )
     ]
@@ -356,26 +370,30 @@ def test_front_equals_that_of_all_configurations(monkeypatch, kib):
     best, rows = search(planner, space)
     assert best.memory_limit == LIMITS[0]
     halves = [{"half_partials": on} for on in (False, True)]
-    found = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0], (2, 4), halves)
+    configurations = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0], (2, 4), halves)
     told = [(row.predicted_images_per_s, row.num_ipus, row.predicted_fill) for row in rows]
-    expected = naive_front(found)
+    expected = naive_front(configurations)
     assert len(expected) > 3
     if kib == 84:
-        assert told == [pytest.approx(own, rel=1e-9) for own in expected]
+        assert told == [pytest.approx(figures, rel=1e-9) for figures in expected]
     # Fills that differ by a little count as equal, and a candidate dropped for one that is itself dropped may differ by
     # twice as much: among configurations as close as these the front has one, and either may be it.
-    for candidate in found:
-        own = (candidate.prediction.images_per_s, candidate.settings.occupied_ipus, candidate.predicted_fill)
+    for candidate in configurations:
+        figures = (
+            candidate.prediction.images_per_s,
+            candidate.settings.occupied_ipus,
+            candidate.predicted_fill,
+        )
         assert any(
-            speed >= own[0] * (1 - search_module.SAME_SPEED)
-            and ipus <= own[1]
-            and taken <= own[2] + 2 * search_module.SAME_FILL
+            speed >= figures[0] * (1 - search_module.SAME_SPEED)
+            and ipus <= figures[1]
+            and taken <= figures[2] + 2 * search_module.SAME_FILL
             for speed, ipus, taken in told
         )
         assert not any(
-            own[0] >= speed * (1 + search_module.SAME_SPEED)
-            and own[1] <= ipus
-            and own[2] < taken - search_module.SAME_FILL
+            figures[0] >= speed * (1 + search_module.SAME_SPEED)
+            and figures[1] <= ipus
+            and figures[2] < taken - search_module.SAME_FILL
             for speed, ipus, taken in told
         )
 
@@ -460,15 +478,15 @@ def test_the_default_accumulation_is_legal_and_fills_the_pipeline(schedule, num_
 
 def whole_plan(schedule="Grouped", **details):
     planner = Planner(GRAPH, system())
-    found = planner.best_of(candidates(replace(BASE, num_stages=3, schedule=schedule, num_replicas=2)))
-    rows = compare(planner, found, {"params": equal_parameters(GRAPH, 3)})
-    return assemble(planner, found, planned=True, build={"norm": "batch"}, comparison=rows, **details)
+    best = planner.best_of(candidates(replace(BASE, num_stages=3, schedule=schedule, num_replicas=2)))
+    rows = compare(planner, best, {"params": equal_parameters(GRAPH, 3)})
+    return assemble(planner, best, planned=True, build={"norm": "batch"}, comparison=rows, **details)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_parts_of_a_plan_add_up(schedule):
     plan = whole_plan(schedule)
-    own = plan.settings
+    program_settings = plan.settings
     assert [stage.first_layer for stage in plan.stages][1:] == list(plan.splits)
     assert sum(stage.num_layers for stage in plan.stages) == len(GRAPH.layers)
     assert sum(stage.macs for stage in plan.stages) == GRAPH.total_macs
@@ -481,10 +499,10 @@ def test_the_parts_of_a_plan_add_up(schedule):
     for ipu in plan.ipus:
         total = sum(ipu.predicted_memory_bytes.values())
         assert ipu.predicted_fill == pytest.approx(total / ipu.capacity_bytes)
-    steady = own.gradient_accumulation_count * plan.predicted_tick_s
+    steady = program_settings.gradient_accumulation_count * plan.predicted_tick_s
     whole = steady + plan.predicted_fill_drain_s + plan.predicted_update_s
     assert plan.predicted_weight_update_s == pytest.approx(whole)
-    assert plan.predicted_images_per_s == pytest.approx(own.global_batch_size / whole)
+    assert plan.predicted_images_per_s == pytest.approx(program_settings.global_batch_size / whole)
     assert 0 < plan.predicted_all_reduce_s <= plan.predicted_update_s
     assert (plan.optimal, plan.gap, plan.predicted_lower_bound_s) == (True, 0.0, plan.predicted_tick_s)
 

@@ -61,24 +61,24 @@ def flags(draw):
     """Draws options of a legal program that plan-splits, train and benchmark all take."""
     stages = draw(st.sampled_from([1, 2, 4]))
     replicas = draw(st.sampled_from([1, 2, 4]))
-    found = numeric(draw)
-    schedule = found["pipeline_schedule"]
-    found["optimizer_params"] = json.dumps(found["optimizer_params"])
-    found["gradient_accumulation_count"] = overlap_length(schedule, stages) * draw(st.integers(1, 3))
-    found["num_replicas"] = replicas
+    options = numeric(draw)
+    schedule = options["pipeline_schedule"]
+    options["optimizer_params"] = json.dumps(options["optimizer_params"])
+    options["gradient_accumulation_count"] = overlap_length(schedule, stages) * draw(st.integers(1, 3))
+    options["num_replicas"] = replicas
     if stages > 1:
-        found.update(ipus_per_replica=stages, recomputation=draw(st.booleans()))
+        options.update(ipus_per_replica=stages, recomputation=draw(st.booleans()))
     elif draw(st.booleans()):
-        found["dbn_replica_group_size"] = replicas
+        options["dbn_replica_group_size"] = replicas
     counts = [0, 1] if stages == 1 else [0, 1, stages, 2 * stages]
     count = draw(st.sampled_from(counts))
     shares = draw(st.lists(st.integers(5, 100), min_size=count, max_size=count))
     if shares:
-        found["available_memory_proportion"] = tuple(float(share) for share in shares)
+        options["available_memory_proportion"] = tuple(float(share) for share in shares)
     for option in ("convolution_options", "matmul_options"):
         if draw(st.integers(0, 3)) == 0:
-            found[option] = json.dumps({"availableMemoryProportion": str(draw(st.integers(1, 9)) / 10)})
-    return found
+            options[option] = json.dumps({"availableMemoryProportion": str(draw(st.integers(1, 9)) / 10)})
+    return options
 
 
 class Asked(Exception):
@@ -95,8 +95,8 @@ def asked(patch, question):
     patch.setattr(variations, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()
-    found = caught.value.args[0][1]
-    return found if isinstance(found, PlanSettings) else found[0][0]
+    settings_asked = caught.value.args[0][1]
+    return settings_asked if isinstance(settings_asked, PlanSettings) else settings_asked[0][0]
 
 
 @tries(20, slow=60)
@@ -107,25 +107,27 @@ def test_every_command_plans_the_same_program(graph, own):
 
     config = resolved("train").config
     program = make_program(config, 4096, seed=1)
-    wanted = PredictionRequest(resolved("benchmark").config, program, training=True)
+    benchmark_request = PredictionRequest(resolved("benchmark").config, program, training=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
         hinted = asked(patch, lambda: would_fit(None, MODEL, program, config)(None))
-        measured = asked(patch, lambda: predict_ipu(graph, wanted, config.precision))
-        found = {"hint": hinted, "benchmark": measured}
+        measured = asked(patch, lambda: predict_ipu(graph, benchmark_request, config.precision))
+        settings_by_command = {"hint": hinted, "benchmark": measured}
         if program.num_stages > 1:
-            found["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
-    again = {key: value for key, value in own.items() if key != "recomputation"}
+            settings_by_command["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
+    without_recomputation = {key: value for key, value in own.items() if key != "recomputation"}
     request = make_request(
-        resolve("plan-splits", again, model=MODEL, reads_data=False),
+        resolve("plan-splits", without_recomputation, model=MODEL, reads_data=False),
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if own.get("recomputation") else "off",
     )
-    found["plan-splits"] = candidates(request.settings, request.recomputation, request.proportions)[0][0]
+    settings_by_command["plan-splits"] = candidates(
+        request.settings, request.recomputation, request.proportions
+    )[0][0]
     expected = plan_settings(config, program)
     assert expected.global_batch_size == program.global_batch_size
     assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
-    assert {name: value for name, value in found.items() if value != expected} == {}
+    assert {name: value for name, value in settings_by_command.items() if value != expected} == {}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -139,15 +141,15 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     config = replace(RunConfig(), optimizer=name, optimizer_params=params)
     program = make_program(config, 64, seed=0)
     weight = tf.Variable(tf.zeros([3, 2]))
-    made = Optimizer(settings_of_run(config, program.global_batch_size), [weight], ["weight"])
-    assert plan_settings(config, program).optimizer_slots == len(made.slots)
+    optimizer = Optimizer(settings_of_run(config, program.global_batch_size), [weight], ["weight"])
+    assert plan_settings(config, program).optimizer_slots == len(optimizer.slots)
 
 
 def test_planner_refuses_wrong_optimizer_parameters():
-    own = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
+    options = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
     with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
         make_request(
-            resolve("plan-splits", own, model=MODEL, reads_data=False),
+            resolve("plan-splits", options, model=MODEL, reads_data=False),
             stages=2,
         )
 
@@ -193,16 +195,25 @@ def test_two_values_per_stage_are_for_convolutions_and_matrix_products():
         options = pipelining_options(ipu, program, config, training=True)
     for side in ("forward", "backward"):
         stages = options[f"{side}_propagation_stages_poplar_options"]
-        found = [(stage.options["convolution_options"], stage.options["matmul_options"]) for stage in stages]
+        option_pairs = [
+            (stage.options["convolution_options"], stage.options["matmul_options"]) for stage in stages
+        ]
         name = "availableMemoryProportion"
-        assert found == [({name: c}, {name: m}) for c, m in (("0.1", "0.2"), ("0.3", "0.4"), ("0.5", "0.6"))]
+        assert option_pairs == [
+            ({name: c}, {name: m}) for c, m in (("0.1", "0.2"), ("0.3", "0.4"), ("0.5", "0.6"))
+        ]
 
 
 def test_proportions_of_another_number_of_stages():
-    own = PlanSettings(num_stages=2, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0]))
-    assert own.has_own_proportions
-    assert own.restaged(4).available_memory_proportion == uniform(0.2)
-    assert own.proportions_of(1, 3) == uniform(0.2)[0] and own.proportions_of(1, 2) == uniform(0.4)[0]
+    program_settings = PlanSettings(
+        num_stages=2, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0])
+    )
+    assert program_settings.has_own_proportions
+    assert program_settings.restaged(4).available_memory_proportion == uniform(0.2)
+    assert (
+        program_settings.proportions_of(1, 3) == uniform(0.2)[0]
+        and program_settings.proportions_of(1, 2) == uniform(0.4)[0]
+    )
     alike = PlanSettings(num_stages=2, available_memory_proportion=2 * uniform(0.2))
     assert alike == PlanSettings(num_stages=2, available_memory_proportion=uniform(0.2))
     with pytest.raises(ConfigurationError, match="2 entries for 3 stages"):
@@ -218,15 +229,18 @@ SHARES = (0.6, 0.05, 0.2)
 def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
     mapping = (0, 1, 2) if schedule == "Sequential" else None
     base = PlanSettings(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
-    own = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
+    program_settings = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     alike = [replace(base, available_memory_proportion=uniform(share)) for share in SHARES]
     splits = Planner(graph, SYSTEM).names((0, 5, 9))
-    memory, prediction = program_memory(graph, splits, own, SYSTEM.ipu), predict(graph, splits, own, SYSTEM)
+    memory, prediction = (
+        program_memory(graph, splits, program_settings, SYSTEM.ipu),
+        predict(graph, splits, program_settings, SYSTEM),
+    )
     for stage, settings_ in enumerate(alike):
         assert memory[stage] == program_memory(graph, splits, settings_, SYSTEM.ipu)[stage]
         assert prediction.stages[stage] == predict(graph, splits, settings_, SYSTEM).stages[stage]
     planner = Planner(graph, SYSTEM)
-    for one in (own, *alike):
+    for one in (program_settings, *alike):
         tick = predict(graph, splits, one, SYSTEM).tick_s - predict(graph, splits, one, SYSTEM).transfer_s
         assert planner.tick_s(splits, one) >= 0.99 * (tick - 1e-4)
         assert planner.needed_fill(splits, one) == pytest.approx(
@@ -256,7 +270,7 @@ def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):
 @pytest.mark.parametrize("fill", [0.10, 1.0])
 def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
     """Judges every split of three stages one by one, with each stage's own proportions."""
-    own = PlanSettings(
+    program_settings = PlanSettings(
         16,
         12,
         num_stages=3,
@@ -267,15 +281,15 @@ def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
     planner = Planner(graph, SYSTEM)
     n = len(planner.starts)
     every = [planner.names((0, a, b)) for a in range(1, n) for b in range(a + 1, n)]
-    fitting = [splits for splits in every if planner.needed_fill(splits, own) <= fill]
-    best = planner.best(own, fill)
+    fitting = [splits for splits in every if planner.needed_fill(splits, program_settings) <= fill]
+    best = planner.best(program_settings, fill)
     if not fitting:
         assert best is None
         return
     assert best is not None and best.solution.optimal
-    assert planner.needed_fill(best.splits, own) <= fill * (1 + 1e-12)
-    least = min(planner.tick_s(splits, own) for splits in fitting)
-    assert planner.tick_s(best.splits, own) == pytest.approx(least, rel=1e-12)
+    assert planner.needed_fill(best.splits, program_settings) <= fill * (1 + 1e-12)
+    least = min(planner.tick_s(splits, program_settings) for splits in fitting)
+    assert planner.tick_s(best.splits, program_settings) == pytest.approx(least, rel=1e-12)
 
 
 def with_matmul(graph, place):
@@ -301,16 +315,16 @@ def test_each_stage_gets_its_fastest_proportions(schedule, kib):
     """Tries every split with every proportion of either kind of product in every stage."""
     machine, graph = system(kib), with_matmul(network([64, 16, 64, 16], size=24, block=99), "relu2")
     planner = Planner(graph, machine)
-    own = replace(BASE, num_stages=2, schedule=schedule, recomputation=True)
+    program_settings = replace(BASE, num_stages=2, schedule=schedule, recomputation=True)
     limit, fitting = LIMITS[0], {}
     pairs = [StageProportions(c, m, c, m) for c, m in itertools.product((0.6, 0.3, 0.15), repeat=2)]
     for vector in itertools.product(pairs, repeat=2):
-        given = replace(own, available_memory_proportion=vector)
+        given = replace(program_settings, available_memory_proportion=vector)
         for splits in all_splits(graph, 2):
             if fill(graph, splits, given, machine) <= limit:
                 found = predict(graph, splits, given, machine)
                 fitting[splits, vector] = (found.tick_s, found.images_per_s)
-    best = planner.best_apart(own, limit, float("inf"))
+    best = planner.best_apart(program_settings, limit, float("inf"))
     if not fitting:
         assert best is None
         return
@@ -318,13 +332,13 @@ def test_each_stage_gets_its_fastest_proportions(schedule, kib):
     assert best.solution.optimal and best.predicted_fill <= limit * (1 + 1e-12)
     assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
     # Within one program images/s decide, and one proportion for all stages is kept if it is as fast.
-    (group,) = candidates(own, True)
-    alike, apart = (planner.best_of([group], own_proportions=on) for on in (False, True))
+    (group,) = candidates(program_settings, True)
+    alike, separate = (planner.best_of([group], own_proportions=on) for on in (False, True))
     assert not alike.settings.has_own_proportions
-    assert apart.prediction.images_per_s >= alike.prediction.images_per_s
+    assert separate.prediction.images_per_s >= alike.prediction.images_per_s
     uniform_s = alike.prediction.images_per_s * (1 + SAME_SPEED)
-    assert apart.settings.has_own_proportions or kib != 90
-    assert apart.settings.has_own_proportions == (apart.prediction.images_per_s > uniform_s)
+    assert separate.settings.has_own_proportions or kib != 90
+    assert separate.settings.has_own_proportions == (separate.prediction.images_per_s > uniform_s)
     # Given splits get the proportions that suit them best.
     for splits in {splits for splits, _ in fitting}:
         judged = max(
@@ -338,11 +352,11 @@ def test_each_stage_gets_its_fastest_proportions(schedule, kib):
 
 def test_plan_splits_takes_a_proportion_for_each_stage(capsys):
     words, shares = f"{MODEL} --stages 2 --recomputation off", "--available-memory-proportion 60 10"
-    made = plan(capsys, words, shares)
-    assert percentages(made.settings.available_memory_proportion) == (60, 10)
-    assert made.run_options()["available-memory-proportion"] == [60, 10]
-    assert not any("proportion" in line for line in made.assumed)
-    assert PipelinePlan.from_yaml(made.to_yaml(), "plan.yml") == made
+    planned = plan(capsys, words, shares)
+    assert percentages(planned.settings.available_memory_proportion) == (60, 10)
+    assert planned.run_options()["available-memory-proportion"] == [60, 10]
+    assert not any("proportion" in line for line in planned.assumed)
+    assert PipelinePlan.from_yaml(planned.to_yaml(), "plan.yml") == planned
     code, out, _ = run(capsys, words, shares)
     assert code == 0 and "proportion 60 10%" in " ".join(out.split()) and shares in out
     refused(capsys, 2, "3 values for 2 stages", "give 1, 2 (per stage) or 4", words, shares, 30)
@@ -367,7 +381,7 @@ def test_the_smallest_system():
 
 def test_hint_keeps_the_proportions_of_stages(graph):
     """Hints lower values stage by stage; for another number of stages the smallest applies, and the hint says so."""
-    own = PlanSettings(
+    program_settings = PlanSettings(
         64,
         8,
         num_stages=2,
@@ -376,13 +390,13 @@ def test_hint_keeps_the_proportions_of_stages(graph):
     )
     splits = Planner(graph, SYSTEM).names((0, 6))
     option, seen = "--available-memory-proportion", []
-    for changed, _ in variations._smaller_programs(own, splits, 4):
-        flags_ = list(variations.flags_between(own, changed, (), ()))
+    for changed, _ in variations._smaller_programs(program_settings, splits, 4):
+        flags_ = list(variations.flags_between(program_settings, changed, (), ()))
         if option in flags_:
             values = flags_[flags_.index(option) + 1 :]
             expected = [f"{value:g}" for value in percentages(changed.available_memory_proportion)]
             assert values[: len(expected)] == expected and flags_.count(option) == 1
             seen += [flags_] if changed.num_stages == 2 else []
         else:
-            assert changed.available_memory_proportion == own.available_memory_proportion
+            assert changed.available_memory_proportion == program_settings.available_memory_proportion
     assert [option, "30", "10"] in seen

@@ -22,11 +22,11 @@ TRAINING_FLAGS = {flag for spec in specs_for("train") for flag in (spec.flag, f"
 
 def program(kib_per_tile, **changes):
     """Returns settings, their fastest splits whatever memory they need, and the machine."""
-    own = PlanSettings(
+    program_settings = PlanSettings(
         **{"micro_batch_size": 16, "gradient_accumulation_count": 16, "half_partials": False, **changes}
     )
     machine = system(kib_per_tile)
-    return own, Planner(GRAPH, machine).best(own, 1e9).splits, machine
+    return program_settings, Planner(GRAPH, machine).best(program_settings, 1e9).splits, machine
 
 
 def fill(own, splits, machine):
@@ -70,74 +70,81 @@ def applied(own, splits, flags):
 )
 def test_proposed_change_fits(kib, stages, schedule, again):
     count = 16 * overlap_length(schedule, stages)
-    own, splits, machine = program(
+    program_settings, splits, machine = program(
         kib, num_stages=stages, schedule=schedule, recomputation=again, gradient_accumulation_count=count
     )
-    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
+    change = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits)
     if change is None:
-        small = replace(own, micro_batch_size=1, available_memory_proportion=uniform(min(PROPORTIONS)))
+        small = replace(
+            program_settings, micro_batch_size=1, available_memory_proportion=uniform(min(PROPORTIONS))
+        )
         several = [replace(small, num_stages=k) for k in (stages, 8)]
         assert not any(Planner(GRAPH, machine).fits(one, 0.5 * FITS_BELOW) for one in several)
         return
-    changed, changed_splits = applied(own, splits, change.flags)
-    now, before = fill(changed, changed_splits, machine), fill(own, splits, machine)
+    changed, changed_splits = applied(program_settings, splits, change.flags)
+    now, before = fill(changed, changed_splits, machine), fill(program_settings, splits, machine)
     assert (changed, changed_splits) == (change.settings, change.splits)
     assert now == pytest.approx(change.predicted_fill)
     assert before == pytest.approx(change.predicted_fill_before)
     assert now < FITS_BELOW
     assert now < before / 1.09
     assert changed.gradient_accumulation_count % overlap_length(changed.schedule, changed.num_stages) == 0
-    assert changed.global_batch_size >= own.global_batch_size
-    if changed.num_stages == own.num_stages:
-        assert changed.global_batch_size == own.global_batch_size
+    assert changed.global_batch_size >= program_settings.global_batch_size
+    if changed.num_stages == program_settings.num_stages:
+        assert changed.global_batch_size == program_settings.global_batch_size
 
 
 def test_large_change_is_proposed_only_if_no_small_one_fits():
     seen = set()
     for kib in (100, 80, 70, 60, 50, 40, 30, 20):
-        own, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
-        change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
-        if change is None or change.settings.micro_batch_size == own.micro_batch_size:
+        program_settings, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
+        change = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits)
+        if change is None or change.settings.micro_batch_size == program_settings.micro_batch_size:
             seen.add("small")
             continue
         seen.add("large")
-        allowed = min(FITS_BELOW, fill(own, splits, machine) / 1.1)
-        for again in (False, True):
+        allowed = min(FITS_BELOW, fill(program_settings, splits, machine) / 1.1)
+        for recompute in (False, True):
             for share in PROPORTIONS:
-                small = replace(own, recomputation=again, available_memory_proportion=uniform(share))
+                small = replace(
+                    program_settings, recomputation=recompute, available_memory_proportion=uniform(share)
+                )
                 assert fill(small, splits, machine) >= allowed
     assert seen == {"small", "large"}
 
 
 def test_memory_that_the_compiler_reported_counts():
-    own, splits, machine = program(300, num_stages=2)
-    slightly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=1.05)
-    greatly = variations.smallest_change(Planner(GRAPH, machine), own, splits, overuse=4.0)
+    program_settings, splits, machine = program(300, num_stages=2)
+    slightly = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits, overuse=1.05)
+    greatly = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits, overuse=4.0)
     assert slightly.predicted_fill <= slightly.predicted_fill_before / 1.05
     assert greatly.predicted_fill <= greatly.predicted_fill_before / 4.0
     assert greatly.settings.micro_batch_size < slightly.settings.micro_batch_size
 
 
 def test_proposals_use_no_more_ipus_than_allowed():
-    own, splits, machine = program(24, num_stages=1, micro_batch_size=1)
-    assert variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=1)), own, splits) is None
-    more = variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=4)), own, splits)
+    program_settings, splits, machine = program(24, num_stages=1, micro_batch_size=1)
+    assert (
+        variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=1)), program_settings, splits)
+        is None
+    )
+    more = variations.smallest_change(Planner(GRAPH, replace(machine, num_ipus=4)), program_settings, splits)
     assert 1 < more.settings.num_stages <= 4
 
 
 def test_inference_proposals_do_not_change_accumulation():
-    own, splits, machine = program(
+    program_settings, splits, machine = program(
         30, num_stages=1, training=False, gradient_accumulation_count=1, micro_batch_size=64
     )
-    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
+    change = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits)
     assert "--micro-batch-size" in change.flags
     assert "--gradient-accumulation-count" not in change.flags
     assert "--recomputation" not in change.flags
 
 
 def test_hint_lists_the_proposed_changes():
-    own, splits, machine = program(60, num_stages=2)
-    change = variations.smallest_change(Planner(GRAPH, machine), own, splits)
+    program_settings, splits, machine = program(60, num_stages=2)
+    change = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits)
     assert change.hint.startswith("predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 (")
     assert "instead of 90%" in change.hint
 
@@ -162,27 +169,31 @@ def test_optimizer_state_is_offloaded_only_where_the_sdk_allows_it():
     only = ("--optimizer-state-offloading",)
     kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
     assert variations.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
-    once = replace(kept, gradient_accumulation_count=1)
-    assert variations.smallest_change(Planner(graph, machine), once, (), only=only) is None
+    without_accumulation = replace(kept, gradient_accumulation_count=1)
+    assert variations.smallest_change(Planner(graph, machine), without_accumulation, (), only=only) is None
     outside = replace(kept, optimizer_state_offloading=True)
     assert variations.smallest_change(Planner(graph, machine), outside, (), only=only) is None
     before, after = (
-        max(memory.fill for memory in program_memory(graph, (), own, machine.ipu)) for own in (kept, outside)
+        max(memory.fill for memory in program_memory(graph, (), program_settings, machine.ipu))
+        for program_settings in (kept, outside)
     )
     assert after < before / 1.1
 
 
 def test_proposals_have_only_flags_of_the_command():
-    own, splits, machine = program(60, num_stages=2)
-    assert "--micro-batch-size" in variations.smallest_change(Planner(GRAPH, machine), own, splits).flags
+    program_settings, splits, machine = program(60, num_stages=2)
+    assert (
+        "--micro-batch-size"
+        in variations.smallest_change(Planner(GRAPH, machine), program_settings, splits).flags
+    )
     others = {"--available-memory-proportion", "--recomputation", "--pipeline-schedule", "--pipeline-splits"}
-    found = set()
+    flags = set()
     for kib in (60, 80, 100, 120, 150):
-        own, splits, machine = program(kib, num_stages=2)
-        change = variations.smallest_change(Planner(GRAPH, machine), own, splits, only=others)
-        found |= {word for word in (change.flags if change else ()) if word.startswith("--")}
-    assert found and found <= others
-    assert variations.smallest_change(Planner(GRAPH, machine), own, splits, only=()) is None
+        program_settings, splits, machine = program(kib, num_stages=2)
+        change = variations.smallest_change(Planner(GRAPH, machine), program_settings, splits, only=others)
+        flags |= {word for word in (change.flags if change else ()) if word.startswith("--")}
+    assert flags and flags <= others
+    assert variations.smallest_change(Planner(GRAPH, machine), program_settings, splits, only=()) is None
 
 
 def test_unknown_networks_get_no_promise_of_a_fit():
@@ -252,15 +263,15 @@ def test_prediction_commands_get_only_their_own_options(command, named):
 @pytest.mark.parametrize("kib", [300, 15])
 def test_memory_without_offloading_is_reported(kib):
     """Checks the fullest IPU's bytes with the optimizer's state on it; activations stay on it in every prediction."""
-    own, splits, machine = program(kib, optimizer_state_offloading=True, optimizer_slots=2)
-    kept = replace(own, optimizer_state_offloading=False)
-    for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", own)):
+    program_settings, splits, machine = program(kib, optimizer_state_offloading=True, optimizer_slots=2)
+    kept = replace(program_settings, optimizer_state_offloading=False)
+    for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", program_settings)):
         memory = max(program_memory(GRAPH, splits, settings, machine.ipu), key=lambda one: one.fill)
-        text = variations._held(Planner(GRAPH, machine), splits, own, option)
-        held, there = (int(word) for word in re.findall(r"(\d+) MiB", text))
-        assert (held, there) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
+        text = variations._held(Planner(GRAPH, machine), splits, program_settings, option)
+        held, capacity = (int(word) for word in re.findall(r"(\d+) MiB", text))
+        assert (held, capacity) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
         assert text.endswith("does not fit") == (memory.fill >= FITS_BELOW) == (kib == 15)
-    assert fill(kept, splits, machine) > fill(own, splits, machine)
+    assert fill(kept, splits, machine) > fill(program_settings, splits, machine)
 
 
 @pytest.mark.parametrize("kib", [300, 80])
@@ -268,33 +279,35 @@ def test_memory_without_offloading_is_reported(kib):
     "changes", [{}, {"precision": "32.32"}, {"recomputation": True, "optimizer_slots": 2}]
 )
 def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
-    own, splits, machine = program(kib, num_stages=2, optimizer_state_offloading=True, **changes)
+    program_settings, splits, machine = program(kib, num_stages=2, optimizer_state_offloading=True, **changes)
     planner = Planner(GRAPH, machine)
-    candidate = planner.judge(splits, own, 1e9)
-    found, remedy = variations.next_changes(planner, candidate)
-    assert len({change.flags[0] for change in found}) == len(found) <= 3
-    assert [change.ratio for change in found] == sorted((change.ratio for change in found), reverse=True)
-    before = predict(GRAPH, splits, own, machine).images_per_s
-    for change in [*found, *([remedy] if remedy else [])]:
-        changed, kept = applied(own, splits, change.flags)
-        assert kept == splits and changed.global_batch_size == own.global_batch_size
+    candidate = planner.judge(splits, program_settings, 1e9)
+    changes_found, remedy = variations.next_changes(planner, candidate)
+    assert len({change.flags[0] for change in changes_found}) == len(changes_found) <= 3
+    assert [change.ratio for change in changes_found] == sorted(
+        (change.ratio for change in changes_found), reverse=True
+    )
+    before = predict(GRAPH, splits, program_settings, machine).images_per_s
+    for change in [*changes_found, *([remedy] if remedy else [])]:
+        changed, kept = applied(program_settings, splits, change.flags)
+        assert kept == splits and changed.global_batch_size == program_settings.global_batch_size
         assert all(flag in TRAINING_FLAGS for flag in change.flags if flag.startswith("--"))
         assert change.predicted_fill == pytest.approx(fill(changed, splits, machine))
         assert change.ratio == pytest.approx(predict(GRAPH, splits, changed, machine).images_per_s / before)
-    assert all(change.ratio >= 1.01 and change.verdict != "does not fit" for change in found)
-    assert remedy.predicted_fill < fill(own, splits, machine) / 1.09
+    assert all(change.ratio >= 1.01 and change.verdict != "does not fit" for change in changes_found)
+    assert remedy.predicted_fill < fill(program_settings, splits, machine) / 1.09
     # Every setting that is not among them gains less than those that are, or does not fit.
     for other in ({"half_partials": True}, {"recomputation": False}, {"eight_bit_transfer": True}):
-        changed = replace(own, **other)
+        changed = replace(program_settings, **other)
         gain = predict(GRAPH, splits, changed, machine).images_per_s / before
         if gain >= 1.01 and fill(changed, splits, machine) <= 1.15 and changed.precision != "32.32":
-            assert round(gain, 2) <= round(found[-1].ratio, 2) or any(
-                applied(own, splits, change.flags)[0] == changed for change in found
+            assert round(gain, 2) <= round(changes_found[-1].ratio, 2) or any(
+                applied(program_settings, splits, change.flags)[0] == changed for change in changes_found
             )
 
 
 def test_a_plan_that_does_not_fit_has_no_next_changes():
-    own, splits, machine = program(15, num_stages=2)
+    program_settings, splits, machine = program(15, num_stages=2)
     planner = Planner(GRAPH, machine)
-    candidate = planner.judge(splits, own, 1e9)
+    candidate = planner.judge(splits, program_settings, 1e9)
     assert candidate.verdict == "does not fit" and variations.next_changes(planner, candidate) == ((), None)

@@ -55,8 +55,8 @@ def test_train_evaluate_infer_resume_and_exchange_with_the_host(capfd, folder, m
     # Half of the run, then the rest on IPUs again: the same bytes.  The same program comes from the cache.
     for more in (("--num-epochs", 1), ("--resume",)):
         with installed():
-            again, _ = train(capfd, folder / "half", *same, *more)
-        assert again["compilation"]["cached"]
+            report_of_half, _ = train(capfd, folder / "half", *same, *more)
+        assert report_of_half["compilation"]["cached"]
     first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("ipu", "half"))
     for name, value in first.weights.items():
         assert np.array_equal(value, second.weights[name]), name
@@ -239,10 +239,10 @@ def test_sdk_errors_become_command_errors(capfd, tmp_path):
     ]
     for facts, flags, code, text in cases:
         with installed(**facts):
-            found, out, err = run(
+            exit_code, out, err = run(
                 capfd, "train", "toy_model", "--run-dir", tmp_path / "run", "--overwrite", *SMALL, *flags
             )
-        assert (found, out) == (code, ""), (flags, err)
+        assert (exit_code, out) == (code, ""), (flags, err)
         assert text in err and "hint:" in err and "Traceback" not in err, err
 
 
@@ -290,8 +290,8 @@ def test_unusable_environments_are_refused(capfd, tmp_path, monkeypatch, around,
     )
     with installed(surroundings=around) as machine:
         for command in commands:
-            found, out, err = run(capfd, *command)
-            assert (found, out) == (code, ""), err
+            exit_code, out, err = run(capfd, *command)
+            assert (exit_code, out) == (code, ""), err
             error, advice = err.strip().splitlines()
             assert error.startswith("error: ") and text in error
             assert advice.startswith("hint: ") and hint in advice
@@ -462,9 +462,9 @@ def test_figures_of_replicas_with_unequal_padding(capfd, tmp_path, real, more):
     figures = []
     for device in ("cpu", "ipu"):
         folder = tmp_path / device
-        own = ["--device", device, "--run-dir", folder, *(more if device == "ipu" else [])]
+        device_flags = ["--device", device, "--run-dir", folder, *(more if device == "ipu" else [])]
         with installed():
-            assert run(capfd, "train", "lenet", *flags, *own)[0] == 0
+            assert run(capfd, "train", "lenet", *flags, *device_flags)[0] == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         figures.append([(row["loss"], row["accuracy"]) for row in rows if row["event"] == "execution"])
     np.testing.assert_allclose(figures[1], figures[0], rtol=0, atol=1e-6)

@@ -13,8 +13,8 @@ from ipucnn.models.registry import get_model
 @pytest.mark.parametrize("number", [0, 1, 5], ids=lambda number: ROWS[number].name)
 def test_row_equals_the_host(short_benchmarks, tmp_path, number):
     row = ROWS[number]
-    found = cover(row, SDKS[number % 2], on_the_host(row, tmp_path / "host"), tmp_path / "ipu")
-    assert found.is_right(), found
+    comparison = cover(row, SDKS[number % 2], on_the_host(row, tmp_path / "host"), tmp_path / "ipu")
+    assert comparison.is_right(), comparison
 
 
 def test_rows_cover_the_required_features():

@@ -56,8 +56,8 @@ def test_every_instance_gets_the_arrays_of_all(tmp_path):
         exchange = Exchange(tmp_path, index, 3, timeout_s=30)
         return [exchange.gather("sum", [np.full(2, index + 10 * n), index]) for n in range(5)]
 
-    for found in together(3, work):
-        for n, parts in enumerate(found):
+    for gathered in together(3, work):
+        for n, parts in enumerate(gathered):
             assert [p[0].tolist() for p in parts] == [[i + 10 * n] * 2 for i in range(3)]
             assert [int(p[1]) for p in parts] == [0, 1, 2]
     # Each instance's last file stays: no instance knows whether the others have read it.
@@ -200,13 +200,13 @@ def test_two_processes_with_half_of_the_data_each_train_as_one(monkeypatch, tmp_
     for index in range(2):
         poprun(monkeypatch, index)
         running.append(start(2, index))
-    found = [
+    reports = [
         json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in [alone, *running]
     ]
-    for weights, loss in found[1:]:
-        for a, b in zip(weights, found[0][0]):
+    for weights, loss in reports[1:]:
+        for a, b in zip(weights, reports[0][0]):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-        assert loss == pytest.approx(found[0][1], rel=1e-5)
+        assert loss == pytest.approx(reports[0][1], rel=1e-5)
 
 
 # --- popdist and the devices -------------------------------------------------------------------------------
@@ -350,8 +350,8 @@ def test_programs_without_a_device_return_zeros(monkeypatch, tmp_path):
         assert kept[0].any() and not written[0].any()
         assert int(model.optimizer.iterations.numpy()) == 0
         # Two executions of four micro-batches of two, on each of two replicas.
-        found = model.predict(np.ones((32, 4, 4, 1), np.float32), batch_size=2)
-        assert found.shape == (8, 3) and not found.any()
+        outputs = model.predict(np.ones((32, 4, 4, 1), np.float32), batch_size=2)
+        assert outputs.shape == (8, 3) and not outputs.any()
         assert len(machine.programs) == 2 and len(list(tmp_path.glob("*.poplar_exec"))) == 2
 
 
@@ -438,8 +438,8 @@ def test_variables_that_a_program_writes_must_be_on_the_ipus(where):
 def test_batch_norm_of_16_bits_keeps_all_variables_in_16_bits(policy):
     def network():
         inputs = keras.Input(batch_shape=(2, 4, 4, 1), dtype="float16")
-        made = keras.mixed_precision.Policy(policy)
-        x = keras.layers.BatchNormalization(dtype=made, name="norm")(inputs)
+        made_policy = keras.mixed_precision.Policy(policy)
+        x = keras.layers.BatchNormalization(dtype=made_policy, name="norm")(inputs)
         return keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(keras.layers.Flatten()(x)))
 
     images = np.random.default_rng(0).normal(1, 2, (64, 4, 4, 1)).astype(np.float16)
@@ -461,13 +461,17 @@ def test_images_get_a_fourth_channel():
 
         for dtype, result in ((np.uint8, np.float16), (np.float16, np.float16), (np.float32, np.float32)):
             image = tf.constant(pixels.astype(dtype))
-            found = ipu.image_ops.normalise_image(image, offsets, tf.constant(scales), 1 / 256).numpy()
-            assert found.shape == (2, 3, 4, 4) and found.dtype == result and not found[..., 3].any()
+            normalised = ipu.image_ops.normalise_image(image, offsets, tf.constant(scales), 1 / 256).numpy()
+            assert (
+                normalised.shape == (2, 3, 4, 4)
+                and normalised.dtype == result
+                and not normalised[..., 3].any()
+            )
             expected = np.zeros((2, 3, 4, 3))
             for c in range(3):
                 expected[..., c] = (pixels[..., c] / 256 - offsets[c]) * scales[c]
             np.testing.assert_allclose(
-                found[..., :3], expected, rtol=0, atol=5e-3 if result == np.float16 else 1e-6
+                normalised[..., :3], expected, rtol=0, atol=5e-3 if result == np.float16 else 1e-6
             )
 
 

@@ -312,8 +312,8 @@ def test_other_texts_pass_unchanged(exception):
 
 def test_classes_derived_from_the_recorded_ones_count():
     recorded = type(raised("FailedPreconditionError", ""))
-    own = type("Wrapped", (recorded,), {})("Detected a NaN constant instruction")
-    assert translate(own).exit_code == EXIT_USAGE
+    error = type("Wrapped", (recorded,), {})("Detected a NaN constant instruction")
+    assert translate(error).exit_code == EXIT_USAGE
 
 
 def test_context_improves_hints():
@@ -348,10 +348,10 @@ def test_context_improves_hints():
 
 
 def test_cause_is_kept():
-    own = raised("InternalError", "Unable to open Poplar device")
+    cause = raised("InternalError", "Unable to open Poplar device")
     with pytest.raises(MissingError) as caught, poplar_errors():
-        raise own
-    assert caught.value.__cause__ is own
+        raise cause
+    assert caught.value.__cause__ is cause
 
 
 def test_interrupts_pass_unchanged():
@@ -458,11 +458,11 @@ def test_sound_sdk_has_no_problems():
     ],
 )
 def test_broken_requirements_are_reported(changes, message, hint):
-    found = problems(changed(**changes))
-    assert len(found) == 1
-    assert message in found[0].message
-    assert hint in found[0].hint
-    with pytest.raises(type(found[0])):
+    errors_found = problems(changed(**changes))
+    assert len(errors_found) == 1
+    assert message in errors_found[0].message
+    assert hint in errors_found[0].hint
+    with pytest.raises(type(errors_found[0])):
         check_requirements(changed(**changes))
 
 
@@ -492,9 +492,9 @@ def test_flags_of_later_sdks_are_reported():
     ],
 )
 def test_doubtful_environments_are_only_warnings(changes, message, hint):
-    found = changed(**changes)
-    assert problems(found) == []
-    check_requirements(found)
-    (doubt,) = doubts(found)
+    surroundings_found = changed(**changes)
+    assert problems(surroundings_found) == []
+    check_requirements(surroundings_found)
+    (doubt,) = doubts(surroundings_found)
     assert message in doubt.message
     assert hint in doubt.hint

@@ -80,13 +80,13 @@ def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
 
 def documents(text):
     """Parses the JSON documents that follow one another in a text."""
-    found, decoder, at = [], json.JSONDecoder(), 0
+    values, decoder, at = [], json.JSONDecoder(), 0
     while at < len(text):
         value, at = decoder.raw_decode(text, at)
-        found.append(value)
+        values.append(value)
         while at < len(text) and text[at].isspace():
             at += 1
-    return found
+    return values
 
 
 def test_documented_pod16_command_runs(tmp_path, capfd, monkeypatch):
@@ -137,22 +137,22 @@ def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
         total=2,
         local=1,
     )
-    trained, found = documents(out)
+    trained, inferred = documents(out)
     assert trained["validation"]["samples"] == 8
     both = load_checkpoint(tmp_path / "checkpoints" / "last.npz")
     one = load_checkpoint(run / "checkpoints" / "last.npz")
     second = load_checkpoint(tmp_path / "checkpoints" / "instance-1" / "last.npz")
     assert all(np.array_equal(second.weights[name], both.weights[name]) for name in both.weights)
-    for there, here in ((one.weights, both.weights), (one.slots, both.slots)):
-        assert list(there) == list(here)
-        for name in there:
-            np.testing.assert_allclose(here[name], there[name], rtol=0, atol=1e-5, err_msg=name)
+    for expected, shared in ((one.weights, both.weights), (one.slots, both.slots)):
+        assert list(expected) == list(shared)
+        for name in expected:
+            np.testing.assert_allclose(shared[name], expected[name], rtol=0, atol=1e-5, err_msg=name)
     assert any("moving" in name for name in one.weights)
     rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("both", "one")]
     assert rows[0] == rows[1] > 0
-    for figures in (alone["measured"], found["measured"]):
+    for figures in (alone["measured"], inferred["measured"]):
         del figures["wall_s"]
-    assert found == alone and found["measured"]["samples"] == 37
+    assert inferred == alone and inferred["measured"]["samples"] == 37
     assert (tmp_path / "both.csv").read_text() == (tmp_path / "one.csv").read_text()
     assert "predictions in" in err and "predictions in" not in silent
     for name, value in poprun(1).items():
@@ -193,14 +193,14 @@ def test_two_instances_write_the_masks_of_one_process(tmp_path, capfd, monkeypat
     with installed():
         for command in ([*train, "run"], *commands):
             assert cli.run([str(word) for word in command]) == 0, capfd.readouterr().err
-    there = documents(capfd.readouterr().out)
+    expected = documents(capfd.readouterr().out)
     shutil.copytree(alone / "run", both / "run")
     out, err, silent = together(both, *commands, [*train, "trained"], total=2, local=1)
-    here = documents(out)
-    assert len(here) == len(there) == 3 and "sheet.png" in err and "masks" not in silent
+    shared = documents(out)
+    assert len(shared) == len(expected) == 3 and "sheet.png" in err and "masks" not in silent
     for name in ("loss", "accuracy", "dice", "samples"):
-        assert here[0]["measured"][name] == pytest.approx(there[1]["measured"][name], rel=1e-4), name
-    assert len(here[0]["segmentation"]["images"]) == 2 == here[2]["validation"]["samples"]
+        assert shared[0]["measured"][name] == pytest.approx(expected[1]["measured"][name], rel=1e-4), name
+    assert len(shared[0]["segmentation"]["images"]) == 2 == shared[2]["validation"]["samples"]
     assert (both / "trained" / "predictions.png").exists()
     assert {"random-eval-mask.tif", "random-eval-overlay.tif"} <= {
         path.name for path in (both / "masks").iterdir()
@@ -271,12 +271,14 @@ def test_two_instances_cross_validate(tmp_path, capfd):
     out, err, silent = together(tmp_path, [*flags, "--run-dir", tmp_path / "both"])
     with installed():
         assert cli.run([str(a) for a in (*flags, "--run-dir", tmp_path / "one")]) == 0
-    here = json.loads((tmp_path / "both" / "folds.json").read_text())
-    there = json.loads((tmp_path / "one" / "folds.json").read_text())
-    assert json.loads(out)["folds"] == here["folds"] and "fold 2 of 2" in err and "fold 2 of 2" not in silent
-    assert [row["held_out"] for row in here["folds"]] == [row["held_out"] for row in there["folds"]]
-    for name, value in there["mean"].items():
-        assert here["mean"][name] == pytest.approx(value, abs=1e-4), name
+    shared = json.loads((tmp_path / "both" / "folds.json").read_text())
+    alone = json.loads((tmp_path / "one" / "folds.json").read_text())
+    assert (
+        json.loads(out)["folds"] == shared["folds"] and "fold 2 of 2" in err and "fold 2 of 2" not in silent
+    )
+    assert [row["held_out"] for row in shared["folds"]] == [row["held_out"] for row in alone["folds"]]
+    for name, value in alone["mean"].items():
+        assert shared["mean"][name] == pytest.approx(value, abs=1e-4), name
     for fold in ("fold-1", "fold-2"):
         both, one = (
             load_checkpoint(tmp_path / root / fold / "checkpoints" / "last.npz") for root in ("both", "one")

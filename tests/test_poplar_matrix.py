@@ -246,11 +246,11 @@ def test_every_legal_pair_occurs():
     assert len(_ALL) >= 60 and all(set(row) == set(FACTORS) and is_legal(row) for row in _ALL)
     assert len(_FEW) == 12 and all(is_legal(row) for row in _FEW)
     rng = random.Random(0)
-    found = {(a, row[a], b, row[b]) for row in _ALL for a in row for b in row}
+    pairs = {(a, row[a], b, row[b]) for row in _ALL for a in row for b in row}
     for _ in range(20000):
         row = {name: rng.choice(values) for name, values in FACTORS.items()}
         if is_legal(row):
             missing = [
-                pair for pair in ((a, row[a], b, row[b]) for a in row for b in row) if pair not in found
+                pair for pair in ((a, row[a], b, row[b]) for a in row for b in row) if pair not in pairs
             ]
             assert not missing, missing

@@ -20,9 +20,9 @@ from ipucnn.sessions.poplar.session import PoplarSession
 
 def predicted(**options):
     """Returns the shape of a session's predictions on two replicas."""
-    made = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2, **options))
-    made.prepare_evaluation(make_model("group"), None)
-    return made.predict([make_data(20, 1)[0]])[0].shape
+    session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2, **options))
+    session.prepare_evaluation(make_model("group"), None)
+    return session.predict([make_data(20, 1)[0]])[0].shape
 
 
 @pytest.mark.parametrize("how", ["made-up data", "no device"])
@@ -44,8 +44,8 @@ def test_missing_remote_memory_is_explained(monkeypatch):
     def train():
         with installed(remote_memory=False, gc_info=False):
             program = make_program(4, 2, 1, updates_per_epoch=1)
-            made = create_session("auto", config=RunConfig(on_demand=False))
-            run(made, make_model("group"), program, SGD, *make_data(8, 1))
+            session = create_session("auto", config=RunConfig(on_demand=False))
+            run(session, make_model("group"), program, SGD, *make_data(8, 1))
 
     with pytest.raises(ConfigurationError, match="no remote memory"):
         train()
@@ -62,9 +62,9 @@ def on_both(norm, program, monkeypatch, module, rule, without, dropout=0.0):
 
     def far():
         with installed():
-            made = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
-            found = run(made, make_model(norm, dropout=dropout), program, SGD, images, labels)
-        return max(np.abs(host[0][name] - found[0][name]).max() for name in host[0])
+            session = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
+            result = run(session, make_model(norm, dropout=dropout), program, SGD, images, labels)
+        return max(np.abs(host[0][name] - result[0][name]).max() for name in host[0])
 
     first = far()
     monkeypatch.setattr(module, rule, without)
@@ -99,5 +99,5 @@ def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):
     options = dict(num_replicas=2, precision="16.16", dbn_replica_group_size=2)
     monkeypatch.setattr(model.BatchStatistics, "call", own_moments)
     with installed(), pytest.raises(NotImplementedError, match="over the samples of replicas"):
-        made = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
-        run(made, make_model("batch"), program, SGD, *make_data(8, 1))
+        session = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
+        run(session, make_model("batch"), program, SGD, *make_data(8, 1))

@@ -114,9 +114,9 @@ def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():
         default = make_ipu_config(ipu, RunConfig(), Layout(4)).to_dict()
         for name, value in changed.items():
             config = dataclasses.replace(RunConfig(), **{name: value})
-            made = make_ipu_config(ipu, config, Layout(4)).to_dict()
+            configured = make_ipu_config(ipu, config, Layout(4)).to_dict()
             leaves = {row.leaf for row in ROWS if name in row.options}
-            different = {leaf for leaf in made if made[leaf] != default[leaf]}
+            different = {leaf for leaf in configured if configured[leaf] != default[leaf]}
             assert different and different <= leaves, name
         layout = make_ipu_config(ipu, RunConfig(), Layout(8, 0.25, True, 2)).to_dict()
         assert layout["auto_select_ipus"] == 8 and layout["allow_recompute"]

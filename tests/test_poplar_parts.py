@@ -45,13 +45,13 @@ def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
 
 def read_by_the_driver(text):
     """Reads flags as compiler/xla/parse_flags_from_env.cc of TensorFlow 2.6 does, character by character."""
-    found, at = [], 0
+    flags, at = [], 0
     while True:
         while at < len(text) and text[at] in " \t\r\n":
             at += 1
         if at == len(text) or text[at] != "-":
             assert at == len(text), f"not read: {text[at:]}"
-            return found
+            return flags
         word = ""
         while at < len(text) and text[at].isascii() and (text[at].isalnum() or text[at] in "-_"):
             word, at = word + text[at], at + 1
@@ -65,7 +65,7 @@ def read_by_the_driver(text):
         else:
             while at < len(text) and text[at] not in " \t\r\n":
                 word, at = word + text[at], at + 1
-        found.append(word)
+        flags.append(word)
 
 
 @given(st.text(alphabet=" '\"\\aé$#=-\n\t", min_size=1, max_size=8))
@@ -82,8 +82,8 @@ def test_output_while_ipus_run_goes_to_stderr(capfd):
     with stdout_on_stderr():
         os.write(1, b"from C++\n")
     print("result")
-    found = capfd.readouterr()
-    assert (found.out, found.err) == ("result\n", "from C++\n")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("result\n", "from C++\n")
 
 
 def test_progress_bar_of_the_driver_is_shown_only_on_a_terminal(monkeypatch):
@@ -111,8 +111,8 @@ def test_feeding_types_seeds_and_weights_of_padding():
     assert images.dtype == tf.uint8 and labels.dtype == tf.int32 and images.shape == (2, 1, 1, 1)
     assert seeds.numpy().tolist() == [[9, 7], [9, 7]]
     # Weight updates 0, 1, 2: the second ends the epoch, and 8 of its 12 samples count.
-    found = np.concatenate([b[2].numpy() for b in batches])
-    np.testing.assert_allclose(found, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
+    fed_weights = np.concatenate([b[2].numpy() for b in batches])
+    np.testing.assert_allclose(fed_weights, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
 
 
 def test_executions_continue_where_the_previous_one_stopped():
@@ -129,12 +129,12 @@ def test_executions_continue_where_the_previous_one_stopped():
     batches = training_batches(source, program, 5, True, "float32", Instances())
     whole = [tf.nest.map_structure(np.ravel, element) for element in batches.take(12).as_numpy_iterator()]
     started.clear()
-    stream, found = Stream(batches), []
+    stream, elements = Stream(batches), []
     for count in (5, 1, 6):
         part = stream.take(count)
         assert int(part.cardinality()) == count and part.element_spec == batches.element_spec
-        found += [tf.nest.map_structure(np.ravel, element) for element in part.as_numpy_iterator()]
-    assert str(found) == str(whole) and len(started) == 1
+        elements += [tf.nest.map_structure(np.ravel, element) for element in part.as_numpy_iterator()]
+    assert str(elements) == str(whole) and len(started) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -148,16 +148,16 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
     parts = []
     for index in range(count):
         instances = Instances(count, index, 1, 4)
-        own = dataset(program).shard(count, index)
-        batches = training_batches(own, program, 0, True, "float32", instances)
+        share = dataset(program).shard(count, index)
+        batches = training_batches(share, program, 0, True, "float32", instances)
         parts.append([float(np.ravel(b[0][0])[0]) for b in batches])
         # Seeds follow the micro-batch's number among all instances.
         numbers = [int(b[0][1][0, 1]) for b in batches]
         assert numbers == list(range(len(whole)))[index::count]
     local = 4 // count
     for step in range(len(whole) // 4):
-        together = [value for part in parts for value in part[step * local : (step + 1) * local]]
-        assert sorted(together) == whole[step * 4 : (step + 1) * 4]
+        values = [value for part in parts for value in part[step * local : (step + 1) * local]]
+        assert sorted(values) == whole[step * 4 : (step + 1) * 4]
 
 
 INFO = DatasetInfo(
@@ -191,10 +191,10 @@ def fused_preprocessing(affine, images):
 def test_fused_preprocessing_of_8_bit_pixels_gives_the_type_that_was_asked_for():
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
     expected = normalise(tf.cast(images, tf.float32), "torch", INFO)
-    found = fused_preprocessing(channel_affine("torch", INFO, 3), images)
+    normalised = fused_preprocessing(channel_affine("torch", INFO, 3), images)
     # The operation rounds to halves.
-    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
-    assert found.shape == expected.shape and found.dtype == tf.float32
+    np.testing.assert_allclose(normalised, expected, rtol=5e-3, atol=5e-3)
+    assert normalised.shape == expected.shape and normalised.dtype == tf.float32
 
 
 def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
@@ -232,15 +232,15 @@ def poprun(monkeypatch, index, total=4, local=2, ipus=1):
 def test_poprun_variables_are_read(monkeypatch):
     assert find_instances({}) == Instances() and find_instances({}).is_writer
     poprun(monkeypatch, 1)
-    found = find_instances()
-    assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
-    checks.check_layout(found, make_program(1, 1, 4), RunConfig())
+    instances = find_instances()
+    assert instances == Instances(2, 1, 1, 4) and instances.is_distributed and not instances.is_writer
+    checks.check_layout(instances, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            checks.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
+            checks.check_layout(instances, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
         assert text in error.value.hint
     with pytest.raises(ConfigurationError, match="evenly"):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})
@@ -269,10 +269,10 @@ def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path
 
     def with_silent_others(self, name, arrays):
         """A single process does not know the other instance's share of the evaluated samples: zeros."""
-        own, *others = gather(self, name, arrays)
+        own_arrays, *others = gather(self, name, arrays)
         if name == "distributed.allreduce":
             others = [[np.zeros_like(array) for array in other] for other in others]
-        return [own, *others]
+        return [own_arrays, *others]
 
     monkeypatch.setattr(Alone, "gather", with_silent_others)
     for index in (0, 1):

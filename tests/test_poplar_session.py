@@ -39,8 +39,8 @@ def both(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
 
 def config_of(program, options):
     """Returns the configuration of a session; the options weights and frozen belong to the network instead."""
-    own = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
-    values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **own}
+    config_options = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
+    values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **config_options}
     return dataclasses.replace(RunConfig(), **values)
 
 
@@ -56,10 +56,10 @@ def on_double(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
 
 
 def assert_same(host, poplar, tolerance=1e-6):
-    for there, here in zip(host[:2], poplar[:2]):
-        assert list(there) == list(here)
-        for name in there:
-            np.testing.assert_allclose(here[name], there[name], rtol=0, atol=tolerance, err_msg=name)
+    for on_host, on_ipus in zip(host[:2], poplar[:2]):
+        assert list(on_host) == list(on_ipus)
+        for name in on_host:
+            np.testing.assert_allclose(on_ipus[name], on_host[name], rtol=0, atol=tolerance, err_msg=name)
     assert host[3] == poplar[3]
 
 
@@ -90,12 +90,12 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
     expected = run(host, network(), program.with_fused(1), optimizer, images, labels, loss)
     with installed():
         session = create_session("auto", config=config)
-        found = run(session, network(), program, optimizer, images, labels, loss)
+        result = run(session, network(), program, optimizer, images, labels, loss)
         logits = session.predict([images[:2], images[2:4]])
-    assert_same(expected, found)
-    for here, there in zip(logits, host.predict([images[:2], images[2:4]])):
-        np.testing.assert_allclose(here, there, rtol=0, atol=1e-5)
-        assert here.shape == (2, SIZE, SIZE, 3)
+    assert_same(expected, result)
+    for on_ipus, on_host in zip(logits, host.predict([images[:2], images[2:4]])):
+        np.testing.assert_allclose(on_ipus, on_host, rtol=0, atol=1e-5)
+        assert on_ipus.shape == (2, SIZE, SIZE, 3)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
     ends = [[e for e in side[2] if isinstance(e, ExecutionFinished)] for side in (host, poplar)]
     assert [e.weight_updates for e in ends[0]] == [e.weight_updates for e in ends[1]]
     if program.num_replicas == 1 or program.num_stages == 1:
-        for there, here in zip(*ends):
-            assert here.metrics["loss"] == pytest.approx(there.metrics["loss"], abs=1e-4)
-            assert here.metrics["accuracy"] == pytest.approx(there.metrics["accuracy"], abs=1e-6)
+        for on_host, on_ipus in zip(*ends):
+            assert on_ipus.metrics["loss"] == pytest.approx(on_host.metrics["loss"], abs=1e-4)
+            assert on_ipus.metrics["accuracy"] == pytest.approx(on_host.metrics["accuracy"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
         # Stock Keras 2.6 holds the remeasured statistics in 32 bits, the SDK's in 16.
         for name in [name for name in poplar[0] if "moving" in name]:
             poplar[0][name] = poplar[0][name].astype(np.float16).astype(np.float32)
-    for name, there in host[0].items():
-        here, moved = poplar[0][name], np.abs(there - start[name]).max()
-        step = np.spacing(np.maximum(np.abs(there), moved).astype(np.float16)).astype(np.float32)
-        assert (np.abs(here - there) <= 2 * step).all(), name
+    for name, on_host in host[0].items():
+        on_ipus, moved = poplar[0][name], np.abs(on_host - start[name]).max()
+        step = np.spacing(np.maximum(np.abs(on_host), moved).astype(np.float16)).astype(np.float32)
+        assert (np.abs(on_ipus - on_host) <= 2 * step).all(), name
         if precision == "16.16":
-            for side in (here, there):
+            for side in (on_ipus, on_host):
                 np.testing.assert_array_equal(side, side.astype(np.float16), err_msg=name)
-        assert moved > 3 * np.abs(here - there).max(), name
+        assert moved > 3 * np.abs(on_ipus - on_host).max(), name
     if precision == "16.16":
         other = sum((poplar[0][name] != value).sum() for name, value in host[0].items())
         assert other < 0.05 * sum(value.size for value in host[0].values())
@@ -223,18 +223,20 @@ def test_optimizers_as_on_the_host(optimizer):
     for i, step in enumerate(gradients):
         expected.apply([tf.constant(g) for g in step], tf.constant(rates[i]), tf.constant(i, tf.int64))
     device = [keras.Variable(s) if hasattr(keras, "Variable") else tf.Variable(s) for s in start]
-    own = Optimizer(settings, [tf_variable(v) for v in device], ["a", "b"])
-    update = WeightUpdate(own, 2, 8.0, [], None)
-    made = DeviceOptimizer(update)
+    update_rule = Optimizer(settings, [tf_variable(v) for v in device], ["a", "b"])
+    update = WeightUpdate(update_rule, 2, 8.0, [], None)
+    keras_optimizer = DeviceOptimizer(update)
     for first in (0, 2):
         update.set_rates(first, rates[first : first + 2])
-        made.iterations.assign(first)
+        keras_optimizer.iterations.assign(first)
         for step in gradients[first : first + 2]:
-            made.apply_gradients([(tf.constant(8 * g), v) for g, v in zip(step, device)])
-    for there, here in zip(host, device):
-        np.testing.assert_allclose(tf_variable(here).numpy(), there.numpy(), rtol=0, atol=1e-6)
+            keras_optimizer.apply_gradients([(tf.constant(8 * g), v) for g, v in zip(step, device)])
+    for on_host, on_ipus in zip(host, device):
+        np.testing.assert_allclose(tf_variable(on_ipus).numpy(), on_host.numpy(), rtol=0, atol=1e-6)
     for name in expected.slots:
-        np.testing.assert_allclose(own.slots[name].numpy(), expected.slots[name].numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            update_rule.slots[name].numpy(), expected.slots[name].numpy(), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has its own way with strategies; the SDK has Keras 2.6")
@@ -249,15 +251,15 @@ def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
         mirrored = layer.add_weight("a", shape=(3,), initializer="zeros")
         mirrored.assign(start)
         moving = tf.Variable([5.0], trainable=False)
-        own = Optimizer(settings, [mirrored], ["a"])
-        update = WeightUpdate(own, 2, 4.0, [moving], lambda value: value * 2)
-        made = DeviceOptimizer(update)
-        made.iterations.assign(0)
+        update_rule = Optimizer(settings, [mirrored], ["a"])
+        update = WeightUpdate(update_rule, 2, 4.0, [moving], lambda value: value * 2)
+        keras_optimizer = DeviceOptimizer(update)
+        keras_optimizer.iterations.assign(0)
     update.set_rates(0, [0.1, 0.2])
 
     @tf.function
     def step(gradient):
-        strategy.run(lambda g: made.apply_gradients([(g, mirrored)]), args=(gradient,))
+        strategy.run(lambda g: keras_optimizer.apply_gradients([(g, mirrored)]), args=(gradient,))
 
     weight, momentum = start.copy(), np.zeros(3, np.float32)
     for gradient, rate in zip(gradients, (0.1, 0.2)):
@@ -278,12 +280,12 @@ def test_statistics_of_16_bits_are_recomputed():
     config = dataclasses.replace(RunConfig(), precision="16.16")
     with installed():
         session = create_session("auto", config=config)
-        found = run(session, make_model("batch"), program, optimizer, images, labels)
-    assert host[3] == found[3] == 3
-    moved = [name for name in found[0] if "moving" in name]
+        result = run(session, make_model("batch"), program, optimizer, images, labels)
+    assert host[3] == result[3] == 3
+    moved = [name for name in result[0] if "moving" in name]
     assert len(moved) == 4
     for name in moved:
-        np.testing.assert_allclose(found[0][name], host[0][name], rtol=0.03, atol=0.03, err_msg=name)
+        np.testing.assert_allclose(result[0][name], host[0][name], rtol=0.03, atol=0.03, err_msg=name)
 
 
 def test_statistics_of_16_bits_are_those_of_the_replicas_that_share_them():
@@ -347,7 +349,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
     with installed() as machine:
         session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
         session.prepare_evaluation(network, make_loss("cross_entropy"))
-        found = session.evaluate(batches, lambda: False)
+        metrics = session.evaluate(batches, lambda: False)
         # Labels, weights and logits of both, and whether one of them was stopped
         assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1
         for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
@@ -361,8 +363,8 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
         asked = []
         with pytest.raises(Stopped):
             session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)
-    assert found["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
-    assert found["samples"] == 32
+    assert metrics["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
+    assert metrics["samples"] == 32
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])
@@ -373,16 +375,18 @@ def test_updates_of_16_bit_weights_are_rounded_32_bit_updates(name):
     rng = np.random.default_rng(2)
     start = rng.normal(size=(6, 5)).astype(np.float16)
     variables = [tf.Variable(start.astype(kind)) for kind in (np.float32, np.float16)]
-    made = [Optimizer(settings, [variable], ["a"]) for variable in variables]
+    optimizers = [Optimizer(settings, [variable], ["a"]) for variable in variables]
     for i in range(4):
         gradient = tf.constant(rng.normal(size=start.shape).astype(np.float16))
-        for optimizer in made:
+        for optimizer in optimizers:
             optimizer.apply([tf.cast(gradient, tf.float32)], tf.constant(0.01), tf.constant(i, tf.int64))
-    assert variables[1].dtype == tf.float16 and all(s.dtype == tf.float16 for s in made[1].slots.values())
+    assert variables[1].dtype == tf.float16 and all(
+        s.dtype == tf.float16 for s in optimizers[1].slots.values()
+    )
     np.testing.assert_allclose(variables[1].numpy(), variables[0].numpy(), rtol=0, atol=5e-3)
     # A gradient whose square exceeds 16 bits leaves the weight finite.
     for i in range(3):
-        made[1].apply([tf.fill(start.shape, 1000.0)], tf.constant(0.01), tf.constant(4 + i, tf.int64))
+        optimizers[1].apply([tf.fill(start.shape, 1000.0)], tf.constant(0.01), tf.constant(4 + i, tf.int64))
     assert np.isfinite(variables[1].numpy()).all()
 
 

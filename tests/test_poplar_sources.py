@@ -17,16 +17,16 @@ PAGE = (Path(__file__).parents[1] / "docs" / "contributing" / "poplar-double.md"
 
 
 def test_every_rule_of_the_double_names_its_source():
-    found, undeclared = declared()
+    functions, undeclared = declared()
     assert not undeclared, undeclared
-    for item in found.values():
+    for item in functions.values():
         assert item.sources or item.is_own, item.name
         for source in item.sources:
             assert all(vars(source).values()), item
             if source.repository != "tensorflow/tensorflow":
                 assert source.repository.startswith("graphcore/"), item
                 assert source.branch.endswith(("sdk-release-3.4", "sdk-release-3.0")), item
-    assert sum(len(item.sources) for item in found.values()) > 90
+    assert sum(len(item.sources) for item in functions.values()) > 90
 
 
 RAISES = {
@@ -72,12 +72,12 @@ def test_source_needs_repository_file_and_symbol(place):
 
 
 def test_every_refusal_in_the_sources_has_a_rule_or_a_reason():
-    found, _ = declared()
+    functions, _ = declared()
     for one in REFUSALS:
         assert one.error in ("FailedPrecondition", "InvalidArgument", "Unimplemented"), one
         assert bool(one.rule) != bool(one.why_not), one
         if one.rule:
-            assert one.rule in found, f"{one.rule} is no rule of the double"
+            assert one.rule in functions, f"{one.rule} is no rule of the double"
     assert len({(one.file, one.symbol, one.when) for one in REFUSALS}) == len(REFUSALS) > 40
     assert sum(bool(one.rule) for one in REFUSALS) >= 20
 
@@ -95,8 +95,8 @@ def test_looked_up_sources_are_recorded():
         for one in REFUSALS
     }
     files = json.loads((Path(sources.__file__).parent / "looked_up.json").read_text(encoding="utf-8"))
-    found = {(*name.split(), symbol) for name, file in files.items() for symbol in file["symbols"]}
-    assert found == named
+    recorded = {(*name.split(), symbol) for name, file in files.items() for symbol in file["symbols"]}
+    assert recorded == named
     notes = [(file["commit"], note) for file in files.values() for note in file["symbols"].values()]
     for commit, note in notes:
         assert note or re.fullmatch("[0-9a-f]{40}", commit), "where it was read, or what is missing"

@@ -87,11 +87,11 @@ def test_presets_are_legal_or_rightly_refused_in_every_layout(preset):
                 assert refused and error.hint, (stages, schedule, replicas, error.message)
                 continue
             assert not refused, (stages, schedule, replicas)
-            made = make_ipu_config(ipu, config, Layout(program.num_ipus, 0.2, program.recomputation))
-            made.configure_ipu_system()
+            ipu_config = make_ipu_config(ipu, config, Layout(program.num_ipus, 0.2, program.recomputation))
+            ipu_config.configure_ipu_system()
             assert program.num_ipus == stages * replicas
             if stages > 1:
-                _check_pipeline(ipu, program, config, made)
+                _check_pipeline(ipu, program, config, ipu_config)
 
 
 def _check_pipeline(ipu: Any, program: Any, config: Any, made: Any) -> None:

@@ -31,11 +31,11 @@ def make_model(moves_once: bool) -> Any:
     """Makes a norm of the images, dropout that would zero nearly all, a mix of channels, and a norm of the result."""
     keras.backend.clear_session()
     inputs = keras.Input((SIDE, SIDE, CHANNELS), name="input")
-    own = {"momentum": 0.9, "epsilon": EPSILON, "moves_once": moves_once}
-    x = BatchNormalization(name="norm0", **own)(inputs)
+    norm_options = {"momentum": 0.9, "epsilon": EPSILON, "moves_once": moves_once}
+    x = BatchNormalization(name="norm0", **norm_options)(inputs)
     x = Dropout(0.9, name="dropout")(x)
     x = keras.layers.Conv2D(3, 1, use_bias=False, name="mix")(x)
-    x = BatchNormalization(name="norm1", **own)(keras.layers.ReLU(name="relu")(x))
+    x = BatchNormalization(name="norm1", **norm_options)(keras.layers.ReLU(name="relu")(x))
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
     model.get_layer("mix").set_weights([MIX[None, None]])
@@ -59,12 +59,12 @@ def numpy_loop(images: np.ndarray, size: int) -> dict:
         met["norm0"].append(x.reshape(-1, CHANNELS))
         x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + EPSILON) * [1.5, 0.75] + [0.25, -0.5]
         met["norm1"].append(np.maximum(x @ MIX, 0).reshape(-1, 3))
-    found = {}
+    moments = {}
     for name, parts in met.items():
         numbers = np.concatenate(parts)
-        found[f"{name}/moving_mean"] = numbers.mean(axis=0)
-        found[f"{name}/moving_variance"] = numbers.var(axis=0, ddof=1)
-    return found
+        moments[f"{name}/moving_mean"] = numbers.mean(axis=0)
+        moments[f"{name}/moving_variance"] = numbers.var(axis=0, ddof=1)
+    return moments
 
 
 def compiled(kind: str, moves_once: bool, precision: str = "32.32", **changes: Any) -> Any:
@@ -106,13 +106,13 @@ def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precisi
         after = {name: value.numpy() for name, value in session.state.weights.items()}
         with session.as_evaluated():
             inside = {name: value.numpy() for name, value in session.state.weights.items()}
-        again = {name: value.numpy() for name, value in session.state.weights.items()}
+        remeasured = {name: value.numpy() for name, value in session.state.weights.items()}
     expected = numpy_loop(images, size)
     assert sorted(session.evaluated) == sorted(expected)
     tolerance = 1e-5 if precision == "32.32" else 0.01
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
-        np.testing.assert_array_equal(again[name], value)
+        np.testing.assert_array_equal(remeasured[name], value)
         if name in expected:
             np.testing.assert_allclose(
                 session.evaluated[name], expected[name], rtol=tolerance, atol=tolerance
@@ -129,7 +129,7 @@ def test_evaluation_uses_the_measured_statistics():
     session = compiled("host", False)
     session.measure_statistics(tf.data.Dataset.from_tensors((images,)))
     with session.as_evaluated():
-        (found,) = session.predict([images])
+        (logits,) = session.predict([images])
     running = session.predict([images])[0]
     weights = {name: value.numpy().astype(np.float64) for name, value in session.state.weights.items()}
     x = images.astype(np.float64)
@@ -137,7 +137,7 @@ def test_evaluation_uses_the_measured_statistics():
     x = np.maximum(x @ MIX, 0)
     x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2), ddof=1) + EPSILON)
     expected = x.mean((1, 2)) @ weights["logits/kernel"] + weights["logits/bias"]
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    np.testing.assert_allclose(logits, expected, atol=2e-3)
     assert np.abs(running - expected).max() > 0.1
 
 
@@ -171,11 +171,11 @@ def batches_of(**flags: str) -> Any:
 
 def test_same_images_are_measured_each_time():
     """They are the same each time, whatever is augmented or shuffled: at most 1024, in whole batches."""
-    found, count, size = batches_of(precise_batch_norm="100")
-    assert (count, size) == (10, 100) and found.shape == (10, 100, 8, 8, 3)
-    flat = found.reshape(1000, -1)
-    again, _, _ = batches_of(precise_batch_norm="100", augment="true", shuffle="false")
-    np.testing.assert_array_equal(found, again)
+    measured_images, count, size = batches_of(precise_batch_norm="100")
+    assert (count, size) == (10, 100) and measured_images.shape == (10, 100, 8, 8, 3)
+    flat = measured_images.reshape(1000, -1)
+    augmented_images, _, _ = batches_of(precise_batch_norm="100", augment="true", shuffle="false")
+    np.testing.assert_array_equal(measured_images, augmented_images)
     assert len(np.unique(flat, axis=0)) == 1000
     assert batches_of(precise_batch_norm="2000")[1:] == (1, 1437)
     assert batches_of(precise_batch_norm="1200")[1:] == (1, 1200)
@@ -192,18 +192,18 @@ def test_training_is_unchanged_and_validation_uses_measured_statistics(tmp_path,
     precise = json.loads(capsys.readouterr().out)
     assert plain["moving_statistics"] == "running"
     assert precise["moving_statistics"] == "measured over 3 batches of 64 training images"
-    there, here = (
+    plain_run, precise_run = (
         load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("plain", "precise")
     )
-    moving = [name for name in here.weights if "/moving_" in name]
-    assert moving and {f"{name}/running" for name in moving} == set(here.slots) - set(there.slots)
-    for name, value in there.weights.items():
+    moving = [name for name in precise_run.weights if "/moving_" in name]
+    assert moving and {f"{name}/running" for name in moving} == set(precise_run.slots) - set(plain_run.slots)
+    for name, value in plain_run.weights.items():
         if name in moving:
-            np.testing.assert_array_equal(here.slots[f"{name}/running"], value)
-            assert np.abs(here.weights[name] - value).max() > 0
+            np.testing.assert_array_equal(precise_run.slots[f"{name}/running"], value)
+            assert np.abs(precise_run.weights[name] - value).max() > 0
         else:
-            np.testing.assert_array_equal(here.weights[name], value)
+            np.testing.assert_array_equal(precise_run.weights[name], value)
     assert cli.run(["evaluate", "precise", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["measured"]["loss"] == pytest.approx(precise["validation"]["loss"], rel=1e-5)
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["measured"]["loss"] == pytest.approx(precise["validation"]["loss"], rel=1e-5)
     assert abs(plain["validation"]["loss"] - precise["validation"]["loss"]) > 1e-3

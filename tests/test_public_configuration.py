@@ -192,7 +192,7 @@ def test_migration_page_has_a_row_for_every_script(script):
     page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
     table = page.split("## The CNN application")[1].split("###")[0].splitlines()
     rows = [row.split("|") for row in table if row.startswith("|")]
-    assert any(script in its and here.strip() for _, its, here, *_ in rows)
+    assert any(script in its and equivalent.strip() for _, its, equivalent, *_ in rows)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_contradictions_are_refused(tmp_path, text, flags, message, hint):
 
 
 def test_eight_bit_transfer_defaults_to_preprocessing_on_the_device():
-    found = resolve("train", {"eight_bit_transfer": True}, model="toy_model")
-    assert found.config.accelerator_side_preprocess
-    assert found.origins["accelerator_side_preprocess"] == "eight-bit-transfer"
+    resolved = resolve("train", {"eight_bit_transfer": True}, model="toy_model")
+    assert resolved.config.accelerator_side_preprocess
+    assert resolved.origins["accelerator_side_preprocess"] == "eight-bit-transfer"
 
 
 def test_all_names_of_imagenet_are_accepted():
     for word in ("gc-imagenet", "GC_ImageNet", "imagenet"):
-        found = resolve("plan-splits", {"dataset": word}, model="resnet50")
-        assert found.config.dataset == "imagenet"
+        resolved = resolve("plan-splits", {"dataset": word}, model="resnet50")
+        assert resolved.config.dataset == "imagenet"
 
 
 # --- augmentation of files that do not mention it
@@ -320,15 +320,15 @@ def _config(tmp_path, text, dataset, **flags):
     ],
 )
 def test_file_without_the_key_augments_like_the_application(tmp_path, dataset, augment, normalise):
-    found = _config(tmp_path, "", dataset)
-    assert (found.config.augment, found.config.normalise) == (augment, normalise)
-    note = found.public_note()
-    assert ("augment True" in note) == augment == (found.origins["augment"] == PUBLIC_ORIGIN)
+    resolved = _config(tmp_path, "", dataset)
+    assert (resolved.config.augment, resolved.config.normalise) == (augment, normalise)
+    note = resolved.public_note()
+    assert ("augment True" in note) == augment == (resolved.origins["augment"] == PUBLIC_ORIGIN)
     assert ("normalise image" in note) == (normalise == "image")
     # Values of the file or of a flag override it.
     for text, flags in (("  augment: False\n", {}), ("", {"augment": False})):
-        found = _config(tmp_path, text, dataset, **flags)
-        assert not found.config.augment and "augment" not in found.public_note()
+        resolved = _config(tmp_path, text, dataset, **flags)
+        assert not resolved.config.augment and "augment" not in resolved.public_note()
     assert _config(tmp_path, "  augment: True\n", dataset).config.normalise == "network"
 
 
@@ -344,19 +344,21 @@ def test_file_without_the_key_augments_like_the_application(tmp_path, dataset, a
 @pytest.mark.parametrize("synthetic", [None, "host"])
 def test_application_augmentation_needs_no_data_and_accepts_any_spelling(tmp_path, written, known, synthetic):
     flags = {} if synthetic is None else {"synthetic_data": synthetic}
-    found = _config(tmp_path, "", written, **flags)
-    assert found.config.dataset == (known or written)
-    assert found.config.augment and found.config.normalise == ("network" if known == "imagenet" else "image")
+    resolved = _config(tmp_path, "", written, **flags)
+    assert resolved.config.dataset == (known or written)
+    assert resolved.config.augment and resolved.config.normalise == (
+        "network" if known == "imagenet" else "image"
+    )
 
 
 def test_options_missing_in_a_file_have_the_application_defaults(tmp_path):
     """Its defaults are those of ``add_arguments`` in its terminal_argparse.py."""
     names = ("precision", "stochastic_rounding", "norm_layer", "prefetch_depth")
     public = ["16.16", "ON", {"name": "custom_batch_norm", "momentum": 0.97}, 1]
-    found = _config(tmp_path, "", "digits")
-    assert [getattr(found.config, name) for name in names] == public
-    assert {found.origins[name] for name in names} == {"public default"}
-    assert all(f"{name.replace('_', '-')} " in found.public_note() for name in names)
+    resolved = _config(tmp_path, "", "digits")
+    assert [getattr(resolved.config, name) for name in names] == public
+    assert {resolved.origins[name] for name in names} == {"public default"}
+    assert all(f"{name.replace('_', '-')} " in resolved.public_note() for name in names)
     named = _config(
         tmp_path, "  precision: 32.32\n  norm-layer: {name: group_norm, num_groups: 4}\n", "digits"
     )
@@ -365,24 +367,24 @@ def test_options_missing_in_a_file_have_the_application_defaults(tmp_path):
     # The network has no normalisation to change; recipes and presets of this project keep their defaults.
     file = tmp_path / "mine.yml"
     file.write_text("entry:\n  model: lenet\n", encoding="utf-8")
-    found = resolve("train", {}, config_name="entry", config_path=str(file), needs_data=False)
-    assert found.origins["norm_layer"] == "default" and found.config.precision == "16.16"
+    resolved = resolve("train", {}, config_name="entry", config_path=str(file), needs_data=False)
+    assert resolved.origins["norm_layer"] == "default" and resolved.config.precision == "16.16"
     for name, precision in (
         ("public_cifar_resnet8", "16.16"),
         ("keras_mnist", "32.32"),
         ("ulhpc_resnet50", None),
     ):
-        found = resolve("train", {}, config_name=name, needs_data=False)
-        assert (found.origins["stochastic_rounding"] == "public default") == name.startswith("public")
-        assert precision in (None, found.config.precision)
+        resolved = resolve("train", {}, config_name=name, needs_data=False)
+        assert (resolved.origins["stochastic_rounding"] == "public default") == name.startswith("public")
+        assert precision in (None, resolved.config.precision)
 
 
 def test_saved_configuration_is_unchanged_when_loaded(tmp_path):
     config = resolve("train", {"dataset": "cifar10"}, model="cifar_resnet8", needs_data=False).config
     file = tmp_path / "config.yml"
     file.write_text(config.to_yaml(), encoding="utf-8")
-    found = resolve("train", {}, config_path=str(file), needs_data=False)
-    assert found.config == config and found.public_note() is None
+    resolved = resolve("train", {}, config_path=str(file), needs_data=False)
+    assert resolved.config == config and resolved.public_note() is None
 
 
 def _cifar(rng, count=3):
@@ -462,24 +464,24 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
     network = keras.Model(inputs, keras.layers.Flatten()(inputs))
 
     def batches(range_):
-        found = eval_batches(
+        outputs = eval_batches(
             source.eval, source.info, batch_size=3, input_shape=(32, 32, 3), input_range=range_
         )
-        return found.map(lambda images, labels, weights: images)
+        return outputs.map(lambda images, labels, weights: images)
 
-    found = []
+    outputs = []
     for config, range_ in ((RunConfig(), input_range), (RunConfig(**{transfer: True}), "raw")):
         session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), "/CPU:0", config)
         takes = session.take_preprocessing(channel_affine(input_range, source.info, 3))
         assert takes == (range_ == "raw")
         session.prepare_evaluation(network, None)
-        found.append(np.concatenate(session.predict(batches(range_))))
+        outputs.append(np.concatenate(session.predict(batches(range_))))
         element = next(session.feed(tf.data.Dataset.from_tensors((next(iter(batches(range_))), 0))))[0]
         is_byte = takes and transfer == "eight_bit_transfer"
         assert element.dtype == ("uint8" if is_byte else "float32")
         assert element.numpy().nbytes == 3 * 32 * 32 * 3 * (1 if is_byte else 4)
-    scale = max(1.0, float(np.abs(found[0]).max()) / 3)  # ImageNet's "caffe" range goes to 150
-    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-6 * scale)
+    scale = max(1.0, float(np.abs(outputs[0]).max()) / 3)  # ImageNet's "caffe" range goes to 150
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=1e-6 * scale)
 
 
 # --- synthetic data
@@ -552,12 +554,12 @@ def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
         setup = run_setup.prepare(resolved, 1)
         assert len(setup.source.train) == 1024 and setup.source.info.num_classes == 10
         program = make_program(resolved.config, 1024, seed=1)
-        found = [
+        batches = [
             images.numpy()
             for start in (0, 5)
             for images, _ in run_setup.training_batches(setup, program, start, 32, shard=(1, 0)).take(2)
         ]
-        assert all((image == found[0]).all() for image in found) == is_constant
+        assert all((image == batches[0]).all() for image in batches) == is_constant
 
 
 @pytest.mark.parametrize(

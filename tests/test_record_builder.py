@@ -76,13 +76,13 @@ def test_records_contain_the_documented_features(folder, tmp_path):
         + ["SHA256SUMS", "build.json", "classes.txt"]
     )
     assert (out / "classes.txt").read_text() == "n01\nn02\n"
-    found = {}
+    records = {}
     for path in out.glob("*-of-*"):
         for record in records_of(path):
-            found[record["image/filename"].decode()] = (path.name.split("-")[0], record)
+            records[record["image/filename"].decode()] = (path.name.split("-")[0], record)
     originals = {path.name: path for path in folder.glob("*/*/*")}
-    assert set(found) == set(originals)
-    for name, (subset, record) in found.items():
+    assert set(records) == set(originals)
+    for name, (subset, record) in records.items():
         path = originals[name]
         assert subset == {"train": "train", "val": "validation"}[path.parts[-3]]
         assert record["image/class/label"] == {"n01": 1, "n02": 2}[path.parts[-2]]
@@ -140,8 +140,8 @@ def test_a_finished_build_is_left_as_it_is(folder, tmp_path):
     out, heard = tmp_path / "out", []
     build(folder, out, 3, 1, 2)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
-    again = build(folder, out, 3, 1, 2, progress=lambda done, total: heard.append((done, total)))
-    assert again.num_kept == 4 and again.num_converted == 0 and heard[-1] == (25, 25)
+    second = build(folder, out, 3, 1, 2, progress=lambda done, total: heard.append((done, total)))
+    assert second.num_kept == 4 and second.num_converted == 0 and heard[-1] == (25, 25)
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
 
 
@@ -289,23 +289,23 @@ def test_build_records_command(folder, tmp_path, run):
 
 
 def check(out, **options):
-    found = verify.verify(verify.choose(str(out), "."), **options)
-    return {f.code: f for f in found.findings if f.severity == "error"}, found
+    report = verify.verify(verify.choose(str(out), "."), **options)
+    return {f.code: f for f in report.findings if f.severity == "error"}, report
 
 
 def test_records_are_verified(folder, tmp_path):
     out = tmp_path / "out"
     build(folder, out, 3, 2, 1)
-    errors, found = check(out)
-    assert not errors and found.dataset == "imagenet" and found.class_names == ("n01", "n02")
-    assert [(s.samples, s.readable) for s in found.subsets] == [(20, 20), (5, 5)]
-    assert found.checksums == {"CRC32C of records": (25, 0), "SHA-256 of files": (6, 0)}
+    errors, report = check(out)
+    assert not errors and report.dataset == "imagenet" and report.class_names == ("n01", "n02")
+    assert [(s.samples, s.readable) for s in report.subsets] == [(20, 20), (5, 5)]
+    assert report.checksums == {"CRC32C of records": (25, 0), "SHA-256 of files": (6, 0)}
     path = out / "train-00001-of-00003"
     whole = path.read_bytes()
     path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
-    errors, found = check(out)
-    assert set(errors) == {"checksum"} and found.checksums["CRC32C of records"] == (24, 1)
-    examples = " ".join(e for f in found.findings for e in f.examples)
+    errors, report = check(out)
+    assert set(errors) == {"checksum"} and report.checksums["CRC32C of records"] == (24, 1)
+    examples = " ".join(e for f in report.findings for e in f.examples)
     assert "train-00001-of-00003, record 0" in examples and "not that in SHA256SUMS" in examples
     path.write_bytes(whole[:-5])
     assert set(check(out)[0]) == {"truncated", "checksum"}

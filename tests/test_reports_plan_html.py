@@ -50,8 +50,8 @@ def make_plan(
     **more,
 ) -> PipelinePlan:
     planner = Planner(graph, get_system("pod16"))
-    own = PlanSettings(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
-    candidate = planner.best(own, 1.15)
+    program_settings = PlanSettings(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
+    candidate = planner.best(program_settings, 1.15)
     others = {"equal-layers": equal_layers(graph, num_stages)} if num_stages > 1 else {}
     rows = compare(planner, candidate, others)
     return assemble(planner, candidate, planned=True, build={}, comparison=rows)
@@ -119,10 +119,10 @@ def parsed(page: str) -> ET.Element:
 
 
 def figure(page: ET.Element, name: str) -> ET.Element:
-    (found,) = [
+    (matching,) = [
         svg for svg in page.iter(f"{SVG}svg") if svg.get("aria-labelledby", "").startswith(f"{name}-")
     ]
-    return found
+    return matching
 
 
 def drawn(svg: ET.Element, attribute: str) -> list:
@@ -208,9 +208,9 @@ def test_memory_bars_are_the_plans_bytes(plan):
     svg = figure(parsed(render(plan)), "memory")
     for ipu in plan.ipus:
         bars = [bar for bar in drawn(svg, "data-bytes") if int(bar.get("data-ipu")) == ipu.ipu]
-        found = {bar.get("data-category"): float(bar.get("data-bytes")) for bar in bars}
-        assert found == {name: size for name, size in ipu.predicted_memory_bytes.items() if size}
-        total = sum(found.values())
+        bytes_by_category = {bar.get("data-category"): float(bar.get("data-bytes")) for bar in bars}
+        assert bytes_by_category == {name: size for name, size in ipu.predicted_memory_bytes.items() if size}
+        total = sum(bytes_by_category.values())
         assert total == pytest.approx(ipu.predicted_fill * ipu.capacity_bytes)
         # Widths are in proportion, and each bar begins where the one before ends.
         pixels = sum(float(bar.get("width")) for bar in bars)
@@ -219,7 +219,7 @@ def test_memory_bars_are_the_plans_bytes(plan):
             assert float(bar.get("width")) == pytest.approx(share * pixels, abs=0.03)
         ends = [float(bar.get("x")) + float(bar.get("width")) for bar in bars]
         assert [float(bar.get("x")) for bar in bars[1:]] == pytest.approx(ends[:-1], abs=0.03)
-        assert [bar.get("data-category") for bar in bars] == [c for c in CATEGORIES if c in found]
+        assert [bar.get("data-category") for bar in bars] == [c for c in CATEGORIES if c in bytes_by_category]
         # The line of the whole memory is where this bar would end if it were full.
         (whole,) = [mark for mark in svg.iter() if mark.get("class") == "bound whole"]
         left = float(bars[0].get("x"))
@@ -228,7 +228,7 @@ def test_memory_bars_are_the_plans_bytes(plan):
 
 def test_timeline_spans_are_the_plans_times(plan):
     svg = figure(parsed(render(plan)), "timeline")
-    own = {
+    seconds_of_kind = {
         "forward": [stage.predicted_forward_s for stage in plan.stages],
         "recompute": [stage.predicted_recompute_s for stage in plan.stages],
         "backward": [stage.predicted_backward_s for stage in plan.stages],
@@ -236,10 +236,10 @@ def test_timeline_spans_are_the_plans_times(plan):
     scales = []
     for kind in PASSES:
         groups = [group for group in svg.iter(f"{SVG}g") if group.get("class") == f"pass-{kind}"]
-        assert len(groups) == any(own[kind])
+        assert len(groups) == any(seconds_of_kind[kind])
         for bar in itertools.chain.from_iterable(drawn(group, "data-s") for group in groups):
             seconds = float(bar.get("data-s"))
-            assert seconds == pytest.approx(own[kind][int(bar.get("data-stage"))])
+            assert seconds == pytest.approx(seconds_of_kind[kind][int(bar.get("data-stage"))])
             if float(bar.get("width")) > 3:
                 scales.append(float(bar.get("width")) / seconds)
     assert max(scales) == pytest.approx(min(scales), rel=0.01)
@@ -249,14 +249,14 @@ def test_profile_bars_are_the_layers_times(plan):
     svg = figure(parsed(render(plan)), "profile")
     bars = drawn(svg, "data-pass")
     for pass_, name in (("f", "predicted_forward_s"), ("b", "predicted_backward_s")):
-        found = [float(bar.get("data-s")) for bar in bars if bar.get("data-pass") == pass_]
-        assert found == [getattr(layer, name) for layer in plan.profile if getattr(layer, name)]
+        bar_seconds = [float(bar.get("data-s")) for bar in bars if bar.get("data-pass") == pass_]
+        assert bar_seconds == [getattr(layer, name) for layer in plan.profile if getattr(layer, name)]
     strips = drawn(svg, "data-stage")
     assert [int(strip.get("data-stage")) for strip in strips] == list(range(plan.num_stages))
     seconds = [float(strip.get("data-s")) for strip in strips]
     assert sum(seconds) == pytest.approx(plan.profile[-1].predicted_cumulative_s)
-    for stage, own in zip(plan.stages, seconds):
-        assert own == pytest.approx(stage.predicted_forward_s + stage.predicted_backward_s)
+    for stage, stage_seconds in zip(plan.stages, seconds):
+        assert stage_seconds == pytest.approx(stage.predicted_forward_s + stage.predicted_backward_s)
     pixels = [float(strip.get("width")) for strip in strips]
     assert pixels == pytest.approx([s / sum(seconds) * sum(pixels) for s in seconds], abs=0.03)
     cuts = [mark for mark in svg.iter(f"{SVG}line") if mark.get("class") == "cut"]
@@ -398,8 +398,8 @@ def test_every_figure_says_that_it_is_predicted_and_what_it_shows(plan):
 
 
 def test_the_same_plan_gives_the_same_bytes(plan):
-    again = PipelinePlan.from_dict(plan.to_dict())
-    assert render(plan) == render(plan) == render(again)
+    restored = PipelinePlan.from_dict(plan.to_dict())
+    assert render(plan) == render(plan) == render(restored)
 
 
 def test_hostile_names_stay_text():
@@ -449,8 +449,8 @@ def test_labels_do_not_overlap_and_stay_inside(plan):
         for box in boxes:
             assert box[0] >= -0.5 and box[2] <= width + 0.5 and box[1] >= 0 and box[3] <= height, box
         for a, b in itertools.combinations(boxes, 2):
-            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-            assert apart, (a, b)
+            are_disjoint = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert are_disjoint, (a, b)
 
 
 def luminance(colour: str) -> float:

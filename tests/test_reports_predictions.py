@@ -21,8 +21,8 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
     scale = 7  # 40 pixels are shown 280 wide
     left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
     for row, colour in ((5, RIGHT and MISSED), (15, RIGHT), (25, FALSE)):
-        found = pixels[top + row * scale + 2, left + 2 * scale]
-        assert np.abs(found - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
+        pixel = pixels[top + row * scale + 2, left + 2 * scale]
+        assert np.abs(pixel - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
     assert pixels[top + 35 * scale, left + 30 * scale].tolist() == [100, 100, 100]
 
 

@@ -50,16 +50,16 @@ def test_numbers_as_text(show, value, text):
 
 def test_reports_format_bytes_and_counts_in_one_module():
     """Powers of 1024 and of 1000 are in one module with their units."""
-    own = re.compile(r"""2 ?\*\* ?[234]0\b.*iB|["'] ?[kMG]["']""")
+    pattern = re.compile(r"""2 ?\*\* ?[234]0\b.*iB|["'] ?[kMG]["']""")
     reports = Path(ipucnn.__file__).parent / "reports"
-    found = [
+    lines = [
         f"{path.name}: {line.strip()}"
         for path in sorted(reports.rglob("*.py"))
         if path.name != "units.py"
         for line in path.read_text(encoding="utf-8").splitlines()
-        if own.search(line)
+        if pattern.search(line)
     ]
-    assert found == []
+    assert lines == []
 
 
 def test_percentages_are_rounded_half_up():

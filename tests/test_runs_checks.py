@@ -129,10 +129,10 @@ def check(flags, **changes):
 @pytest.mark.parametrize(("name", "value", "lacking", "text", "having"), CASES)
 def test_options_without_effect_are_refused(name, value, lacking, text, having):
     flags = {**lacking, name: value, "device": "ipu"}
-    with pytest.raises(ConfigurationError) as found:
+    with pytest.raises(ConfigurationError) as raised:
         check(flags)
-    assert "--" + name.replace("_", "-") in found.value.message and text in found.value.message
-    assert found.value.hint.startswith("drop it")
+    assert "--" + name.replace("_", "-") in raised.value.message and text in raised.value.message
+    assert raised.value.hint.startswith("drop it")
     # A preset, a plan or a saved configuration may have it.
     for origin in ("preset toy", "plan p.yml", "run"):
         check(flags, **{name: origin})

@@ -52,10 +52,10 @@ VALUES = st.recursive(
 
 def places(value, path=()):
     """Returns the path to every value in nested mappings."""
-    found = [path] if path else []
+    paths = [path] if path else []
     for key, item in value.items() if isinstance(value, dict) else ():
-        found += places(item, (*path, key))
-    return found
+        paths += places(item, (*path, key))
+    return paths
 
 
 def test_complete_report_is_accepted(tmp_path):
@@ -75,9 +75,9 @@ def test_malformed_report_is_absent_or_can_be_shown(tmp_path_factory, place, val
     else:
         part[place[-1]] = value
     (folder / REPORT).write_text(json.dumps(report))
-    found = RunFolder(folder).read_report()
-    if found is not None:
-        assert report_rows(found, "r", None)
+    loaded = RunFolder(folder).read_report()
+    if loaded is not None:
+        assert report_rows(loaded, "r", None)
 
 
 @given(

@@ -51,11 +51,11 @@ def test_the_saved_configuration_gives_the_same_run(trained, run, tmp_path):
     folder, _, _ = trained
     code, _, err = run("train", "--config-path", folder / "config.yml", "--run-dir", tmp_path / "again")
     assert code == 0, err
-    first, again = (load_checkpoint(p / "checkpoints" / "last.npz") for p in (folder, tmp_path / "again"))
+    first, second = (load_checkpoint(p / "checkpoints" / "last.npz") for p in (folder, tmp_path / "again"))
     for name in first.weights:
-        np.testing.assert_array_equal(first.weights[name], again.weights[name], err_msg=name)
+        np.testing.assert_array_equal(first.weights[name], second.weights[name], err_msg=name)
     for name in first.slots:
-        np.testing.assert_array_equal(first.slots[name], again.slots[name], err_msg=name)
+        np.testing.assert_array_equal(first.slots[name], second.slots[name], err_msg=name)
 
 
 def test_evaluate_agrees_with_the_training_run(trained, run):

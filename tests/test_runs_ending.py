@@ -173,9 +173,9 @@ def test_mlperf_log_has_the_required_lines(lightly, run, tmp_path, whole):
     text = (tmp_path / "run" / "mlperf.log").read_text()
     entries = []
     for line in text.splitlines():
-        found = re.fullmatch(r":::MLLOG (\{.*\})", line)
-        assert found, line
-        entry = json.loads(found.group(1))
+        match = re.fullmatch(r":::MLLOG (\{.*\})", line)
+        assert match, line
+        entry = json.loads(match.group(1))
         assert list(entry) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
         assert entry["event_type"] in ("POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END")
         assert isinstance(entry["time_ms"], int) and isinstance(entry["metadata"]["lineno"], int)
@@ -222,13 +222,13 @@ class FakeWandb(types.ModuleType):
         (folder / "debug.log").write_text("")
         if self.refuses is not None:
             raise self.refuses
-        made = types.SimpleNamespace(
+        run = types.SimpleNamespace(
             name=name, tags=tags, id=id, config=config, dir=dir, points=[], exit_code=None
         )
-        made.log = lambda values, step: made.points.append((step, values))
-        made.finish = lambda exit_code: setattr(made, "exit_code", exit_code)
-        self.runs.append(made)
-        return made
+        run.log = lambda values, step: run.points.append((step, values))
+        run.finish = lambda exit_code: setattr(run, "exit_code", exit_code)
+        self.runs.append(run)
+        return run
 
 
 def test_weights_and_biases_gets_the_tensorboard_values(lightly, run, tmp_path, monkeypatch):

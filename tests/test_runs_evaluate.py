@@ -158,8 +158,16 @@ def test_segmentation_metrics_equal_a_naive_reference(loss):
         for image, mask in zip(logits.reshape(7, -1, 3), labels.reshape(7, -1)):
             p = np.array([probabilities_of(pixel) for pixel in image])[:, 1:]
             truth = np.stack([mask == 1, mask == 2], axis=1)
-            for own, wanted in zip(p.T, truth.T):  # each class alone, then their mean
-                value += (1 - (2 * (own * wanted).sum() + 1) / (own.sum() + wanted.sum() + 1)) / 2 / 7
+            for class_probability, class_truth in zip(p.T, truth.T):  # each class alone, then their mean
+                value += (
+                    (
+                        1
+                        - (2 * (class_probability * class_truth).sum() + 1)
+                        / (class_probability.sum() + class_truth.sum() + 1)
+                    )
+                    / 2
+                    / 7
+                )
     assert result["loss"] == pytest.approx(value, abs=1e-6)
 
 
@@ -186,8 +194,10 @@ def test_sums_over_a_large_set_stay_exact():
         labels = rng.integers(0, 3, 10_000)
         totals.add(logits, labels)
         wide = logits.astype(np.longdouble)
-        own = np.take_along_axis(wide, labels[:, None], 1)[:, 0]
-        losses += (np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - own).tolist()
+        label_logits = np.take_along_axis(wide, labels[:, None], 1)[:, 0]
+        losses += (
+            np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - label_logits
+        ).tolist()
     assert totals.result()["loss"] == pytest.approx(math.fsum(losses) / 200_000, abs=1e-10)
     assert int(totals.confusion.sum()) == 200_000
 
@@ -226,12 +236,12 @@ def test_batch_size_does_not_change_the_metrics(trained, run):
     first = evaluated(run, trained)
     assert first["measured"]["samples"] == first["dataset"]["size"] == 37
     for micro_batch, replicas in ((1, 1), (5, 3), (64, 2)):
-        again = evaluated(
+        other_batch = evaluated(
             run, trained, "--validation-micro-batch-size", micro_batch, "--validation-num-replicas", replicas
         )
-        assert again["confusion_matrix"] == first["confusion_matrix"]
+        assert other_batch["confusion_matrix"] == first["confusion_matrix"]
         for name, value in first["measured"].items():
-            assert again["measured"][name] == pytest.approx(value, abs=1e-6)
+            assert other_batch["measured"][name] == pytest.approx(value, abs=1e-6)
 
 
 def test_json_is_consistent_with_itself_and_the_predictions(trained, run, tmp_path):

@@ -94,8 +94,8 @@ def on_host_of(model):
         "--json",
         *DATA,
     ]
-    again = ["train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json"]
-    return ["train", model, *words], [["evaluate", "r", "--json"], again]
+    continue_words = ["train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json"]
+    return ["train", model, *words], [["evaluate", "r", "--json"], continue_words]
 
 
 def in_replicas(run_dir):
@@ -129,12 +129,12 @@ def test_each_keras_reads_the_checkpoints_of_the_other(tmp_path, capfd, monkeypa
     train_on_ipus, evaluate_on_host = in_replicas("of_ipus")
     train_there, evaluate_here = in_replicas("of_the_other")
     trained, on_ipus = here(train), here(train_on_ipus, on_double=True)
-    found, continued, of_ipus, theirs = several(
+    evaluated, continued, of_ipus, theirs = several(
         OTHER,
         *((False, words) for words in (*looks, evaluate_on_host, train_there)),
         cwd=tmp_path,
     )
-    check(trained, found["measured"], 100)
+    check(trained, evaluated["measured"], 100)
     # Training continues from the same place.
     assert continued["measured"]["first_weight_update"] > 0
     check(on_ipus, of_ipus["measured"], 64)

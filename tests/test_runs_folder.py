@@ -33,8 +33,8 @@ def test_simultaneous_processes_get_a_folder_each(here):
         "    claim = claim_default('lenet', 'digits'); print(claim.path.name)\n"
         "    (claim.path / 'config.yml').write_text('model-name: lenet'); claim.unlock()\n"
     )
-    own = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": own}
+    environment = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     both = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
     for process in both:
         process.stdin.write("x")
@@ -63,9 +63,9 @@ def test_leftovers_of_a_killed_process_are_never_resumed(here):
 
 def test_a_root_that_is_a_file_is_refused(here):
     Path("runs").write_text("a")
-    with pytest.raises(DataError, match="runs") as found:
+    with pytest.raises(DataError, match="runs") as raised:
         claim_default("lenet", "digits")
-    assert found.value.hint
+    assert raised.value.hint
 
 
 def make_run(**flags):

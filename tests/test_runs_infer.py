@@ -63,8 +63,10 @@ def test_images_are_found_in_files_folders_and_patterns(images, monkeypatch):
     paths, problems = find_images(["absent.png", "no*.png", "in/0.png"])
     assert paths == ["in/0.png"] and len(problems) == 2
     (images / "strange[1].png").write_bytes(b"")
-    once, _ = find_images(["in/1.png", "in", "in/*.png", "./in/0.png"])
-    assert once[0] == "in/1.png" and sorted(once[1:]) == sorted(set(find_images(["in"])[0]) - {"in/1.png"})
+    without_duplicates, _ = find_images(["in/1.png", "in", "in/*.png", "./in/0.png"])
+    assert without_duplicates[0] == "in/1.png" and sorted(without_duplicates[1:]) == sorted(
+        set(find_images(["in"])[0]) - {"in/1.png"}
+    )
     assert find_images(["in/strange[1].png"])[0] == ["in/strange[1].png"]
 
 

@@ -84,8 +84,8 @@ def test_mean_and_deviation_are_over_the_folds(whole):
         assert report["mean"][key] == pytest.approx(values.mean())
         assert report["std"][key] == pytest.approx(values.std(ddof=1))
         for row in report["folds"]:
-            own = json.loads((whole / row["run"] / "report.json").read_text())
-            assert own["validation"][key] == row["validation"][key]
+            fold_report = json.loads((whole / row["run"] / "report.json").read_text())
+            assert fold_report["validation"][key] == row["validation"][key]
     assert mean_and_deviation([3.0]) == (3.0, None)
 
 
@@ -302,5 +302,5 @@ def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, capsys):
     assert cli.run(command.split()[1:]) == 0
     assert "continuing after weight update" in capsys.readouterr().err
     (row,) = folds_of(folder)["folds"]
-    own = json.loads((folder / "fold-1" / "report.json").read_text())
-    assert row["train_s"] > own["measured"]["train_s"]
+    fold_report = json.loads((folder / "fold-1" / "report.json").read_text())
+    assert row["train_s"] > fold_report["measured"]["train_s"]

@@ -66,10 +66,10 @@ def test_masks_of_a_volume_and_a_picture(trained, network, run, tmp_path):
     Image.fromarray(tissue(3, 7, 90)).save(str(tmp_path / "in" / "wide.png"))
     code, out, err = run("infer", trained, "in", "--output", "out", "--overlay", "--json")
     assert code == 0 and "images/s, measured on CPU" in err
-    found = json.loads(out)
-    assert [row["pages"] for row in found["results"]] == [3, 1]
-    assert found["measured"]["pages"] == 4 and found["measured"]["images_per_s"] > 0
-    assert found["share_of"] == "membrane"
+    printed = json.loads(out)
+    assert [row["pages"] for row in printed["results"]] == [3, 1]
+    assert printed["measured"]["pages"] == 4 and printed["measured"]["images_per_s"] > 0
+    assert printed["share_of"] == "membrane"
     out = tmp_path / "out"
     assert sorted(p.name for p in out.iterdir()) == sorted(
         ["contact-sheet.png"]
@@ -82,12 +82,12 @@ def test_masks_of_a_volume_and_a_picture(trained, network, run, tmp_path):
     np.testing.assert_allclose(stored, expected, atol=1e-6)
     np.testing.assert_array_equal(read_pages(out / "vol-mask.tif"), np.where(np.array(stored) > 0.5, 255, 0))
     shares = np.mean(np.array(stored) <= 0.5)
-    assert found["results"][0]["share"] == pytest.approx(shares, abs=1e-6)
+    assert printed["results"][0]["share"] == pytest.approx(shares, abs=1e-6)
     (small,) = read_pages(out / "wide-probability.png")
     (mask,) = read_pages(out / "wide-mask.png")
-    own = foreground_probability(network.logits(tissue(3, 7, 90)[..., None]))
-    np.testing.assert_allclose(small / 65535, own, atol=1e-5)
-    np.testing.assert_array_equal(mask, np.where(own > 0.5, 255, 0))
+    foreground = foreground_probability(network.logits(tissue(3, 7, 90)[..., None]))
+    np.testing.assert_allclose(small / 65535, foreground, atol=1e-5)
+    np.testing.assert_array_equal(mask, np.where(foreground > 0.5, 255, 0))
     for drawn, page, probability in zip(read_pages(out / "vol-overlay.tif"), pages, stored):
         expected = overlay(page[..., None], (probability > 0.5).astype(int), class_colours(2), shown=0)
         np.testing.assert_array_equal(drawn, expected)
@@ -145,9 +145,13 @@ def test_each_class_has_a_probability_and_a_colour(tmp_path, of_masks):
     np.testing.assert_array_equal(masks, logits.argmax(-1))
     tints = of_masks or ((0, 0, 0), (213, 94, 0), (0, 114, 178), (0, 158, 115))
     for page, row, column in np.ndindex(2, 6, 7):
-        own, drawn = images[page, row, column], overlays[page][row, column].astype(int)
-        found = masks[page][row, column]
-        expected = [0.4 * int(p) + 0.6 * t for p, t in zip(own, tints[found])] if found else own.astype(int)
+        original, drawn = images[page, row, column], overlays[page][row, column].astype(int)
+        predicted = masks[page][row, column]
+        expected = (
+            [0.4 * int(p) + 0.6 * t for p, t in zip(original, tints[predicted])]
+            if predicted
+            else original.astype(int)
+        )
         assert np.abs(drawn - expected).max() <= 0.5
 
 
@@ -204,12 +208,12 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     assert code == 0 and "Dice of green cells" in out and "mean Dice, IoU" in out
     assert "mean Dice 0." in run("runs", ".", columns=200)[1]
     code, out, _ = run("evaluate", "r", "--contact-sheet", "worst.png", "--json")
-    found = json.loads(out)
-    confusion = np.array(found["confusion_matrix"])
+    printed = json.loads(out)
+    confusion = np.array(printed["confusion_matrix"])
     assert confusion.shape == (3, 3) and confusion.sum() == 1600
     for k in range(3):
         both = confusion[k].sum() + confusion[:, k].sum()
-        assert found["segmentation"]["dice"][k] == pytest.approx(2 * confusion[k, k] / both if both else 0)
+        assert printed["segmentation"]["dice"][k] == pytest.approx(2 * confusion[k, k] / both if both else 0)
     code, out, _ = run("infer", "r", "set/images/3.png", "--output", "o", "--overlay", "--json")
     (mask,) = read_pages(tmp_path / "o" / "3-mask.png")
     (row,) = json.loads(out)["results"]
@@ -421,11 +425,11 @@ def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
 def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
     code, out, _ = run("evaluate", trained, "--json", "--contact-sheet", "worst.png")
     assert code == 0
-    found = json.loads(out)
+    printed = json.loads(out)
     source = open_membranes(204, 204, 7)
     opened = open_trained(Named("evaluate", str(trained), {}))
     kept = opened.source.eval
-    assert len(kept) == 2 and found["dataset"]["stored"] == len(source.eval)
+    assert len(kept) == 2 and printed["dataset"]["stored"] == len(source.eval)
     totals, scores = EvaluationTotals(2, "bce_dice"), SegmentScores()
     counts = np.zeros((2, 2))
     for image, truth in zip(kept.images, kept.labels):
@@ -435,10 +439,10 @@ def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
         for true in (0, 1):
             for guess in (0, 1):
                 counts[true, guess] += ((truth == true) & (logits.argmax(-1) == guess)).sum()
-    assert found["confusion_matrix"] == counts.astype(int).tolist()
+    assert printed["confusion_matrix"] == counts.astype(int).tolist()
     for name, value in totals.result().items():
-        assert found["measured"][name] == pytest.approx(value, abs=1e-6), name
-    segmentation, expected = found["segmentation"], scores.result()
+        assert printed["measured"][name] == pytest.approx(value, abs=1e-6), name
+    segmentation, expected = printed["segmentation"], scores.result()
     assert set(expected) == set(SCORES) == set(segmentation["scores"])
     for part in SCORES:
         assert segmentation["scores"][part]["score"] == pytest.approx(expected[part]["score"])
@@ -478,10 +482,10 @@ def pairs(folder):
 def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
     shutil.copytree(trained, tmp_path / "run")
     options = [] if data == "membranes" else ["--dataset", pairs(tmp_path / data)]
-    found = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
-    best = found["threshold"]
+    segmentation = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
+    best = segmentation["threshold"]
     if data == "membranes":
-        assert (best["of"], best["value"]) == ("V^Rand", found["scores"]["rand"]["best"]["threshold"])
+        assert (best["of"], best["value"]) == ("V^Rand", segmentation["scores"]["rand"]["best"]["threshold"])
     else:
         with Image.open(str(tmp_path / data / "images" / "1.png")) as image, Image.open(
             str(tmp_path / data / "masks" / "1.png")
@@ -499,13 +503,13 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run
     assert value == best["value"]
     folder.write_text(json.dumps({updates: 0.3}))
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    own = foreground_probability(network.logits(tissue(0)[..., None]))
+    probability = foreground_probability(network.logits(tissue(0)[..., None]))
     for typed, threshold in (([], 0.3), (["--threshold", "0.7"], 0.7)):
         code, out, err = run("infer", "run", "x.png", "--output", "o", "--json", *typed)
         assert code == 0 and ("above a probability of 0.3" in err) == (not typed)
         assert json.loads(out)["threshold"] == threshold
         (mask,) = read_pages(tmp_path / "o" / "x-mask.png")
-        np.testing.assert_array_equal(mask, np.where(own > threshold, 255, 0))
+        np.testing.assert_array_equal(mask, np.where(probability > threshold, 255, 0))
     # Another checkpoint has no recommended threshold.
     folder.write_text(json.dumps({"1" + updates: 0.3}))
     assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5

@@ -112,11 +112,11 @@ def files(folder):
 
 
 def assert_same(folder, expected, names=None):
-    found = files(folder)
+    present = files(folder)
     if names is None:
-        assert sorted(found) == sorted(expected)
+        assert sorted(present) == sorted(expected)
     for name in expected if names is None else names:
-        assert found[name] == expected[name], f"{name} differs"
+        assert present[name] == expected[name], f"{name} differs"
 
 
 def refused(capsys, words, code, *texts):
@@ -550,10 +550,10 @@ def test_print_config_shows_the_continued_run(cut_run, capsys):
 def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     train(tmp_path / "r", ckpts_per_epoch="1")
     rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    wanted = [row for row in rows if row["event"] == "validation"]
+    validations = [row for row in rows if row["event"] == "validation"]
     train(tmp_path / "v", training="false", checkpoint_input_dir="r/checkpoints")
     rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
-    assert rows == wanted and len(rows) == 2
+    assert rows == validations and len(rows) == 2
     assert not any((tmp_path / "v" / "checkpoints").iterdir())
 
 

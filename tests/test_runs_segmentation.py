@@ -135,8 +135,8 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
     inner = slice(128, 142)  # at least 107 pixels from all borders in both images
     for shift, same in ((16, True), (1, False), (8, False)):
         moved = network.logits(image[shift:, shift:])
-        there = slice(inner.start - shift, inner.stop - shift)
-        gap = np.abs(moved[there, there] - whole[inner, inner]).max()
+        shifted = slice(inner.start - shift, inner.stop - shift)
+        gap = np.abs(moved[shifted, shifted] - whole[inner, inner]).max()
         assert (gap < 1e-5) == same, (shift, gap)
     changed = image.copy()
     changed[200:] = 0
@@ -186,9 +186,9 @@ def test_views_are_averaged_as_probabilities(trained, views):
         expected.append(np.fliplr(back) if flip else back)
     assert len({turns for _, turns in chosen}) == {2: 1, 4: 2, 8: 4}[views]
     network = TiledNetwork(trained, 204, views=views)
-    found = np.exp(network.logits(image))
-    np.testing.assert_allclose(found, np.mean(expected, axis=0), atol=1e-6)
-    assert np.abs(found - expected[0]).max() > 1e-4
+    probabilities = np.exp(network.logits(image))
+    np.testing.assert_allclose(probabilities, np.mean(expected, axis=0), atol=1e-6)
+    assert np.abs(probabilities - expected[0]).max() > 1e-4
 
 
 def test_other_numbers_of_views_are_refused(trained):

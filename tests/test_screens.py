@@ -184,10 +184,10 @@ def checked(text):
 
 def words(lines):
     """Returns words with letters, without surrounding punctuation."""
-    found = re.split(r"[\s│]+", " ".join(lines))
+    parts = re.split(r"[\s│]+", " ".join(lines))
     return {
         word
-        for word in (one.strip(".,;:()'\"`") for one in found)
+        for word in (one.strip(".,;:()'\"`") for one in parts)
         if re.search("[A-Za-z]{2}", word) and "/" not in word
     }
 

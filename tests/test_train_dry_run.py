@@ -159,8 +159,8 @@ def test_dry_run_has_the_program_of_the_run(capsys, here):
     ],
 )
 def test_impossible_dry_runs_are_refused_and_leave_no_files(capsys, here, arguments, code, message):
-    found, out, err = run(capsys, *arguments)
-    assert (found, out) == (code, "") and message in " ".join(err.split()) and "hint:" in err
+    exit_code, out, err = run(capsys, *arguments)
+    assert (exit_code, out) == (code, "") and message in " ".join(err.split()) and "hint:" in err
     assert list(here.iterdir()) == []
 
 

@@ -286,16 +286,16 @@ def test_executions_end_where_a_naive_loop_stops(updates, epochs, logs, checkpoi
 
     def stops(frequency):
         """Returns the weight updates after which something is due, counted one by one."""
-        whole, wanted = (updates, frequency) if frequency >= 1 else (total, frequency * epochs)
+        whole, due = (updates, frequency) if frequency >= 1 else (total, frequency * epochs)
         possible = [n for n in range(1, whole + 1) if whole % n == 0]
-        number = min(possible, key=lambda n: (abs(n - wanted), n))
+        number = min(possible, key=lambda n: (abs(n - due), n))
         return [done for done in range(1, total + 1) if done % (whole // number) == 0]
 
     logged = stops(logs) if logs else [total]
     saved = stops(checkpoints) if checkpoints else []
     more_frequent = len(saved) > len(logged)
-    wanted = sorted(set(logged) | (set(saved) if more_frequent else set()))
-    length = next(n for n in range(total, 0, -1) if total % n == 0 and all(done % n == 0 for done in wanted))
+    due = sorted(set(logged) | (set(saved) if more_frequent else set()))
+    length = next(n for n in range(total, 0, -1) if total % n == 0 and all(done % n == 0 for done in due))
     assert program.weight_updates_per_execution == length
     assert program.num_executions * length == total
     ends = range(1, program.num_executions + 1)
@@ -320,8 +320,8 @@ def test_validations_fall_on_executions(logs, validation_freq):
     values = dict(micro_batch_size=1, gradient_accumulation_count=1, num_epochs=6, logs_per_epoch=logs)
     values.update(validation_freq=validation_freq)
     # This number of executions is nearest to the requested one, and at least one.
-    wanted = logs * validation_freq
-    nearest = min(range(1, 100), key=lambda n: abs(n - wanted)) if wanted else 0
+    per_epoch = logs * validation_freq
+    nearest = min(range(1, 100), key=lambda n: abs(n - per_epoch)) if per_epoch else 0
     assert program_of(8, **values).executions_per_validation == nearest
     assert program_of(8, validation=False, **values).executions_per_validation == 0
 
@@ -480,6 +480,6 @@ def test_program_saved_before_an_option_existed_has_it_off():
 def test_number_of_events_is_the_closest_possible(updates, epochs, frequency):
     assume(frequency)
     between = batching.updates_per_event(updates, epochs, frequency)
-    whole, wanted = (updates, frequency) if frequency >= 1 else (updates * epochs, frequency * epochs)
+    whole, num_events = (updates, frequency) if frequency >= 1 else (updates * epochs, frequency * epochs)
     assert whole % between == 0
-    assert all(abs(whole // between - wanted) <= abs(d - wanted) for d in batching.divisors(whole))
+    assert all(abs(whole // between - num_events) <= abs(d - num_events) for d in batching.divisors(whole))

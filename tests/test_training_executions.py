@@ -44,19 +44,19 @@ class Stub(Session):
 
 def events_of(program, slice_length, stop_after):
     """Returns the events in order; after ``stop_after`` events a new session takes over the state."""
-    session, found, seen = Stub(program, slice_length), [], 0
+    session, events, seen = Stub(program, slice_length), [], 0
     iterator = session.train(None)
     while True:
         event = next(iterator, None)
         if event is None:
-            return found
+            return events
         seen += 1
         if not isinstance(event, Progress):
             # Like the recorder: handled first, then counted.
             if isinstance(event, ExecutionFinished) and event.is_logged:
-                found.append(("log", event.weight_updates, event.metrics["loss"], event.metrics["accuracy"]))
+                events.append(("log", event.weight_updates, event.metrics["loss"], event.metrics["accuracy"]))
             elif isinstance(event, (ValidationDue, CheckpointDue)):
-                found.append((type(event).__name__, event.weight_updates))
+                events.append((type(event).__name__, event.weight_updates))
             session.state.events_done += 1
         if seen == stop_after:
             state = session.state

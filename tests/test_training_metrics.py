@@ -58,11 +58,13 @@ def test_dice_loss_is_the_mean_of_classes_and_figures_are_per_class():
     totals = MetricTotals()
     for i in range(2):
         part, truth = softmax(logits[2 * i : 2 * i + 2]), labels[2 * i : 2 * i + 2]
-        own = []
+        class_scores = []
         for k in (1, 2):
             shares = part[..., k] * (truth >= 0)
-            own.append(1 - (2 * (shares * (truth == k)).sum() + 1) / (shares.sum() + (truth == k).sum() + 1))
-        assert fused[i] == pytest.approx(np.mean(own), rel=1e-5)
+            class_scores.append(
+                1 - (2 * (shares * (truth == k)).sum() + 1) / (shares.sum() + (truth == k).sum() + 1)
+            )
+        assert fused[i] == pytest.approx(np.mean(class_scores), rel=1e-5)
         half = slice(2 * i, 2 * i + 2)
         totals.add(batch_sums(tf.constant(logits[half]), tf.constant(truth), tf.ones(2), tf.zeros(2)))
     result, predicted = totals.result(), logits.argmax(-1)
@@ -73,10 +75,10 @@ def test_dice_loss_is_the_mean_of_classes_and_figures_are_per_class():
     assert result["dice"] == pytest.approx((result["dice_class_1"] + result["dice_class_2"]) / 2)
     # Evaluation's own sums, each sample alone
     known = np.maximum(labels, 0)
-    wanted = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]
+    expected = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]
     sums = EvaluationTotals(3, "bce_dice")
     sums.add(logits, known)
-    assert sums.result()["loss"] == pytest.approx(np.mean(wanted), rel=1e-5)
+    assert sums.result()["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
 
 
 @settings(max_examples=15)
@@ -128,12 +130,12 @@ def test_uniform_or_non_finite_logits_do_not_count_as_right():
 def numpy_segmentation(logits, labels):
     """Computes Dice, IoU and pixel accuracy of both classes by their definitions, over the pixels that count."""
     known = labels >= 0
-    found, truth = logits.argmax(-1)[known], labels[known]
-    result = {"accuracy": (found == truth).mean()}
+    predicted, truth = logits.argmax(-1)[known], labels[known]
+    result = {"accuracy": (predicted == truth).mean()}
     for key, k in (("dice", 1), ("dice_background", 0)):
-        a, b = found == k, truth == k
+        a, b = predicted == k, truth == k
         result[key] = 2 * (a & b).sum() / (a.sum() + b.sum()) if a.any() or b.any() else 1.0
-    a, b = found == 1, truth == 1
+    a, b = predicted == 1, truth == 1
     result["iou"] = (a & b).sum() / (a | b).sum() if (a | b).any() else 1.0
     result["dice_all_foreground"] = 2 * b.sum() / (len(b) + b.sum())
     return result

@@ -55,14 +55,14 @@ def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilo
 
 def naive_scale(beyond, num_gradients, start=1.0):
     """Returns the scale before each weight update and after the last; ``beyond``: gradients beyond 2**13 in each."""
-    scale, found, seen, scales = start, 0, 0, [start]
+    scale, num_beyond, seen, scales = start, 0, 0, [start]
     for update, count in enumerate(beyond):
-        found, seen = found + count, seen + num_gradients
+        num_beyond, seen = num_beyond + count, seen + num_gradients
         if (update + 1) % 8 == 0:
-            moved = scale / 2 if found / seen > 1e-5 else scale * 2
+            moved = scale / 2 if num_beyond / seen > 1e-5 else scale * 2
             if 1 <= moved < 32768:
                 scale = moved
-            found = seen = 0
+            num_beyond = seen = 0
         scales.append(scale)
     return scales
 
@@ -81,8 +81,8 @@ def test_loss_scale_equals_a_numpy_loop(beyond, size):
         assert scale == expected[update]
         gradient = np.full(size, 8192.0, np.float32)  # just within the bound
         gradient[:count] = np.nextafter(np.float32(8192), np.float32(9000))
-        found, far = scaler.unscaled([tf.constant(gradient * sign)])
-        np.testing.assert_array_equal(found[0].numpy(), gradient * sign / np.float32(scale))
+        unscaled, far = scaler.unscaled([tf.constant(gradient * sign)])
+        np.testing.assert_array_equal(unscaled[0].numpy(), gradient * sign / np.float32(scale))
         scaler.rescale(far, tf.constant(update, tf.int64))
     assert float(scaler.factor.numpy()) == expected[-1]
     assert float(scaler.factor.numpy()) <= 16384
@@ -99,8 +99,8 @@ def train(session, program, images, labels, state=None):
     """Weights, slots and finished executions."""
     plain = ("sgd", {"momentum": 0}, {})
     rate = constant(1e-3)
-    found = run(session, make_model("none"), program, plain, images, labels, state=state, schedule=rate)
-    return *found[:2], [event for event in found.events if isinstance(event, ExecutionFinished)]
+    result = run(session, make_model("none"), program, plain, images, labels, state=state, schedule=rate)
+    return *result[:2], [event for event in result.events if isinstance(event, ExecutionFinished)]
 
 
 def scaled_program(updates, replicas=2, **changes):
@@ -160,9 +160,9 @@ def test_large_gradients_halve_the_scale_and_continued_runs_keep_it(name, precis
         assert middle[1]["loss_scale/beyond"] > 0
         rest = train(session_on(name, whole), whole, images, labels, (*middle[:2], 12))
     assert [event.loss_scaling for event in rest[2]] == scales[3:]
-    for found, expected in zip(rest[:2], first[:2]):
+    for actual, expected in zip(rest[:2], first[:2]):
         for key in expected:
-            np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+            np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,12 @@ def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
         np.concatenate(parts) for parts in zip(*batches.take(2 * epoch // size).as_numpy_iterator())
     )
     for turn in range(2):
-        own = slice(turn * epoch, (turn + 1) * epoch)
-        np.testing.assert_array_equal(weights[own], [1.0] * number + [0.0] * (epoch - number))
-        counted = labels[own][weights[own] > 0]
+        epoch_part = slice(turn * epoch, (turn + 1) * epoch)
+        np.testing.assert_array_equal(weights[epoch_part], [1.0] * number + [0.0] * (epoch - number))
+        counted = labels[epoch_part][weights[epoch_part] > 0]
         np.testing.assert_array_equal(np.bincount(counted), np.bincount(source.train.labels))
         if not augment:
-            seen = sorted(image.tobytes() for image in images[own][:number])
+            seen = sorted(image.tobytes() for image in images[epoch_part][:number])
             first = sorted(image.tobytes() for image in images[:number])
             assert seen == first
 

@@ -115,11 +115,11 @@ def test_images_are_mixed_and_erased_as_in_loops(size, count, alphas, erasing, s
     labels = rng.integers(0, 6, size * count).astype(np.int32)
     tickets = [rng.integers(0, 1000, size * count) for _ in range(3)]
     mean = rng.uniform(0, 255, shape[2])
-    found, truth = mixing.apply(
+    mixed_images, truth = mixing.apply(
         tf.constant(images), tf.constant(labels), seed, tuple(map(tf.constant, tickets)), mean
     )
     expected, expected_truth = naive(mixing, images, labels, seed, tickets, mean)
-    np.testing.assert_allclose(found.numpy(), expected, atol=0.3)  # the sum is accurate to 1e-3
+    np.testing.assert_allclose(mixed_images.numpy(), expected, atol=0.3)  # the sum is accurate to 1e-3
     np.testing.assert_allclose(truth.numpy(), expected_truth, atol=1e-3)
 
 
@@ -148,21 +148,21 @@ def test_the_loss_of_mixed_labels(smoothing, seed):
     mixed = share * np.eye(4)[labels[0]] + (1 - share) * np.eye(4)[labels[1]]
     smooth = (1 - smoothing) * mixed + smoothing / 4
     logarithms = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
-    found = cross_entropy_per_sample(tf.constant(logits), tf.constant(mixed, tf.float32), smoothing)
-    np.testing.assert_allclose(found.numpy(), -(smooth * logarithms).sum(axis=1), rtol=1e-5, atol=1e-5)
+    losses = cross_entropy_per_sample(tf.constant(logits), tf.constant(mixed, tf.float32), smoothing)
+    np.testing.assert_allclose(losses.numpy(), -(smooth * logarithms).sum(axis=1), rtol=1e-5, atol=1e-5)
     assert class_numbers(tf.constant(mixed, tf.float32)).numpy().tolist() == mixed.argmax(axis=1).tolist()
 
 
 def test_overflowing_gradient_norm_stops_the_run():
     from ipucnn.training.optimizers import Optimizer, make_settings
 
-    own = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
-    optimizer = Optimizer(own, [tf.Variable([0.0, 0.0]), tf.Variable([0.0])], ["a", "b"])
+    settings = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
+    optimizer = Optimizer(settings, [tf.Variable([0.0, 0.0]), tf.Variable([0.0])], ["a", "b"])
     for first in ([3e19, 1e19], [float("inf"), 1.0], [float("nan"), 1.0]):
-        found = optimizer.clipped([tf.constant(first), tf.constant([1.0])])
-        assert all(np.isnan(g.numpy()).all() for g in found)
-    found = optimizer.clipped([tf.constant([3.0, 0.0]), tf.constant([4.0])])
-    np.testing.assert_allclose(np.concatenate([g.numpy() for g in found]), [0.6, 0.0, 0.8], rtol=1e-6)
+        clipped = optimizer.clipped([tf.constant(first), tf.constant([1.0])])
+        assert all(np.isnan(g.numpy()).all() for g in clipped)
+    clipped = optimizer.clipped([tf.constant([3.0, 0.0]), tf.constant([4.0])])
+    np.testing.assert_allclose(np.concatenate([g.numpy() for g in clipped]), [0.6, 0.0, 0.8], rtol=1e-6)
 
 
 def weights_of(folder):
@@ -259,11 +259,11 @@ def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_p
     assert code == 0, err
     one, other = weights_of(tmp_path / "host"), weights_of(tmp_path / "ipu")
     assert any(name.endswith("/running") for name in one.slots) and list(one.slots) == list(other.slots)
-    for found, expected in ((other.weights, one.weights), (other.slots, one.slots)):
+    for actual, expected in ((other.weights, one.weights), (other.slots, one.slots)):
         for name, value in expected.items():
             # The SDK's moving statistics in a pipeline are undefined, and so are averages of them.
-            if found is other.weights or "/moving_" not in name:
-                np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-4, err_msg=name)
+            if actual is other.weights or "/moving_" not in name:
+                np.testing.assert_allclose(actual[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
 def test_dry_run_lists_the_recipes(run, tmp_path):
@@ -318,8 +318,8 @@ def test_contradictory_recipes_are_refused(run, tmp_path, model, flags, text):
 
 def test_statistics_moved_once_per_update_are_not_clipped(run, tmp_path):
     """On IPUs custom_batch_norm passes them as gradients; its averages follow the weight updates, too."""
-    own = ("--norm-layer", "custom_batch_norm", "--clip-gradient-norm", 0.5, "--ema-decay", 0.9)
-    flags = (*TRAIN, *own, "--num-replicas", 2)
+    options = ("--norm-layer", "custom_batch_norm", "--clip-gradient-norm", 0.5, "--ema-decay", 0.9)
+    flags = (*TRAIN, *options, "--num-replicas", 2)
     assert run(*flags, "--device", "cpu", "--run-dir", "cpu")[0] == 0
     with installed():
         assert run(*flags, "--device", "ipu", "--run-dir", "ipu")[0] == 0

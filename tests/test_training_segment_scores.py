@@ -22,21 +22,21 @@ from ipucnn.training.metrics import (
 def naive_components(mask):
     """Flood-fills over 4 neighbours, in plain Python."""
     height, width = mask.shape
-    found = np.zeros(mask.shape, int)
+    labels = np.zeros(mask.shape, int)
     count = 0
     for start in zip(*np.nonzero(mask)):
-        if found[start]:
+        if labels[start]:
             continue
         count += 1
         waiting = [start]
-        found[start] = count
+        labels[start] = count
         while waiting:
             row, column = waiting.pop()
             for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-                if 0 <= r < height and 0 <= c < width and mask[r, c] and not found[r, c]:
-                    found[r, c] = count
+                if 0 <= r < height and 0 <= c < width and mask[r, c] and not labels[r, c]:
+                    labels[r, c] = count
                     waiting.append((r, c))
-    return found
+    return labels
 
 
 def neighbours(pixel):
@@ -47,36 +47,36 @@ def neighbours(pixel):
 
 def naive_watershed(heights):
     """Floods an image of any heights as Vincent and Soille, pixels column by column; {pixel: basin or 0}."""
-    found, basins = {}, 0
+    basin_of, basins = {}, 0
     for height in sorted(set(heights.values())):
         level = sorted(pixel for pixel in heights if heights[pixel] == height)
-        found.update(dict.fromkeys(level, "dry"))
-        flooded = [p for p in level if any(isinstance(found.get(n), int) for n in neighbours(p))]
-        found.update(dict.fromkeys(flooded, "waiting"))
+        basin_of.update(dict.fromkeys(level, "dry"))
+        flooded = [p for p in level if any(isinstance(basin_of.get(n), int) for n in neighbours(p))]
+        basin_of.update(dict.fromkeys(flooded, "waiting"))
         while flooded:
             pixel = flooded.pop(0)
             for n in neighbours(pixel):
-                if found.get(n) == "dry":
-                    found[n] = "waiting"
+                if basin_of.get(n) == "dry":
+                    basin_of[n] = "waiting"
                     flooded.append(n)
-            around = {found[n] for n in neighbours(pixel) if isinstance(found.get(n), int)} - {0}
-            found[pixel] = around.pop() if len(around) == 1 else 0
+            around = {basin_of[n] for n in neighbours(pixel) if isinstance(basin_of.get(n), int)} - {0}
+            basin_of[pixel] = around.pop() if len(around) == 1 else 0
         for pixel in level:  # pixels that no water has reached become a new basin
-            if found[pixel] == "dry":
+            if basin_of[pixel] == "dry":
                 basins += 1
                 reached = [pixel]
                 while reached:
                     one = reached.pop()
-                    found[one] = basins
-                    reached += [n for n in neighbours(one) if found.get(n) == "dry"]
-    return found
+                    basin_of[one] = basins
+                    reached += [n for n in neighbours(one) if basin_of.get(n) == "dry"]
+    return basin_of
 
 
 def naive_thinned(mask):
     """Returns components of the watershed of a mask in which cells lie below membranes."""
     heights = {(x, y): 0 if cell else 255 for (y, x), cell in np.ndenumerate(mask)}
-    found = naive_watershed(heights)
-    return np.array([[found[x, y] for x in range(mask.shape[1])] for y in range(mask.shape[0])])
+    basin_of = naive_watershed(heights)
+    return np.array([[basin_of[x, y] for x in range(mask.shape[1])] for y in range(mask.shape[0])])
 
 
 def naive_scores(predicted, truth, components=naive_components):
@@ -86,11 +86,11 @@ def naive_scores(predicted, truth, components=naive_components):
     for row in range(truth.shape[0]):
         for column in range(truth.shape[1]):
             if t[row, column]:
-                own = s[row, column]
-                if not own:
+                cell_term = s[row, column]
+                if not cell_term:
                     alone += 1
-                    own = -alone
-                joint[own, t[row, column]] += 1
+                    cell_term = -alone
+                joint[cell_term, t[row, column]] += 1
     n = sum(joint.values())
     in_s, in_t = Counter(), Counter()
     for (i, j), count in joint.items():
@@ -140,8 +140,8 @@ def test_scores_after_thinning_are_those_of_the_watershed(pair):
     assert ((thinned > 0) == (expected > 0)).all()
     # The same components, whatever their numbers.
     assert len(set(zip(thinned.flat, expected.flat))) == len(set(expected.flat)) == len(set(thinned.flat))
-    for got, wanted in zip(scores(*pair, thin=True), naive_scores(*pair, components=naive_thinned)):
-        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
+    for got, naive in zip(scores(*pair, thin=True), naive_scores(*pair, components=naive_thinned)):
+        np.testing.assert_allclose(got, naive, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=25)
@@ -167,8 +167,8 @@ def test_a_wide_membrane_becomes_a_line():
         "#.#.# ..... #.#.#": "10203 00000 40506",  # a dam of one pixel is unchanged
     }
     for text, expected in lines.items():
-        found = thinned_components(masks(text))
-        assert [" ".join("".join(map(str, row)) for row in found)] == [expected]
+        components = thinned_components(masks(text))
+        assert [" ".join("".join(map(str, row)) for row in components)] == [expected]
     truth = masks("##.## ##.## ##.##")
     wide = masks("#...# #...# #...#")
     assert scores(wide, truth)[0][2] < 1 and scores(wide, truth, thin=True)[0] == pytest.approx((1, 1, 1))
@@ -187,12 +187,12 @@ def test_the_truth_itself_scores_one_and_everything_else_at_most_one(pair):
 @settings(max_examples=25)
 @given(two_masks(), st.randoms())
 def test_neither_numbers_of_components_nor_the_orientation_matter(pair, random):
-    true, found = segment_pixels(*pair)
-    numbers = list(range(1, int(found.max()) + 1))
+    true, predicted = segment_pixels(*pair)
+    numbers = list(range(1, int(predicted.max()) + 1))
     random.shuffle(numbers)
-    renamed = np.array([0, *numbers])[found]
-    np.testing.assert_allclose(pairs(overlaps(true, renamed)), pairs(overlaps(true, found)))
-    expected = information(overlaps(true, found))
+    renamed = np.array([0, *numbers])[predicted]
+    np.testing.assert_allclose(pairs(overlaps(true, renamed)), pairs(overlaps(true, predicted)))
+    expected = information(overlaps(true, predicted))
     np.testing.assert_allclose(information(overlaps(true, renamed)), expected, atol=1e-12)
     for a, b in zip(scores(*pair), scores(*(np.rot90(mask) for mask in pair))):
         np.testing.assert_allclose(a, b, atol=1e-12)
@@ -227,10 +227,10 @@ def test_pairs_add_up_over_images_and_information_is_a_mean(thin):
     for _ in range(3):
         truth = random.uniform(size=(12, 15)) > 0.3
         cell = np.clip(truth * 0.6 + random.uniform(0, 0.5, truth.shape), 0, 1)
-        own = totals.add(cell, truth.astype(np.uint8))
+        image_scores = totals.add(cell, truth.astype(np.uint8))
         at = [scores(cell > threshold, truth, thin) for threshold in THRESHOLDS]
-        assert own["rand" + ending] == pytest.approx(at[5][0][2])
-        assert own["info" + ending] == pytest.approx(at[5][1][2])
+        assert image_scores["rand" + ending] == pytest.approx(at[5][0][2])
+        assert image_scores["info" + ending] == pytest.approx(at[5][1][2])
         counts = [overlaps(*segment_pixels(cell > threshold, truth, thin)) for threshold in THRESHOLDS]
         rand.append([pairs(one) for one in counts])
         info.append([one for _, one in at])
@@ -239,9 +239,9 @@ def test_pairs_add_up_over_images_and_information_is_a_mean(thin):
     both, in_true, in_found = np.sum(rand, axis=0).T
     pooled = np.transpose([both / in_true, both / in_found, 2 * both / (in_true + in_found)])
     for name, values in (("rand", pooled), ("info", np.mean(info, axis=0))):
-        found, best = result[name + ending], int(values[:, 2].argmax())
+        total, best = result[name + ending], int(values[:, 2].argmax())
         for key, column in (("split", 0), ("merge", 1), ("score", 2)):
-            assert found[key] == pytest.approx(values[5, column])
-            assert found["best"][key] == pytest.approx(values[best, column])
-        assert found["best"]["threshold"] == THRESHOLDS[best]
+            assert total[key] == pytest.approx(values[5, column])
+            assert total["best"][key] == pytest.approx(values[best, column])
+        assert total["best"]["threshold"] == THRESHOLDS[best]
     assert SegmentScores().result() is None

@@ -31,9 +31,9 @@ NUM = {TRAIN: 40, EVAL: 20}
 
 def check(name, path, **options):
     """Returns codes by severity, and the whole report."""
-    found = verify.verify(verify.choose(str(name), str(path)), **options)
-    errors = {finding.code for finding in found.findings if finding.severity == ERROR}
-    return errors, {finding.code for finding in found.findings} - errors, found
+    report = verify.verify(verify.choose(str(name), str(path)), **options)
+    errors = {finding.code for finding in report.findings if finding.severity == ERROR}
+    return errors, {finding.code for finding in report.findings} - errors, report
 
 
 def examples(found, code):
@@ -80,8 +80,8 @@ def write_volumes(folder, count=30, size=512):
 
 def measured(folder, name):
     """Measures a set's published values, as if this set had been published."""
-    _, _, found = check(name, folder, allow_partial=True)
-    return found.subsets[0].mean, found.subsets[0].std
+    _, _, report = check(name, folder, allow_partial=True)
+    return report.subsets[0].mean, report.subsets[0].std
 
 
 @pytest.fixture
@@ -113,17 +113,17 @@ def made(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["idx", "cifar", "folders", "masks", "volumes"])
 def test_an_undamaged_set_gives_no_findings(made, kind):
     name, folder = made(kind)
-    errors, warnings, found = check(name, folder)
+    errors, warnings, report = check(name, folder)
     assert (errors, warnings) == (set(), set())
-    assert [subset.readable for subset in found.subsets] == [subset.samples for subset in found.subsets]
-    assert found.to_dict()["verdict"] == "ok"
+    assert [subset.readable for subset in report.subsets] == [subset.samples for subset in report.subsets]
+    assert report.to_dict()["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("name", ["digits", "membranes", "random"])
 def test_generated_sets_give_no_findings(name, tmp_path):
-    errors, warnings, found = check(name, tmp_path)
+    errors, warnings, report = check(name, tmp_path)
     assert not errors and not warnings
-    assert [subset.samples for subset in found.subsets] == list(verify.KNOWN[name].counts.values())
+    assert [subset.samples for subset in report.subsets] == list(verify.KNOWN[name].counts.values())
 
 
 # ---------------------------------------------------------------- damage
@@ -261,10 +261,10 @@ class Runs:
 def test_damage_of_pickles(made, content, code):
     name, folder = made("cifar-python")
     (folder / "data_batch_2").write_bytes(pickle.dumps(content, 2))
-    errors, warnings, found = check(name, folder)
+    errors, warnings, report = check(name, folder)
     assert code in errors
     # This set is not the published one, which is the only other finding.
-    assert "not-published" in warnings and found.checksums["MD5 of files"] == (0, 6)
+    assert "not-published" in warnings and report.checksums["MD5 of files"] == (0, 6)
 
 
 def photo(mode="RGB"):
@@ -329,23 +329,23 @@ def test_all_problems_are_gathered_with_their_files(made):
     for what in ("truncated JPEG", "no image", "grey", "a leak", "a text", "an empty class"):
         FOLDERS[what][1](folder)
     (folder / "val" / "ant" / "8.jpg").write_bytes(b"hello")
-    errors, warnings, found = check(folder, ".")
+    errors, warnings, report = check(folder, ".")
     assert errors == {"truncated", "unreadable", "leakage"}
     assert warnings == {"odd-mode", "passed-over", "empty-class"}
-    assert [f.count for f in found.findings if f.code == "unreadable"] == [2]
-    assert [text.partition(":")[0] for text in examples(found, "unreadable")] == [
+    assert [f.count for f in report.findings if f.code == "unreadable"] == [2]
+    assert [text.partition(":")[0] for text in examples(report, "unreadable")] == [
         "val/ant/8.jpg",
         "val/ant/9.jpg",
     ]
-    assert examples(found, "leakage") == ["eval val/bee/7.png = train train/bee/2.png"]
+    assert examples(report, "leakage") == ["eval val/bee/7.png = train train/bee/2.png"]
 
 
 def test_an_image_of_many_pixels_is_not_decoded(made):
     _, folder = made("folders")
     bomb = encode(Image.new("1", (20000, 20000)))
     (folder / "train" / "ant" / "bomb.png").write_bytes(bomb)
-    errors, _, found = check(folder, ".")
-    assert errors == {"unreadable"} and "--max-image-pixels" in examples(found, "unreadable")[0]
+    errors, _, report = check(folder, ".")
+    assert errors == {"unreadable"} and "--max-image-pixels" in examples(report, "unreadable")[0]
     assert check(folder, ".", max_pixels=100)[0] == {"unreadable"}
 
 
@@ -371,8 +371,8 @@ def test_large_files_are_read_one_at_a_time(made, monkeypatch):
 def test_examples_name_each_file_only_once(made):
     name, folder = made("idx")
     broken_gzip(folder)
-    _, _, found = check(name, folder)
-    (text,) = examples(found, "checksum")
+    _, _, report = check(name, folder)
+    (text,) = examples(report, "checksum")
     assert text.startswith("t10k-images-idx3-ubyte.gz: CRC")
 
 
@@ -383,8 +383,8 @@ def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
     (folder / "train").rename(deep.parent / "train")
     (folder / "val").rename(deep.parent / "val")
     (deep.parent / "train" / "bee" / "8.png").symlink_to("8.png")
-    _, _, found = check(deep.parent, ".")
-    (text,) = examples(found, "unreadable")
+    _, _, report = check(deep.parent, ".")
+    (text,) = examples(report, "unreadable")
     assert text.startswith("train/bee/8.png: ") and "xx" not in text
 
 
@@ -396,17 +396,17 @@ def test_class_folders_are_split_as_for_training(made, share, run):
     (folder / "train").rename(whole)
     (whole / "notes").mkdir()
     options = {} if share is None else {"validation_fraction": share}
-    errors, warnings, found = check(whole, ".", **options)
+    errors, warnings, report = check(whole, ".", **options)
     assert (errors, warnings) == (set(), {"passed-over"})
     source = open_imagefolder(whole, **options)
-    assert [subset.samples for subset in found.subsets] == [len(source.train), len(source.eval)]
-    for subset, part in zip(found.subsets, (source.train, source.eval)):
+    assert [subset.samples for subset in report.subsets] == [len(source.train), len(source.eval)]
+    for subset, part in zip(report.subsets, (source.train, source.eval)):
         assert [count for _, count in subset.classes] == np.bincount(part.labels).tolist()
     evaluated = Path(source.eval.paths[0])
     evaluated.write_bytes(b"no image")
-    errors, _, found = check("imagefolder", whole, **options)
+    errors, _, report = check("imagefolder", whole, **options)
     assert errors == {"unreadable"}
-    (finding,) = (finding for finding in found.findings if finding.code == "unreadable")
+    (finding,) = (finding for finding in report.findings if finding.code == "unreadable")
     assert finding.subset == EVAL and evaluated.name in finding.examples[0]
     evaluated.unlink()
     code, _, err = run("verify-dataset", whole)
@@ -415,9 +415,9 @@ def test_class_folders_are_split_as_for_training(made, share, run):
 
 def test_images_smaller_than_the_input_are_reported(made):
     _, folder = made("folders")
-    _, warnings, found = check(folder, ".", image_size=(22, 30))
+    _, warnings, report = check(folder, ".", image_size=(22, 30))
     assert warnings == {"small-image"}
-    assert [f.count for f in found.findings] == [8, 4] and "20x30" in examples(found, "small-image")[0]
+    assert [f.count for f in report.findings] == [8, 4] and "20x30" in examples(report, "small-image")[0]
 
 
 def draw_mask(folder, name, values):
@@ -507,9 +507,9 @@ def test_each_mask_is_decoded_once(made, monkeypatch, table, training):
 def test_pairs_in_train_and_val_count_beside_a_stray_folder(mask_parts, stray):
     if stray:
         (mask_parts / stray).mkdir()
-    errors, warnings, found = check("imagemasks", mask_parts)
+    errors, warnings, report = check("imagemasks", mask_parts)
     assert (errors, warnings) == (set(), set())
-    assert [subset.samples for subset in found.subsets] == [7, 3]
+    assert [subset.samples for subset in report.subsets] == [7, 3]
 
 
 @pytest.mark.parametrize("below", ["images", "masks"])
@@ -560,18 +560,18 @@ VOLUMES = {
 def test_damaged_last_page_of_a_volume_belongs_to_evaluation(tmp_path, code, stem, change):
     write_volumes(tmp_path, 10, 64)
     volume(tmp_path, stem, change)
-    _, _, found = check("isbi2012", tmp_path)
-    assert {finding.subset for finding in found.findings if finding.code == code} == {EVAL}
+    _, _, report = check("isbi2012", tmp_path)
+    assert {finding.subset for finding in report.findings if finding.code == code} == {EVAL}
 
 
 def test_slices_without_labels_are_not_called_unreadable(tmp_path):
     write_volumes(tmp_path, 10, 64)
     volume(tmp_path, "train-labels", lambda p: p[:-1])
-    _, _, found = check("isbi2012", tmp_path)
-    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 8, 8), (2, 1, 1)]
+    _, _, report = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in report.subsets] == [(8, 8, 8), (2, 1, 1)]
     (tmp_path / "train-labels.tif").unlink()
-    _, _, found = check("isbi2012", tmp_path)
-    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 0, 0), (2, 0, 0)]
+    _, _, report = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in report.subsets] == [(8, 0, 0), (2, 0, 0)]
 
 
 def test_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
@@ -593,17 +593,17 @@ def test_damage_is_found(made, kind, what):
     code, damage = DAMAGES[kind][what]
     name, folder = made(kind)
     damage(folder)
-    errors, warnings, found = check("imagemasks" if kind == "masks" else name, folder)
-    assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
-    texts = [text for finding in found.findings for text in finding.examples]
+    errors, warnings, report = check("imagemasks" if kind == "masks" else name, folder)
+    assert code in (errors if CODES[code].severity == ERROR else warnings), report.findings
+    texts = [text for finding in report.findings for text in finding.examples]
     is_told = any(str(folder) in text and "no samples" not in text for text in texts)
     assert kind != "folders" or not is_told, texts
 
 
 def test_every_code_is_found_by_a_test():
     """Except for those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
-    found = {code for table in DAMAGES.values() for code, _ in table.values()}
-    assert found | {"small-image", "no-eval-subset", "not-checked"} == set(CODES)
+    codes = {code for table in DAMAGES.values() for code, _ in table.values()}
+    assert codes | {"small-image", "no-eval-subset", "not-checked"} == set(CODES)
     assert all(CODES[code].severity in (ERROR, WARNING) and CODES[code].hint for code in CODES)
 
 
@@ -619,9 +619,9 @@ def test_a_partial_set_may_be_allowed(made, kind, what):
     DAMAGES[kind][what][1](folder)
     errors, _, _ = check(name, folder)
     assert errors and all(CODES[code].partial for code in errors)
-    errors, warnings, found = check(name, folder, allow_partial=True)
+    errors, warnings, report = check(name, folder, allow_partial=True)
     assert not errors and warnings
-    assert all("--allow-partial" not in finding.hint for finding in found.findings)
+    assert all("--allow-partial" not in finding.hint for finding in report.findings)
 
 
 def test_an_empty_set_is_never_allowed(made):
@@ -634,8 +634,8 @@ def test_an_empty_set_is_never_allowed(made):
 @pytest.mark.parametrize("kind", ["idx", "cifar", "folders", "masks", "volumes"])
 def test_limits_look_at_fewer_samples(made, kind):
     name, folder = made(kind)
-    errors, _, found = check(name, folder, limit_train="50%", limit_eval="2")
-    train, evaluation = found.subsets
+    errors, _, report = check(name, folder, limit_train="50%", limit_eval="2")
+    train, evaluation = report.subsets
     assert not errors
     assert (train.checked, evaluation.checked) == (train.samples // 2, 2)
     if kind in ("folders", "idx"):
@@ -648,8 +648,8 @@ def test_class_left_out_by_a_limit_is_not_missing(made):
     edit_idx(folder / LABELS, lambda a: (np.arange(len(a)) % 21 == 0).astype(np.uint8))
     assert "imbalance" in check(name, folder)[1]
     for limit in range(2, 40, 4):
-        _, _, found = check(name, folder, limit_train=str(limit))
-        of_train = {finding.code for finding in found.findings if finding.subset == TRAIN}
+        _, _, report = check(name, folder, limit_train=str(limit))
+        of_train = {finding.code for finding in report.findings if finding.subset == TRAIN}
         assert not of_train & {"nothing-to-learn", "imbalance", "empty-class"}
 
 
@@ -676,8 +676,8 @@ def survey_of(arrays, class_names):
 def test_known_faults_of_published_sets_are_warnings(tmp_path):
     images = noise(1, 2, 4, 4, 1)
     survey = survey_of({TRAIN: (images, [0, 1]), EVAL: (images, [1, 0])}, ("a", "b"))
-    found = survey.finish(False)
-    assert [f.code for f in found.findings if f.severity == ERROR] == ["conflict", "leakage"]
+    report = survey.finish(False)
+    assert [f.code for f in report.findings if f.severity == ERROR] == ["conflict", "leakage"]
     survey.is_published = True
     assert survey.finish(False).num_errors == 0
 
@@ -765,8 +765,8 @@ def test_duplicates_equal_those_of_a_naive_search(labels, pixels, cut):
     parts = {TRAIN: range(cut), EVAL: range(cut, number)}
     arrays = {name: (images[part], [labels[n] for n in part]) for name, part in parts.items()}
     survey = survey_of(arrays, ("a", "b", "c"))
-    found = survey.finish(True)
-    counts = {(f.code, f.subset): f.count for f in found.findings}
+    report = survey.finish(True)
+    counts = {(f.code, f.subset): f.count for f in report.findings}
     for name, part in parts.items():
         mine = [pixels[n] for n in part]
         assert counts.get(("duplicate", name), 0) == len(mine) - len(set(mine))
@@ -789,20 +789,23 @@ def test_measured_statistics_equal_numpy(shape, seed, flat):
     images = noise(seed, *shape)
     if flat:
         images[0] = images[0, :1, :1]
-    found = samples.measure(images)
+    statistics = samples.measure(images)
     for c in range(shape[-1]):
-        assert found.histogram[c].tolist() == np.bincount(images[..., c].reshape(-1), minlength=256).tolist()
-    assert np.allclose(found.means, images.mean(axis=(1, 2)))
-    assert found.constant.tolist() == [bool((i == i[:1, :1]).all()) for i in images]
-    assert len(found.digests) == 16 * shape[0]
-    assert samples.measure(images).digests == found.digests
+        assert (
+            statistics.histogram[c].tolist()
+            == np.bincount(images[..., c].reshape(-1), minlength=256).tolist()
+        )
+    assert np.allclose(statistics.means, images.mean(axis=(1, 2)))
+    assert statistics.constant.tolist() == [bool((i == i[:1, :1]).all()) for i in images]
+    assert len(statistics.digests) == 16 * shape[0]
+    assert samples.measure(images).digests == statistics.digests
 
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory):
     """Makes small undamaged sets, whose bytes are changed at random."""
     base = tmp_path_factory.mktemp("targets")
-    made = {}
+    folders = {}
     for name, write in (
         ("mnist", write_idx),
         ("folders", write_folders),
@@ -812,8 +815,8 @@ def targets(tmp_path_factory):
     ):
         (base / name).mkdir()
         write(base / name)
-        made[name] = base / name
-    return made
+        folders[name] = base / name
+    return folders
 
 
 @given(
@@ -834,8 +837,8 @@ def test_arbitrary_bytes_give_a_report(targets, kind, which, changes, keep):
             data[min(int(place * len(data)), len(data) - 1)] = value
     try:
         path.write_bytes(bytes(data))
-        _, _, found = check(folder, ".", allow_partial=True, max_pixels=10**6)
-        json.dumps(found.to_dict())
+        _, _, report = check(folder, ".", allow_partial=True, max_pixels=10**6)
+        json.dumps(report.to_dict())
     finally:
         path.write_bytes(before)
 

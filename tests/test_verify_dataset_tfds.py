@@ -44,16 +44,16 @@ def record_file(contents):
 
 def records(path):
     """Returns the contents of a file's records; a damaged record, or a damaged end of the file, gives a code."""
-    found = []
+    contents = []
     try:
         for number, at, _, _ in scan_records(path):
             try:
-                found.append(read_record(str(path), number, at))
+                contents.append(read_record(str(path), number, at))
             except DataError as error:
-                found.append(error.code)
+                contents.append(error.code)
     except DataError as error:
-        found += [error.code, "end"]
-    return found
+        contents += [error.code, "end"]
+    return contents
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def test_any_changed_byte_is_found(path, contents, place, change):
     data = bytearray(record_file(contents))
     data[int(place * len(data))] ^= change
     path.write_bytes(bytes(data))
-    found = records(path)
-    assert {"checksum", "truncated"} & set(found)
+    read = records(path)
+    assert {"checksum", "truncated"} & set(read)
     # Records before the damage are read, and so are those after a record whose length is right.
-    assert sum(isinstance(one, bytes) for one in found) == len(contents) - 1 or found[-1] == "end"
+    assert sum(isinstance(one, bytes) for one in read) == len(contents) - 1 or read[-1] == "end"
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.floats(0.01, 0.999))
@@ -113,9 +113,9 @@ def prepared(tmp_path):
 
 
 def check(folder, **options):
-    found = verify.verify(verify.choose(str(folder), "."), **options)
-    errors = {finding.code for finding in found.findings if finding.severity == ERROR}
-    return errors, {finding.code for finding in found.findings} - errors, found
+    report = verify.verify(verify.choose(str(folder), "."), **options)
+    errors = {finding.code for finding in report.findings if finding.severity == ERROR}
+    return errors, {finding.code for finding in report.findings} - errors, report
 
 
 def shard(folder, split):
@@ -143,11 +143,11 @@ def flip(path, place):
 )  # fmt: skip
 def test_damaged_files_of_a_prepared_set(prepared, damage, codes, train, checksums):
     damage(shard(prepared, "train"))
-    errors, warnings, found = check(prepared)
+    errors, warnings, report = check(prepared)
     assert errors <= codes and not codes - errors - {"missing-subset"} and not warnings
-    assert (found.subsets[0].samples, found.subsets[0].checked, found.subsets[0].readable) == train
-    assert found.subsets[1].readable == 6 and found.checksums == {"CRC32C of records": checksums}
-    assert found.class_names == ("ant", "bee", "cat")
+    assert (report.subsets[0].samples, report.subsets[0].checked, report.subsets[0].readable) == train
+    assert report.subsets[1].readable == 6 and report.checksums == {"CRC32C of records": checksums}
+    assert report.class_names == ("ant", "bee", "cat")
     if codes == {"missing-file"}:
         assert check(prepared, allow_partial=True)[:2] == (set(), {"missing-file"})
 
@@ -172,17 +172,17 @@ def test_more_records_than_the_description_says(prepared):
     copied = record_file([records(second)[0]])
     first.write_bytes(first.read_bytes() + 2 * copied)
     second.write_bytes(second.read_bytes() + copied)
-    errors, warnings, found = check(prepared)
+    errors, warnings, report = check(prepared)
     assert (errors, warnings) == (set(), {"more-samples", "duplicate"})
-    assert (found.subsets[0].samples, found.subsets[0].checked) == (24, 24)
-    by_code = {finding.code: finding for finding in found.findings}
+    assert (report.subsets[0].samples, report.subsets[0].checked) == (24, 24)
+    by_code = {finding.code: finding for finding in report.findings}
     names = [path.name for path in (first, second)]
     assert by_code["more-samples"].count == 3
     assert by_code["more-samples"].examples == (f"{names[0]}: 13 of 11", f"{names[1]}: 11 of 10")
     # Records beyond the description have numbers of their own, and their files name them.
     assert by_code["duplicate"].examples == (f"{names[0]}, record 11 = {names[0]}, record 12 and 2 more",)
-    errors, warnings, found = check(prepared, limit_train="20")
-    assert found.subsets[0].checked == 20
+    errors, warnings, report = check(prepared, limit_train="20")
+    assert report.subsets[0].checked == 20
 
 
 def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
@@ -197,10 +197,10 @@ def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
     contents[2] = example.SerializeToString()
     contents[3] = b"\xff"
     path.write_bytes(record_file(contents))
-    errors, _, found = check(prepared)
+    errors, _, report = check(prepared)
     assert errors == {"leakage", "label-range", "unreadable"}
-    assert [f.count for f in found.findings if f.code == "unreadable"] == [2]
-    assert found.subsets[1].readable == 4
+    assert [f.count for f in report.findings if f.code == "unreadable"] == [2]
+    assert report.subsets[1].readable == 4
 
 
 def test_a_grey_image_among_colour_ones(tmp_path):
@@ -219,9 +219,9 @@ def test_a_grey_image_among_colour_ones(tmp_path):
     example.features.feature["image"].bytes_list.value[0] = grey.getvalue()
     contents[4] = example.SerializeToString()
     path.write_bytes(record_file(contents))
-    errors, warnings, found = check(folder)
-    assert (errors, warnings) == (set(), {"odd-mode"}) and found.subsets[0].readable == 21
-    assert "record 4: grey, not colour" in found.findings[0].examples[0]
+    errors, warnings, report = check(folder)
+    assert (errors, warnings) == (set(), {"odd-mode"}) and report.subsets[0].readable == 21
+    assert "record 4: grey, not colour" in report.findings[0].examples[0]
 
 
 def test_a_set_without_evaluation(tmp_path):
@@ -229,9 +229,9 @@ def test_a_set_without_evaluation(tmp_path):
     from test_datasets_tfds import write
 
     write(tmp_path, "photos", shape=(None, None, 3), splits=(("train", 20),))
-    errors, warnings, found = check(tmp_path / "photos" / "3.0.1")
+    errors, warnings, report = check(tmp_path / "photos" / "3.0.1")
     assert not errors and warnings == {"no-eval-subset"}
-    assert found.subsets[0].smallest != found.subsets[0].largest
+    assert report.subsets[0].smallest != report.subsets[0].largest
 
 
 def test_other_file_formats_are_reported(prepared, monkeypatch):

@@ -101,7 +101,7 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
         facts: further attributes of :class:`Machine`.
     """
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
-    made = modules.build(machine)
+    built = modules.build(machine)
     import tensorflow as tf
     import tensorflow.keras  # as a user's own file may do later
     import tensorflow.python as python
@@ -119,15 +119,15 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
         if machine.strategy is not None and machine.strategy.extends and not hasattr(self, "_double"):
             extend(machine, self)
 
-    saved = {name: sys.modules.get(name) for name in made}
+    saved = {name: sys.modules.get(name) for name in built}
     environment = {name: os.environ.get(name) for name in _VARIABLES}
-    late = {name: made.pop(name) for name in _LATE}
+    late = {name: built.pop(name) for name in _LATE}
     finder = _Finder(late)
     sys.meta_path.insert(0, finder)
-    sys.modules.update(made)
-    python.ipu = made["tensorflow.python.ipu"]
+    sys.modules.update(built)
+    python.ipu = built["tensorflow.python.ipu"]
     for place in places.values():
-        place.ipu = made["keras.ipu"]
+        place.ipu = built["keras.ipu"]
     functional.__init__ = init
     stateless_uniform = tf.random.stateless_uniform
     tf.random.stateless_uniform = _poprand(stateless_uniform)

@@ -65,9 +65,9 @@ class Engine:
         """Wraps a function to check that its variables are on the IPUs."""
 
         def call(*args: Any) -> Any:
-            found = function(*args)
+            outputs = function(*args)
             self._machine.check_placed(tf.compat.v1.get_default_graph())
-            return found
+            return outputs
 
         return call
 
@@ -108,9 +108,11 @@ class Engine:
             if not pipelined and count > 1:
                 rules.check_accumulation(extension)
             if pipelined or count > 1:
-                own = extension.pipelining_keywords if pipelined else extension.accumulation_keywords
-                rules.check_remote_memory(machine, own)
-                rules.check_shared_out_state(machine, own, replicas)
+                keywords_of_update = (
+                    extension.pipelining_keywords if pipelined else extension.accumulation_keywords
+                )
+                rules.check_remote_memory(machine, keywords_of_update)
+                rules.check_shared_out_state(machine, keywords_of_update, replicas)
         rules.check_io_tiles(machine)
         if pipelined:
             rules.check_pipeline(machine, extension, training, steps)
@@ -243,12 +245,12 @@ class Engine:
 
         self._machine.replicas = asked = Asked(self._machine)
         try:
-            found = [self._run("transform", lambda: transform, *one) for one in sums]
+            transformed = [self._run("transform", lambda: transform, *one) for one in sums]
             if asked.close(len(sums)):
-                found = [self._run("transform", lambda: transform, *one) for one in sums]
+                transformed = [self._run("transform", lambda: transform, *one) for one in sums]
         finally:
             self._machine.replicas = None
-        return found
+        return transformed
 
     def _apply(self, gradients: List[Any]) -> None:
         """Runs one weight update: the optimizer in a graph, as in the SDK."""
@@ -467,20 +469,20 @@ class Engine:
 
         elements = data.elements(machine)
         group = rules.statistics_group(machine, replicas)
-        found = [
+        results = [
             outputs
             for _ in range(each * replicas // group)
             for outputs in self._forward([next(elements) for _ in range(group)])
         ]
         if machine.is_precompiling:
             # One dequeue follows every execution; it returns one element of each replica.
-            found = found[: each // per_execution * replicas]
+            results = results[: each // per_execution * replicas]
         elif machine.is_synthetic("outfeed"):
             # _get_all_batch_results: zeros of the batches of one replica.
-            found = [tf.nest.map_structure(tf.zeros_like, one) for one in found[:each]]
-        if isinstance(found[0], (list, tuple)):
-            return [np.concatenate([np.asarray(f[i]) for f in found]) for i in range(len(found[0]))]
-        return np.concatenate([np.asarray(f) for f in found])
+            results = [tf.nest.map_structure(tf.zeros_like, one) for one in results[:each]]
+        if isinstance(results[0], (list, tuple)):
+            return [np.concatenate([np.asarray(f[i]) for f in results]) for i in range(len(results[0]))]
+        return np.concatenate([np.asarray(f) for f in results])
 
 
 @rule("keras keras/engine/training.py Model._assert_compile_was_called")
@@ -494,8 +496,8 @@ def _check_optimizer(optimizer: Any) -> None:
     """Checks that ``minimize`` of a class is its parent's, which gradient accumulation requires."""
     if optimizer is None:
         return
-    own, parent = type(optimizer).__mro__[:2]
-    if getattr(own, "minimize", None) is not getattr(parent, "minimize", None):
+    kind, parent = type(optimizer).__mro__[:2]
+    if getattr(kind, "minimize", None) is not getattr(parent, "minimize", None):
         raise ValueError("the optimizer overrides minimize and cannot accumulate gradients")
 
 
@@ -534,10 +536,10 @@ def _is_stock_of_keras_3(layer: Any) -> bool:
 
 def _moving_variances(model: Any, group: int) -> List[Any]:
     """Returns (layer, its moving variance) of each batch norm whose variance differs from that of IPUs."""
-    found = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
+    variances = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
     return [
         (layer, variable_of(v).numpy())
-        for layer, v in found
+        for layer, v in variances
         if v is not None and (group > 1 or _is_stock_of_keras_3(layer))
     ]
 
@@ -556,10 +558,10 @@ def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -
         if np.array_equal(variable.numpy(), old):
             continue  # not moved: a layer whose statistics wait for the weight update
         numbers = micro_batch_size * int(np.prod([int(n) for n in layer.output.shape[1:-1]]))
-        together = numbers * group
+        group_numbers = numbers * group
         biased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
         if not _is_stock_of_keras_3(layer):
-            biased *= (together - 1) / together
+            biased *= (group_numbers - 1) / group_numbers
         local = biased * numbers / max(numbers - 1, 1)
         variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 

@@ -41,14 +41,14 @@ class Exchange:
             RuntimeError: another instance makes another call; devices would wait for each other forever.
             TimeoutError: another instance does not arrive.
         """
-        own = self._path(self._index, self._sequence)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        if own.exists():
+        own_file = self._path(self._index, self._sequence)
+        own_file.parent.mkdir(parents=True, exist_ok=True)
+        if own_file.exists():
             raise RuntimeError(f"{self._folder} holds another run's arrays")
-        temporary = own.with_suffix(".tmp")
+        temporary = own_file.with_suffix(".tmp")
         with open(temporary, "wb") as handle:
             np.savez(handle, name=np.array(name), **{f"a{i}": np.asarray(a) for i, a in enumerate(arrays)})
-        os.replace(temporary, own)
+        os.replace(temporary, own_file)
         gathered = [self._read(index, name, len(arrays)) for index in range(self._count)]
         if self._sequence:
             # An instance that wrote this call's file has read all files of the call before.

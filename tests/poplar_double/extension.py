@@ -63,7 +63,7 @@ def make_stage_scope(machine: Any) -> Any:
 
 def layer_calls(model: Any) -> List[Any]:
     """Returns (layer, node index) of every call of a functional model in post order, without the inputs."""
-    found: List[Any] = []
+    calls: List[Any] = []
     seen = set()
 
     def visit(tensor: Any) -> None:
@@ -78,11 +78,11 @@ def layer_calls(model: Any) -> List[Any]:
         for parent in parents:
             visit(parent)
         if not isinstance(layer, keras.layers.InputLayer):
-            found.append((layer, history.node_index, list(parents)))
+            calls.append((layer, history.node_index, list(parents)))
 
     for output in model.outputs:
         visit(output)
-    return found
+    return calls
 
 
 @rule(
@@ -145,8 +145,10 @@ class Extension:
     ) -> None:
         # SDK 3.0 lacks the parameter, and takes it for an unknown keyword of the optimizer.
         absent = FACTS["absent_in"].get(self.machine.sdk, {}).get("parameters", {})
-        own = "use_v2_gradient_accumulation_optimizer"
-        is_v2 = own not in absent.get("set_gradient_accumulation_options", ()) and keywords.pop(own, False)
+        keyword = "use_v2_gradient_accumulation_optimizer"
+        is_v2 = keyword not in absent.get("set_gradient_accumulation_options", ()) and keywords.pop(
+            keyword, False
+        )
         _positive("gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica)
         self._refuse("set_gradient_accumulation_options", keywords)
         self.reduction = ENUMS["GradientAccumulationReductionMethod"].parse(
@@ -277,8 +279,8 @@ def extend(machine: Any, model: Any) -> None:
         kind.compile(self, *args, **kwargs)
 
     body["compile"] = compile_
-    made = type(kind.__name__, (kind,), body)
-    object.__setattr__(model, "__class__", made)
+    extended = type(kind.__name__, (kind,), body)
+    object.__setattr__(model, "__class__", extended)
     if machine.stage is not None:
         raise NotImplementedError("the double assigns stages with set_pipeline_stage_assignment only")
 

@@ -28,14 +28,14 @@ def _default(text: str) -> Any:
 
 def signature_of(params: List[Dict[str, Any]], absent: List[str] = ()) -> inspect.Signature:
     """Returns the signature of recorded parameters, without those that a version lacks."""
-    made = []
+    parameters = []
     for p in params:
         if p["name"] in absent:
             continue
         kind = _KINDS[p.get("kind", "")]
         default = _default(p["default"]) if "default" in p else inspect.Parameter.empty
-        made.append(inspect.Parameter(p["name"], kind, default=default))
-    return inspect.Signature(made)
+        parameters.append(inspect.Parameter(p["name"], kind, default=default))
+    return inspect.Signature(parameters)
 
 
 @own("Python's own TypeError for arguments that a recorded signature does not have")

@@ -70,10 +70,10 @@ class Machine:
 
     def place(self, next_creator: Any, **arguments: Any) -> Any:
         """Makes a variable on the IPUs, as the scope of a strategy does."""
-        made = next_creator(**arguments)
-        for part in components(made):
+        variable = next_creator(**arguments)
+        for part in components(variable):
             self.placed[id(part.handle)] = part
-        return made
+        return variable
 
     @rule("stock tensorflow/core/framework/resource_mgr.cc ValidateDevice")
     def check_placed(self, graph: Any) -> None:
@@ -82,9 +82,13 @@ class Machine:
         Raises:
             InvalidArgumentError: a variable was made outside of the strategy's scope.
         """
-        own = self.generator.state.handle
+        generator_handle = self.generator.state.handle
         for outside, _ in graph.captures:
-            if outside.dtype == tf.resource and outside is not own and id(outside) not in self.placed:
+            if (
+                outside.dtype == tf.resource
+                and outside is not generator_handle
+                and id(outside) not in self.placed
+            ):
                 raise tf.errors.InvalidArgumentError(
                     None, None, "Trying to access a resource located in device CPU:0 from device IPU:0"
                 )

@@ -160,8 +160,8 @@ def _serving(machine: Any) -> types.ModuleType:
         def run(images: Any) -> Any:
             if tuple(images.shape) != tuple(shape):
                 raise ValueError(f"compiled for {shape}, and these are {images.shape}")
-            found = tf.nest.flatten(frozen(images))
-            return found if names is None else dict(zip(names, found))
+            outputs = tf.nest.flatten(frozen(images))
+            return outputs if names is None else dict(zip(names, outputs))
 
         return run
 

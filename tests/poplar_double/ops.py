@@ -150,16 +150,16 @@ def _run_user_op(
 
     @tf.custom_gradient
     def run(*tensors: Any) -> Any:
-        found = machine.user_ops[name](list(tensors), attributes)
+        outputs = machine.user_ops[name](list(tensors), attributes)
         declared = list(zip(types_, shapes))
-        if [(f.dtype, f.shape) for f in found] != declared:
+        if [(f.dtype, f.shape) for f in outputs] != declared:
             raise tf.errors.InternalError(None, None, f"{name} builds other outputs than {declared}")
 
         def gradient(*_: Any) -> Any:
             # The driver looks up another function in the library; no test needs one that computes so far.
             raise _invalid(f"Couldn't read {name}_grad symbol from library")
 
-        return [tf.identity(f) for f in found], gradient
+        return [tf.identity(f) for f in outputs], gradient
 
     results = run(*inputs)
     return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -76,12 +76,12 @@ class Replicas:
         raise NotImplementedError("the double reduces variables that are not trained, and nothing else")
 
     def _over_all(self, index: int, mean: bool) -> Any:
-        own = (
+        local = (
             [copy[index] for copy in self._copies] if len(self._copies) > 1 else [self._local[index].numpy()]
         )
-        parts = [part for one in self._machine.gather_on_ipus("cross_replica", own) for part in one]
+        parts = [part for one in self._machine.gather_on_ipus("cross_replica", local) for part in one]
         total = np.sum(parts, axis=0, dtype=np.float32)
-        return (total / len(parts) if mean else total).astype(own[0].dtype)
+        return (total / len(parts) if mean else total).astype(local[0].dtype)
 
     def take_averaged(self) -> None:
         """Gives every replica the variables that were assigned a mean in a weight update."""
@@ -94,11 +94,11 @@ class Replicas:
 
 def _half_batch_norms(model: Any) -> List[Any]:
     """Returns variables of batch norms whose policy is float16 and that Keras holds in float32."""
-    found = []
+    variables = []
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization) and _variable_type(layer) == "float16":
-            found += [v for v in map(variable_of, layer.weights) if v.dtype != tf.float16]
-    return found
+            variables += [v for v in map(variable_of, layer.weights) if v.dtype != tf.float16]
+    return variables
 
 
 def _variable_type(layer: Any) -> str:

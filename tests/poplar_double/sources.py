@@ -103,12 +103,12 @@ def declared() -> Tuple[Dict[str, Declared], List[str]]:
 
     NotImplementedError("the double ...") is exempt: it says itself that the test double lacks something.
     """
-    found: Dict[str, Declared] = {}
+    functions: Dict[str, Declared] = {}
     undeclared: List[str] = []
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.name != Path(__file__).name:
-            _read(ast.parse(path.read_text(encoding="utf-8")), path.stem, False, found, undeclared)
-    return found, undeclared
+            _read(ast.parse(path.read_text(encoding="utf-8")), path.stem, False, functions, undeclared)
+    return functions, undeclared
 
 
 def _read(node: ast.AST, name: str, covered: bool, found: Dict[str, Declared], undeclared: List[str]) -> None:

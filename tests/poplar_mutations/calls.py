@@ -22,9 +22,9 @@ def calls(machine: Any) -> Group:
 
     def setting(name: str, change: Callable[[Setting], Any], *errors: type, **kind: Any) -> None:
         def run() -> None:
-            made = plain(ipu) if kind.get("stages") == 1 else Setting(ipu, **kind)
-            change(made)
-            made.fit()
+            built = plain(ipu) if kind.get("stages") == 1 else Setting(ipu, **kind)
+            change(built)
+            built.fit()
 
         group.add(name, run, *errors)
 
@@ -224,8 +224,8 @@ def _fails(images: Any, labels: Any) -> Any:
 def _call_twice(s: Setting) -> Setting:
     def model() -> Any:
         inputs = keras.Input(batch_shape=(2, 4, 4, 1), name="input")
-        again = keras.layers.Conv2D(1, 3, padding="same", name="again")
-        x = keras.layers.Flatten(name="flat")(again(again(inputs)))
+        second = keras.layers.Conv2D(1, 3, padding="same", name="again")
+        x = keras.layers.Flatten(name="flat")(second(second(inputs)))
         return keras.Model(inputs, keras.layers.Dense(3, name="last")(x), name="twice")
 
     s.model = model

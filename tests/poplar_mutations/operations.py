@@ -89,8 +89,8 @@ def functions(machine: Any) -> Group:
     group.signature("configure_ipu_system", configure, params, dict(config=ipu.config.IPUConfig()))
     for wrong in (None, {}, ipu.config.IPUConfig().norms):
         group.add(f"configure {type(wrong).__name__}", lambda w=wrong: configure(w), TypeError)
-    own = lambda **k: ipu.config.IPUConfig().configure_ipu_system(**k)  # noqa: E731
-    group.add("IPUConfig.configure_ipu_system: devices", lambda: own(devices="cpu"), TypeError)
+    configure_with = lambda **k: ipu.config.IPUConfig().configure_ipu_system(**k)  # noqa: E731
+    group.add("IPUConfig.configure_ipu_system: devices", lambda: configure_with(devices="cpu"), TypeError)
     group.add("IPUConfig: argument", lambda: ipu.config.IPUConfig(auto_select_ipus=1), TypeError)
 
     words = {"availableMemoryProportion": "0.2"}

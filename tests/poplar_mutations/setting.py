@@ -73,10 +73,10 @@ class Setting:
 
 def plain(ipu: Any, **changes: Any) -> Setting:
     """Makes a setting without a pipeline, with gradient accumulation; ``changes`` are its attributes."""
-    made = Setting(ipu, stages=1)
-    made.arguments = dict(
+    setting = Setting(ipu, stages=1)
+    setting.arguments = dict(
         gradient_accumulation_steps_per_replica=4, gradient_accumulation_reduction_method="mean"
     )
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(setting, name, value)
+    return setting

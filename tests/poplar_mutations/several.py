@@ -47,17 +47,17 @@ def instances(machine: Any) -> Group:
     process = "experimental.multi_replica_distribution."
 
     def config(**leaves: Any) -> Any:
-        made = ipu.config.IPUConfig()
+        built = ipu.config.IPUConfig()
         for name, value in leaves.items():
-            setattr(made, name, value)
-        return made
+            setattr(built, name, value)
+        return built
 
     def configured(count: int, index: int, **leaves: Any) -> Any:
-        made = config(**leaves)
-        made.experimental.multi_replica_distribution.process_count = count
-        made.experimental.multi_replica_distribution.process_index = index
-        made.configure_ipu_system()
-        return made
+        built = config(**leaves)
+        built.experimental.multi_replica_distribution.process_count = count
+        built.experimental.multi_replica_distribution.process_index = index
+        built.configure_ipu_system()
+        return built
 
     def adapted(**keywords: Any) -> Any:
         popdist.init()

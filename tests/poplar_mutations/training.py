@@ -28,9 +28,9 @@ def training(machine: Any) -> Group:
         return ask
 
     def asked(*args: Any, **keywords: Any) -> Any:
-        made = plain(ipu, before=predict(*args, **keywords))
-        made.config.auto_select_ipus = 1
-        return made.fit()
+        setting = plain(ipu, before=predict(*args, **keywords))
+        setting.config.auto_select_ipus = 1
+        return setting.fit()
 
     defaults = dict(max_queue_size=10, workers=1, use_multiprocessing=False, callbacks=None)
     group.allow("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
