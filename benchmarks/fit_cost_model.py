@@ -180,17 +180,17 @@ def report_memory(path: Path) -> int:
                 continue
             stages = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
             fullest = max(stages, key=lambda memory: memory.fill)
-            told = row["outcome"].split(" (")[0]
-            if told == "does not fit" and row["strength"].startswith("hard"):
-                told = "does not fit (hard)"
-            verdicts.setdefault(told, Counter())[fullest.verdict] += 1
-            bins.setdefault(published_bin(fullest.fill), Counter())[told == "fits"] += 1
+            outcome = row["outcome"].split(" (")[0]
+            if outcome == "does not fit" and row["strength"].startswith("hard"):
+                outcome = "does not fit (hard)"
+            verdicts.setdefault(outcome, Counter())[fullest.verdict] += 1
+            bins.setdefault(published_bin(fullest.fill), Counter())[outcome == "fits"] += 1
             parts = " ".join(f"{name} {value / 1e6:.0f}" for name, value in fullest.categories().items())
-            print(f"{told:22} {fullest.fill:5.2f} {fullest.verdict:13} {program.label} [MB: {parts}]")
+            print(f"{outcome:22} {fullest.fill:5.2f} {fullest.verdict:13} {program.label} [MB: {parts}]")
     print("\npublished: verdicts")
-    for told, counts in verdicts.items():
+    for outcome, counts in verdicts.items():
         print(
-            f"  {told:22} {sum(counts.values()):3} rows: {', '.join(f'{n} {v}' for v, n in counts.items())}"
+            f"  {outcome:22} {sum(counts.values()):3} rows: {', '.join(f'{n} {v}' for v, n in counts.items())}"
         )
     print("  published configurations that fit, of all with the same predicted fill (in the package):")
     for place, counts in sorted(bins.items()):

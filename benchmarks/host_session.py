@@ -497,9 +497,9 @@ def main() -> None:
     if "torch" in against and not all(map(importlib.util.find_spec, ("torch", "timm"))):
         against.remove("torch")
         print("PyTorch or timm is not installed: left out")
-    said = conditions(against)
+    notes = conditions(against)
     print(
-        f"{said}; training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time"
+        f"{notes}; training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time"
     )
     print(f"{'network':16} {'size':>4} {'batch':>5} {'of':>5} {'side':15} {'images/s':>8} {'ratio':>12} "
           f"{'fused':>5} {'of peak':>7} {'MiB':>6}")  # fmt: skip
@@ -515,7 +515,7 @@ def main() -> None:
         )
     for case in cases:
         for row in measure(case, against, arguments.rounds):
-            rows.append({**row, "conditions": said})
+            rows.append({**row, "conditions": notes})
             ratio = f"{row['ratio']:.2f}, {row['ratio_of_processor_time']:.2f}" if "ratio" in row else ""
             peak = f"{row['share_of_peak']:.0%}" if "share_of_peak" in row else ""
             print(f"{row['network']:16} {row['size']:4} {row['micro_batch']:5} {row['global_batch']:5} "

@@ -474,10 +474,10 @@ def one_run(
         since = time.time()
         process = start(configuration, folder, turn > 0, log, rng, broken, stderr)
         killed = kill(process, folder, since, moment, number, delay_s, share_s, stop_s)
-        said = log.read_bytes()[before:].decode(errors="replace")
+        printed = log.read_bytes()[before:].decode(errors="replace")
         if killed is None or killed[0] == 0:
             result["late"] += 1
-            return None if process.returncode == 0 else f"failed: {said[-2000:]}"
+            return None if process.returncode == 0 else f"failed: {printed[-2000:]}"
         code, hit = killed
         result["kills"] += 1
         result[hit] += 1
@@ -485,9 +485,16 @@ def one_run(
         result[number.name] += 1
         result["stopped"] += bool(stop_s)
         result["no stderr"] += stderr != "log"
-        if code != EXIT_CODES[number] or "Traceback" in said or "bug" in said or "Exception ignored" in said:
+        if (
+            code != EXIT_CODES[number]
+            or "Traceback" in printed
+            or "bug" in printed
+            or "Exception ignored" in printed
+        ):
             result["wrong end"] += 1
-            print(f"{folder}: {number.name} ({hit}) gave exit code {code}\n{said[-2000:]}", file=sys.stderr)
+            print(
+                f"{folder}: {number.name} ({hit}) gave exit code {code}\n{printed[-2000:]}", file=sys.stderr
+            )
     before = log.stat().st_size
     ended = start(configuration, folder, True, log, rng, broken).wait()
     shutil.rmtree(mark_of(folder), ignore_errors=True)
@@ -580,7 +587,7 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
             before = log.stat().st_size
             process = start_workers(configuration, count, most, folder, turn > 0, log)
             code = kill_a_worker(process, folder, number, rng)
-            said = log.read_bytes()[before:].decode(errors="replace")
+            printed = log.read_bytes()[before:].decode(errors="replace")
             turn += 1
             if code is None or code == 0:
                 counts["late"] += 1
@@ -589,9 +596,9 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
             counts[number.name] += 1
             counts[f"{count} workers"] += 1
             print(f"{folder.name}: {number.name} to one of {count} workers gave exit code {code}", flush=True)
-            if code != WORKER_CODES[number] or "Traceback" in said:
+            if code != WORKER_CODES[number] or "Traceback" in printed:
                 counts["wrong end"] += 1
-                print(said[-3000:], file=sys.stderr, flush=True)
+                print(printed[-3000:], file=sys.stderr, flush=True)
         count = rng.choice(options.workers)
         if start_workers(configuration, count, most, folder, True, log).wait():
             raise SystemExit(f"{folder}: --resume with {count} workers failed\n{log.read_text()[-3000:]}")

@@ -353,7 +353,7 @@ REFUSED_FILES = {
 def test_layers_that_training_cannot_compute_are_refused(case):
     from tensorflow import keras
 
-    text, said = REFUSED_FILES[case]
+    text, message = REFUSED_FILES[case]
     try:
         with pytest.raises(ConfigurationError) as caught:
             built(text)
@@ -361,7 +361,7 @@ def test_layers_that_training_cannot_compute_are_refused(case):
         assert keras.mixed_precision.global_policy().name == "float32"
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    assert re.search(said, caught.value.message), caught.value.message
+    assert re.search(message, caught.value.message), caught.value.message
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 

@@ -256,14 +256,14 @@ def test_assumptions_without_a_data_set_are_printed_before_the_build(lightly, ru
     code, _, err = run("models", name, "--summary", columns=400)
     assert code == 0 and both in err
     # Typed values are not assumed.
-    for asked, left in (
+    for typed, left in (
         (("--classes", 5), "images of 224x224x3 are assumed"),
         (("--image-size", 32), ": 1,000 classes are assumed"),
         (("--dataset", "digits"), None),
         (("--image-size", 32, "--classes", 5), None),
     ):
-        _, _, err = run("plan-splits", name, "--stages", 2, *asked, columns=400)
-        assert ("assumed" not in err) if left is None else (left in err), (asked, err)
+        _, _, err = run("plan-splits", name, "--stages", 2, *typed, columns=400)
+        assert ("assumed" not in err) if left is None else (left in err), (typed, err)
 
 
 def pictures(folder, size):

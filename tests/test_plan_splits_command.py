@@ -519,8 +519,8 @@ def test_stages_have_their_own_proportions_unless_excluded(capsys):
     # A run gets them, and the same splits are judged with them.
     assert cli.run(["train", "--plan", "plan.yml", "--print-config"]) == 0
     printed = capsys.readouterr().out
-    told = re.findall(r"\d+(?:\.\d+)?", printed[printed.index("available-memory-proportion") :])
-    assert [float(value) for value in told[: len(shares)]] == [100 * share for share in shares]
+    percentages = re.findall(r"\d+(?:\.\d+)?", printed[printed.index("available-memory-proportion") :])
+    assert [float(value) for value in percentages[: len(shares)]] == [100 * share for share in shares]
     judged = plan(capsys, words, "--splits", *open_.splits)
     assert judged.settings.available_memory_proportion == open_.settings.available_memory_proportion
     # A typed value applies to all stages.
@@ -576,12 +576,12 @@ def test_stages_of_one_ipu_are_called_recomputation_segments(capsys, recomputati
 def test_documented_defaults_are_used(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, shown, _ = run(capsys, "--help-all")
-    said = {spec.key: spec.plan_default for spec in SPECS if spec.plan_default}
-    assert code == 0 and set(said) == {"precision", "pipeline-schedule"}
-    assert all(f"[default: {text}]" in shown for text in said.values())
+    documented = {spec.key: spec.plan_default for spec in SPECS if spec.plan_default}
+    assert code == 0 and set(documented) == {"precision", "pipeline-schedule"}
+    assert all(f"[default: {text}]" in shown for text in documented.values())
     words = f"{SMALL} --stages 2 --gradient-accumulation-count 8"
     planned = plan(capsys, words)
-    assert planned.settings.precision == "16.16" and said["precision"].endswith("else 16.16")
+    assert planned.settings.precision == "16.16" and documented["precision"].endswith("else 16.16")
     speeds = {
         name: plan(capsys, words, "--schedule", name).predicted_images_per_s
         for name in ("Grouped", "Interleaved")

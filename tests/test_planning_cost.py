@@ -32,7 +32,7 @@ MK2 = get_ipu("mk2")
 
 
 def chain(num: int = 4, size: int = 28, channels: int = 64) -> LayerGraph:
-    """Convolution, norm and activation, ``num`` times, and a skip from the first block to the end."""
+    """Builds convolution, norm and activation, ``num`` times, and a skip from the first block to the end."""
     layers = [Layer("input", "input", (), (size, size, 3))]
     last, depth = "input", 3
     for i in range(num):

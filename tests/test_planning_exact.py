@@ -409,8 +409,8 @@ def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule,
     count = 2 * k + extra  # the minimum for Grouped
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)
-    told = Ticks(Schedule(schedule, training), k, count)
-    ticks = told.num_ticks // told.period
+    formula = Ticks(Schedule(schedule, training), k, count)
+    ticks = formula.num_ticks // formula.period
     assert simulation.longest_tick_s == pytest.approx(tick, rel=1e-12)
     assert simulation.num_ticks == ticks
     assert simulation.total_s <= ticks * tick * (1 + 1e-12)

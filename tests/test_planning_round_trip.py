@@ -150,8 +150,8 @@ def trained(plan, preset):
 
 def check_round_trip(planner, question, preset):
     below, flags, stages, recomputation, number = question
-    asked = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
-    request = make_request(asked, stages=stages, recomputation=recomputation)
+    planned = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
+    request = make_request(planned, stages=stages, recomputation=recomputation)
     choices = [one for group in request.all_choices() for one in group]
     choice = choices[number % len(choices)]
     cuts = len(planner.starts) - 1
@@ -198,8 +198,8 @@ def tight():
 )
 def test_run_gets_the_chosen_proportions_of_each_stage(tight, schedule, micro_batch_size, room, preset):
     flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
-    asked = resolve("plan-splits", flags, model="resnet50", reads_data=False)
-    request = make_request(asked, stages=4, recomputation="on")
+    planned = resolve("plan-splits", flags, model="resnet50", reads_data=False)
+    request = make_request(planned, stages=4, recomputation="on")
     (group,) = request.all_choices()
     # With less memory nothing fits; with more, splits fit with the largest proportion in every stage.
     least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
@@ -236,8 +236,8 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
     flags = {**more, "steps_per_execution": str(steps)}
     if shares:
         flags["available_memory_proportion"] = [str(share) for share in shares]
-    asked = resolve("plan-splits", flags, model=MODEL, reads_data=False)
-    request = make_request(asked, stages=stages, inference=True)
+    planned = resolve("plan-splits", flags, model=MODEL, reads_data=False)
+    request = make_request(planned, stages=stages, inference=True)
     (choice, *_) = [one for group in request.all_choices() for one in group]
     candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
@@ -341,8 +341,8 @@ def _text_of(name, value):
 def _planned(name, flags, inference):
     from ipucnn.planning.plan import make_plan
 
-    asked = resolve("plan-splits", flags, model=name, reads_data=False)
-    request = make_request(asked, inference=inference)
+    planned = resolve("plan-splits", flags, model=name, reads_data=False)
+    request = make_request(planned, inference=inference)
     return make_plan(request, (), lambda line: None, lambda: None)
 
 

@@ -371,11 +371,11 @@ def test_front_equals_that_of_all_configurations(monkeypatch, kib):
     assert best.memory_limit == LIMITS[0]
     halves = [{"half_partials": on} for on in (False, True)]
     configurations = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0], (2, 4), halves)
-    told = [(row.predicted_images_per_s, row.num_ipus, row.predicted_fill) for row in rows]
+    front = [(row.predicted_images_per_s, row.num_ipus, row.predicted_fill) for row in rows]
     expected = naive_front(configurations)
     assert len(expected) > 3
     if kib == 84:
-        assert told == [pytest.approx(figures, rel=1e-9) for figures in expected]
+        assert front == [pytest.approx(figures, rel=1e-9) for figures in expected]
     # Fills that differ by a little count as equal, and a candidate dropped for one that is itself dropped may differ by
     # twice as much: among configurations as close as these the front has one, and either may be it.
     for candidate in configurations:
@@ -388,13 +388,13 @@ def test_front_equals_that_of_all_configurations(monkeypatch, kib):
             speed >= figures[0] * (1 - search_module.SAME_SPEED)
             and ipus <= figures[1]
             and taken <= figures[2] + 2 * search_module.SAME_FILL
-            for speed, ipus, taken in told
+            for speed, ipus, taken in front
         )
         assert not any(
             figures[0] >= speed * (1 + search_module.SAME_SPEED)
             and figures[1] <= ipus
             and figures[2] < taken - search_module.SAME_FILL
-            for speed, ipus, taken in told
+            for speed, ipus, taken in front
         )
 
 

@@ -207,7 +207,7 @@ def test_unknown_networks_get_no_promise_of_a_fit():
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
     train = variations.would_fit(model, "odd", make_program(config, 100, seed=1), config)
-    asked = {
+    fits_by_command = {
         name: variations.prediction_would_fit(model, "odd", config, name)
         for name in ("evaluate", "infer", "benchmark")
     }
@@ -216,7 +216,10 @@ def test_unknown_networks_get_no_promise_of_a_fit():
         "infer": "--device cpu",
         "benchmark": "--micro-batch-size",
     }
-    for ask, advice in ((train, "--micro-batch-size"), *((asked[name], sizes[name]) for name in sizes)):
+    for ask, advice in (
+        (train, "--micro-batch-size"),
+        *((fits_by_command[name], sizes[name]) for name in sizes),
+    ):
         for hint in (ask(None), ask(1.5)):
             assert hint.startswith("the planner cannot compute this network") and advice in hint
             assert "predicted to fit" not in hint and "plan-splits" not in hint

@@ -60,7 +60,7 @@ def test_train_evaluate_infer_resume_and_exchange_with_the_host(capfd, folder, m
     first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("ipu", "half"))
     for name, value in first.weights.items():
         assert np.array_equal(value, second.weights[name]), name
-    # Trained on IPUs, evaluated there and on the host.
+    # Trained on IPUs, evaluated on IPUs and on the host
     with installed():
         code, out, err = run(capfd, "evaluate", folder / "ipu", "--json")
         assert code == 0, err
@@ -304,14 +304,14 @@ def test_unusable_environments_are_refused(capfd, tmp_path, monkeypatch, around,
 def test_doubtful_environments_are_reported(capfd, folder):
     around = {"versions": {"numpy": "1.21.6"}}
     flags = ["--num-epochs", 1, "--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4]
-    told = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
+    warning = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
     with installed(surroundings=around):
         code, _, err = run(capfd, "train", "toy_model", "--run-dir", folder / "doubtful", *flags)
         assert code == 0, err
-        assert sum(line.startswith(told) for line in err.splitlines()) == 1
+        assert sum(line.startswith(warning) for line in err.splitlines()) == 1
         for command in (["evaluate", folder / "doubtful"], ["infer", folder / "doubtful", "--split", "eval"]):
             code, _, err = run(capfd, *command)
-            assert code == 0 and err.count(told) == 1, err
+            assert code == 0 and err.count(warning) == 1, err
     assert "numpy 1.21" not in run(capfd, "evaluate", folder / "doubtful", "--device", "cpu")[2]
 
 

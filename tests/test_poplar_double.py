@@ -87,16 +87,16 @@ def test_gradients_and_metrics_are_reduced_over_the_replicas_of_all_instances(tm
         replicas = Replicas(machine, None)
         total = replicas.sum_gradients([[tf.constant(g) for g in one] for one in gradients[index]])
         metrics = combine(machine, [{"loss": float(index * 2 + r)} for r in range(2)], mean=True)
-        asked = Asked(machine)
+        reductions = Asked(machine)
         for replica in range(2):
-            asked.ask(np.float32(index * 2 + replica), mean=True)
-            asked.ask(np.float32(7), mean=False)
-        asked.close(2)
+            reductions.ask(np.float32(index * 2 + replica), mean=True)
+            reductions.ask(np.float32(7), mean=False)
+        reductions.close(2)
         return (
             [float(t) for t in total],
             metrics,
-            float(asked.ask(np.float32(0), True)),
-            float(asked.ask(0, False)),
+            float(reductions.ask(np.float32(0), True)),
+            float(reductions.ask(0, False)),
         )
 
     for total, metrics, mean, whole in together(2, work):

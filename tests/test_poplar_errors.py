@@ -273,7 +273,7 @@ def test_python_errors_are_translated(exception, code, message, hint):
 
 
 OTHERS = [
-    # A GPU out of memory is not an IPU.
+    # An out-of-memory error of a GPU does not come from an IPU.
     raised(
         "ResourceExhaustedError",
         "OOM when allocating tensor with shape[64,112,112,64] and type float on GPU:0",
@@ -322,14 +322,14 @@ def test_context_improves_hints():
         "[Poplar][Compile engine] graph_memory_allocation_error: Out of memory on tile 7: 700 bytes used but tiles "
         "only have 350 bytes of memory",
     )
-    asked = []
+    overuses = []
 
     def would_fit(overuse):
-        asked.append(overuse)
+        overuses.append(overuse)
         return "predicted to fit: --recomputation"
 
     assert translate(memory, ErrorContext(would_fit=would_fit)).hint == "predicted to fit: --recomputation"
-    assert asked == [2.0]
+    assert overuses == [2.0]
     silent = raised("InternalError", "[Poplar][Compile engine] graph_memory_allocation_error")
     assert "--micro-batch-size" in translate(silent, ErrorContext(would_fit=lambda overuse: None)).hint
     depth = raised(

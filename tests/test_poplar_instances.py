@@ -69,12 +69,12 @@ def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
             patch.setenv("POPLAR_DOUBLE_TIMEOUT_S", "280")  # the other instance is still starting
             code = double.main(arguments)
         out, err = capfd.readouterr()
-        said, silent = other.communicate(timeout=300)
+        other_out, silent = other.communicate(timeout=300)
     finally:
         other.kill()
         other.wait()
     assert (code, other.returncode) == (0, 0), (err, silent)
-    assert said == "" and "Traceback" not in err + silent
+    assert other_out == "" and "Traceback" not in err + silent
     return [out, err, silent]
 
 

@@ -313,12 +313,12 @@ def test_evaluation_runs_several_batches_at_once(stages):
         session = create_session("auto", config=config)
         settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
         session.compile(network, program, settings, make_loss("cross_entropy"), falling())
-        asked = []
+        numbers_read = []
         for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
             assert number == n and len(part) == len(logits)
             np.testing.assert_allclose(logits, network(part, training=False), rtol=0, atol=1e-5)
-            asked.append(n)
-        assert asked == [0, 1, 2, 3, 4]
+            numbers_read.append(n)
+        assert numbers_read == [0, 1, 2, 3, 4]
         assert len(machine.calls("predict")) == 1
         few = session.predict([parts[1], parts[2]])
         assert [len(f) for f in few] == [1, 20]
@@ -360,9 +360,9 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
         shared = np.concatenate([logits for _, logits in session.logits(batch[:1] for batch in 2 * batches)])
         np.testing.assert_allclose(shared, np.concatenate([expected] * 2), rtol=0, atol=1e-5)
         assert len(machine.calls("distributed.allreduce")) == before + 1
-        asked = []
+        checks_of_stop = []
         with pytest.raises(Stopped):
-            session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)
+            session.evaluate(batches * 3, lambda: checks_of_stop.append(1) or len(checks_of_stop) == 3)
     assert metrics["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
     assert metrics["samples"] == 32
 

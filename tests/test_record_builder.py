@@ -126,7 +126,7 @@ def test_training_and_validation_read_the_pixels_of_pillow(folder, tmp_path):
                 ours = np.asarray(open_image(data, "x", 3))
                 assert np.array_equal(ours, np.asarray(Image.open(name).convert("RGB")))
                 seen.add(name)
-    assert len(seen) == 15  # the others were converted
+    assert len(seen) == 15  # the others were converted to JPEG
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -137,11 +137,11 @@ def test_any_number_of_workers_makes_the_same_files(folder, tmp_path, workers):
 
 
 def test_a_finished_build_is_left_as_it_is(folder, tmp_path):
-    out, heard = tmp_path / "out", []
+    out, calls = tmp_path / "out", []
     build(folder, out, 3, 1, 2)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
-    second = build(folder, out, 3, 1, 2, progress=lambda done, total: heard.append((done, total)))
-    assert second.num_kept == 4 and second.num_converted == 0 and heard[-1] == (25, 25)
+    second = build(folder, out, 3, 1, 2, progress=lambda done, total: calls.append((done, total)))
+    assert second.num_kept == 4 and second.num_converted == 0 and calls[-1] == (25, 25)
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
 
 

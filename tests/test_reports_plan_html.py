@@ -137,11 +137,11 @@ def whole_timeline(plan: PipelinePlan):
 
 
 def test_timeline_ends_at_the_predicted_end_of_the_weight_update(plan):
-    for told in (timeline(plan), whole_timeline(plan)):
-        assert told.end_s + plan.predicted_update_s == pytest.approx(plan.predicted_weight_update_s)
-        assert told.phases[0].start_s == 0 and told.phases[-1].end_s == told.end_s
-        assert all(a.end_s == b.start_s for a, b in zip(told.phases, told.phases[1:]))
-        assert sum(phase.num_ticks for phase in told.phases) == told.num_ticks
+    for drawn in (timeline(plan), whole_timeline(plan)):
+        assert drawn.end_s + plan.predicted_update_s == pytest.approx(plan.predicted_weight_update_s)
+        assert drawn.phases[0].start_s == 0 and drawn.phases[-1].end_s == drawn.end_s
+        assert all(a.end_s == b.start_s for a, b in zip(drawn.phases, drawn.phases[1:]))
+        assert sum(phase.num_ticks for phase in drawn.phases) == drawn.num_ticks
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -154,16 +154,16 @@ def test_timeline_equals_the_simulated_pipeline(schedule, num_stages, num_micro_
     planner = Planner(network(), get_system("pod16"))
     starts = planner.items(plan.splits)
     run = simulate(planner.tables(plan.settings, 1.15), starts, schedule, num_micro_batches)
-    told = whole_timeline(plan)
-    assert told.omitted_ticks == 0
+    drawn = whole_timeline(plan)
+    assert drawn.omitted_ticks == 0
     # Work by stage, in order
     for stage in range(num_stages):
         simulated = [(kind, batch) for phase in run.phases for kind, s, batch in phase if s == stage]
-        spans = [span for span in told.spans if span.stage == stage and span.kind != "recompute"]
+        spans = [span for span in drawn.spans if span.stage == stage and span.kind != "recompute"]
         assert [("F" if span.kind == "forward" else "B", span.micro_batch) for span in spans] == simulated
         assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(spans, spans[1:]))
     num_fixed = math.ceil(len(run.phases) / run.num_phases_per_tick)
-    assert told.end_s == pytest.approx(run.total_s + num_fixed * plan.predicted_fixed_s)
+    assert drawn.end_s == pytest.approx(run.total_s + num_fixed * plan.predicted_fixed_s)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -178,14 +178,14 @@ def test_timeline_leaves_out_only_full_ticks(schedule):
     def key(span):
         return span.kind, span.stage, span.micro_batch, round(1e9 * span.start_s), round(1e9 * span.end_s)
 
-    every, told = Counter(map(key, whole.spans)), Counter(map(key, short.spans))
-    assert not told - every
+    every, drawn = Counter(map(key, whole.spans)), Counter(map(key, short.spans))
+    assert not drawn - every
     left_out = [
         span
         for span in whole.spans
         if short.omitted_from_s - 1e-12 <= span.start_s < short.omitted_to_s - 1e-12
     ]
-    assert every - told == Counter(map(key, left_out))
+    assert every - drawn == Counter(map(key, left_out))
 
 
 def test_stages_that_share_an_ipu_work_one_after_the_other():
@@ -194,10 +194,10 @@ def test_stages_that_share_an_ipu_work_one_after_the_other():
     settings = PlanSettings(4, 12, num_stages=4, device_mapping=(0, 1, 1, 0))
     candidate = planner.judge(("conv_2", "conv_4", "conv_6"), settings, 1.15)
     plan = assemble(planner, candidate, planned=False, build={})
-    told = whole_timeline(plan)
-    assert told.end_s + plan.predicted_update_s == pytest.approx(plan.predicted_weight_update_s)
+    drawn = whole_timeline(plan)
+    assert drawn.end_s + plan.predicted_update_s == pytest.approx(plan.predicted_weight_update_s)
     for stages in ((0, 3), (1, 2)):
-        spans = sorted((s for s in told.spans if s.stage in stages), key=lambda span: span.start_s)
+        spans = sorted((s for s in drawn.spans if s.stage in stages), key=lambda span: span.start_s)
         assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(spans, spans[1:]))
 
 
@@ -273,7 +273,7 @@ def test_pareto_points_are_the_plans_rows():
             (float(p.get("data-images-per-s")), float(p.get("data-fill")), int(p.get("data-ipus")))
             for p in points
         ] == [(row.predicted_images_per_s, row.predicted_fill, row.num_ipus) for row in plan.pareto]
-        # Faster is higher, and the ring is around the best.
+        # Faster points are higher, and the ring is around the best.
         heights = [-float(point.get("cy")) for point in points]
         assert heights == sorted(heights, reverse=True)
         (ring,) = [mark for mark in svg.iter() if mark.get("class") == "best"]

@@ -239,11 +239,11 @@ def test_weights_and_biases_gets_the_tensorboard_values(lightly, run, tmp_path, 
     (first,) = library.runs
     assert (first.name, first.tags, first.exit_code) == ("a run", ["one", "two"], 0)
     assert first.config["model_name"] == "toy_model" and first.dir == "run"
-    told = {(step, name): value for step, values in first.points for name, value in values.items()}
+    logged = {(step, name): value for step, values in first.points for name, value in values.items()}
     for row in rows(tmp_path / "run", "execution"):
-        assert told[row["weight_updates"], "train/loss"] == row["loss"]
+        assert logged[row["weight_updates"], "train/loss"] == row["loss"]
     for row in rows(tmp_path / "run"):
-        assert told[row["weight_updates"], "validation/accuracy"] == row["accuracy"]
+        assert logged[row["weight_updates"], "validation/accuracy"] == row["accuracy"]
     # A continued run keeps its identity.
     assert run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)[0] == 0
     assert library.runs[1].id == first.id and len(first.id) == 16

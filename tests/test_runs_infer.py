@@ -451,17 +451,17 @@ def test_keras_export_is_not_accepted_as_weights(trained, run, images, monkeypat
 def test_without_a_network_imagenet_is_a_clear_error(run, images, tmp_path, monkeypatch):
     from tensorflow import keras
 
-    asked = []
+    downloads = []
 
     def refused(name, origin, **details):
-        asked.append(origin)
+        downloads.append(origin)
         raise Exception(f"URL fetch failure on {origin}: None -- [Errno -2] Name or service not known")
 
     monkeypatch.setattr(keras.utils, "get_file", refused)
     before = sorted(tmp_path.rglob("*"))
     code, out, err = run("infer", "mobilenet", "in", "--weights", "imagenet", "--output", "o.csv")
     assert code == 6 and "could not be downloaded" in err and "hint: check the network" in err
-    assert out == "" and len(asked) == 1 and sorted(tmp_path.rglob("*")) == before
+    assert out == "" and len(downloads) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
 def test_imagenet_weights_give_imagenet_labels(run, images, tmp_path, monkeypatch):

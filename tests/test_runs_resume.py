@@ -714,8 +714,8 @@ def test_nearly_full_disk_is_warned_of(tmp_path, monkeypatch):
     (line,) = [line for line in notes if "MiB are free" in line]
     paths = (tmp_path / "r" / "checkpoints").iterdir()
     sizes = sum({path.stat().st_ino: path.stat().st_size for path in paths}.values())
-    told = int(line.partition("up to ")[2].split()[0])
-    assert sizes / 2**20 <= told + 1 and told <= 2 + 2 * sizes / 2**20
+    needed = int(line.partition("up to ")[2].split()[0])
+    assert sizes / 2**20 <= needed + 1 and needed <= 2 + 2 * sizes / 2**20
     assert run.context.folder.size_bytes >= sizes
 
 

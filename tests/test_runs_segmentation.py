@@ -111,15 +111,15 @@ def test_batch_norm_uses_its_moving_statistics(networks):
     ],
 )
 def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, tile, told):
-    said, trained = [], make_trained(norm)
+    warnings, trained = [], make_trained(norm)
     network = TiledNetwork(trained)
     assert network._output(size) + MARGIN == tile
-    network.warn_of_seams([(1, 1), size], said.append)
-    assert len(said) == (told is not None)
+    network.warn_of_seams([(1, 1), size], warnings.append)
+    assert len(warnings) == (told is not None)
     if told is not None:
-        assert f"--tile-size {told} takes the largest image, {size[0]}x{size[1]}, as one tile" in said[0]
-        TiledNetwork(trained, told).warn_of_seams([size], said.append)
-        assert len(said) == 1
+        assert f"--tile-size {told} takes the largest image, {size[0]}x{size[1]}, as one tile" in warnings[0]
+        TiledNetwork(trained, told).warn_of_seams([size], warnings.append)
+        assert len(warnings) == 1
 
 
 def test_group_norm_images_have_no_seams():

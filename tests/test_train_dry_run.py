@@ -243,9 +243,9 @@ def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(here):
         env=env,
         capture_output=True,
     )
-    said = done.stderr.decode()
-    assert done.returncode == 0, said
-    assert not re.search(r"^[IWEF]\d{4} |absl|oneDNN|CUDA", said, re.MULTILINE), said
+    printed = done.stderr.decode()
+    assert done.returncode == 0, printed
+    assert not re.search(r"^[IWEF]\d{4} |absl|oneDNN|CUDA", printed, re.MULTILINE), printed
 
 
 def test_long_run_takes_no_more_memory_than_a_part_of_it():
@@ -253,13 +253,13 @@ def test_long_run_takes_no_more_memory_than_a_part_of_it():
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
     flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
     plan = TrainingRun(resolve("train", flags, model="lenet"))
-    schedule, asked = plan.context.schedule, []
+    schedule, sizes = plan.context.schedule, []
     whole = schedule(np.arange(plan.context.program.num_weight_updates))
     plan.context = dataclasses.replace(
-        plan.context, schedule=lambda updates: asked.append(len(updates)) or schedule(updates)
+        plan.context, schedule=lambda updates: sizes.append(len(updates)) or schedule(updates)
     )
     rates = plan.plan_of_run()["learning_rate"]
-    assert len(whole) == 3_200_000 and 0 < max(asked) <= 2**20
+    assert len(whole) == 3_200_000 and 0 < max(sizes) <= 2**20
     assert 1_100_000 < whole.argmax() < 60_000 * 32
     assert (rates["first"], rates["largest"], rates["last"]) == (whole[0], whole.max(), whole[-1])
 

@@ -96,7 +96,7 @@ def session_on(name, program):
 
 
 def train(session, program, images, labels, state=None):
-    """Weights, slots and finished executions."""
+    """Returns weights, slots and finished executions."""
     plain = ("sgd", {"momentum": 0}, {})
     rate = constant(1e-3)
     result = run(session, make_model("none"), program, plain, images, labels, state=state, schedule=rate)

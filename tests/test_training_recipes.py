@@ -269,8 +269,10 @@ def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_p
 def test_dry_run_lists_the_recipes(run, tmp_path):
     code, out, err = run(*TRAIN, *ALL, "--dry-run")
     assert code == 0
-    said = "gradients clipped to a norm of 0.5; weights averaged with a decay of 0.9; mixup 0.4; CutMix 1;"
-    assert f"{said} random erasing 0.5" in " ".join((out + err).split())
+    description = (
+        "gradients clipped to a norm of 0.5; weights averaged with a decay of 0.9; mixup 0.4; CutMix 1;"
+    )
+    assert f"{description} random erasing 0.5" in " ".join((out + err).split())
     code, out, err = run(*TRAIN, "--dry-run")
     assert code == 0 and "clipped" not in out + err and "mixup" not in out + err
 

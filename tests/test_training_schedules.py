@@ -88,14 +88,14 @@ def test_a_step_within_the_first_epoch():
 
 @pytest.mark.parametrize("updates", [1, 2**20, 2**20 + 1, 2_500_000])
 def test_the_largest_rate_of_a_long_run_is_found_in_little_memory(updates):
-    asked = []
+    sizes = []
 
     def rising(steps):
-        asked.extend([len(steps)])
+        sizes.extend([len(steps)])
         return steps / 2
 
     assert largest_rate(rising, updates) == (updates - 1) / 2
-    assert sum(asked) == updates and max(asked) <= 2**20
+    assert sum(sizes) == updates and max(sizes) <= 2**20
     assert largest_rate(lambda steps: -rising(steps), updates) == 0
 
 

@@ -138,7 +138,7 @@ def test_scores_after_thinning_are_those_of_the_watershed(pair):
     predicted = pair[0]
     thinned, expected = thinned_components(predicted), naive_thinned(predicted)
     assert ((thinned > 0) == (expected > 0)).all()
-    # The same components, whatever their numbers.
+    # The same components under any numbers
     assert len(set(zip(thinned.flat, expected.flat))) == len(set(expected.flat)) == len(set(thinned.flat))
     for got, naive in zip(scores(*pair, thin=True), naive_scores(*pair, components=naive_thinned)):
         np.testing.assert_allclose(got, naive, rtol=1e-9, atol=1e-9)
@@ -215,7 +215,7 @@ def test_merged_and_split_cells():
     assert rand == pytest.approx((34 / 100, 1.0, 68 / 134)) and info[0] == pytest.approx(0)
     diagonal = masks("#. .#")  # 4 neighbours: two cells
     assert len(set(segment_pixels(diagonal, diagonal)[0])) == 2
-    rand, _ = scores(masks("... ..."), masks("### ###"))  # no cell at all: each pixel on its own
+    rand, _ = scores(masks("... ..."), masks("### ###"))  # no cell: each pixel on its own
     assert rand == pytest.approx((6 / 36, 1.0, 12 / 42))
 
 

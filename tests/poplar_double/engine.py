@@ -243,10 +243,10 @@ class Engine:
         def transform(*given: Any) -> List[Any]:
             return [g for g, _ in hook(list(zip(given, trained)))]
 
-        self._machine.replicas = asked = Asked(self._machine)
+        self._machine.replicas = reductions = Asked(self._machine)
         try:
             transformed = [self._run("transform", lambda: transform, *one) for one in sums]
-            if asked.close(len(sums)):
+            if reductions.close(len(sums)):
                 transformed = [self._run("transform", lambda: transform, *one) for one in sums]
         finally:
             self._machine.replicas = None
@@ -291,7 +291,7 @@ class Engine:
                     for replica in range(first, first + group):
                         replicas.save(replica)
                         sums[replica] = _accumulate(sums[replica], gradients, method, n, accumulates)
-            # Keras reduces with SUM, which IPUStrategy makes a cross_replica_sum.
+            # Keras reduces with SUM, which IPUStrategy turns into a cross_replica_sum.
             total = replicas.sum_gradients(self._transformed(sums))
             replicas.load(0)
             self._apply(total)
@@ -388,12 +388,12 @@ class Engine:
         """
         if self._machine.is_synthetic("outfeed"):
             return dict.fromkeys(self._read(0), 0.0)
-        asked = Asked(self._machine)
-        self._machine.replicas = asked
+        reductions = Asked(self._machine)
+        self._machine.replicas = reductions
         try:
             for replica in range(count):
                 self._read(replica)
-            asked.close(count)
+            reductions.close(count)
             method = self._extension.metric_reduction
             if method == "NONE" or rules.stages_of(self._extension):
                 return self._read(count - 1)
