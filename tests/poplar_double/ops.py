@@ -127,7 +127,7 @@ def _custom_ops(machine: Any) -> types.ModuleType:
 def _run_user_op(
     machine: Any, inputs: Any, library: Any, name: str, attributes: str, types_: Any, shapes: Any
 ) -> List[Any]:
-    """Runs a user operation as kernels/poputil/user_op.cc: looks library and symbol up when the graph is compiled."""
+    """Runs a user operation as kernels/poputil/user_operation.cc: looks library and symbol up at compile time."""
     if not isinstance(types_, (list, tuple)) or not isinstance(shapes, (list, tuple)):
         raise TypeError("Expected list for argument 'output_types' or 'output_shapes'")
     types_, shapes = [tf.as_dtype(t) for t in types_], [tf.TensorShape(s) for s in shapes]
