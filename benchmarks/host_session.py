@@ -321,14 +321,14 @@ def serve(side: str, case: Case, fused: int) -> None:
     runner: Any
     if side == "session":
         runner = SessionSide(case)
-        fused, lanes = runner.fused, runner.side_by_side
+        fused, groups = runner.fused, runner.side_by_side
     else:
         runner = (
             KerasSide(case, fused) if side.startswith("keras") else TorchSide(case, side == "torch compiled")
         )
-        lanes = 1
+        groups = 1
     runner.run(1)
-    print(f"ready {lanes} {fused}", flush=True)
+    print(f"ready {groups} {fused}", flush=True)
     for line in sys.stdin:
         updates = int(line)
         if updates == 0:
