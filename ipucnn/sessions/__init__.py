@@ -1,5 +1,5 @@
-"""Sessions: what runs a Program, on a host or on IPUs, under one contract.
+"""Sessions run a Program, on a host or on IPUs, under one contract.
 
-``session.py`` is the contract and the one training loop, and ``factory.py`` the one place that knows what hardware
-is here.  ``host`` and ``poplar`` are the two sessions.
+``session.py`` has the contract and the one training loop, and ``factory.py`` is the only module that knows which
+hardware is present.  ``host`` and ``poplar`` are the two sessions.
 """

@@ -1,4 +1,4 @@
-"""The one place that knows what hardware is here."""
+"""Chooses the session for a device: the only module that knows which hardware is present."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
@@ -17,10 +17,10 @@ DEVICES = ("auto", "ipu", "gpu", "cpu")
 
 
 def check_device(device: str) -> None:
-    """Refuses what cannot run here, before TensorFlow is imported.
+    """Rejects a device that cannot be used here, before TensorFlow is imported.
 
     Raises:
-        MissingError, ConfigurationError: IPUs are meant, and the SDK is not here or not in order; or there is too
+        MissingError, ConfigurationError: the device is an IPU and the SDK is missing or incomplete; or there is too
             little memory for TensorFlow.
     """
     from ipucnn.sessions.host.environment import check_memory
@@ -36,7 +36,7 @@ def check_device(device: str) -> None:
 
 
 def device_warnings(device: str) -> List[str]:
-    """What may go wrong on a device here, one line each; for the user, before the work begins."""
+    """Returns warnings for the user about a device on this machine, one line each, before the work begins."""
     if not runs_on_ipus(device):
         return []
     facts = surroundings.look_around()
@@ -44,7 +44,7 @@ def device_warnings(device: str) -> List[str]:
 
 
 def visible_gpus() -> List[Tuple[str, str]]:
-    """(TensorFlow's name, what it is) of the GPUs that TensorFlow sees and may use."""
+    """Returns (TensorFlow's name, model) of each GPU that TensorFlow sees and may use."""
     import tensorflow as tf
 
     gpus = []
@@ -55,22 +55,22 @@ def visible_gpus() -> List[Tuple[str, str]]:
 
 
 def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
-    """What TensorFlow has to be told of devices before it makes them.
+    """Configures TensorFlow's devices before TensorFlow creates them.
 
     Args:
         device: gpu, cpu or auto.
-        num_devices: that a processor stands for.
-        cluster: the workers that work together; None: this process is alone.
-        trains: they gather gradients.
+        num_devices: the number of logical devices to split the processor into.
+        cluster: the workers that train together; None: this process is alone.
+        trains: whether the workers gather gradients.
 
     Raises:
-        MissingError: several GPUs are meant, and there is none.
-        ConfigurationError: it has made them already, in this process, and otherwise.
+        MissingError: several GPUs are requested, and there is none.
+        ConfigurationError: TensorFlow has already created other devices in this process.
     """
     import tensorflow as tf
 
     if device == "cpu" and tf.config.get_visible_devices("GPU"):
-        # Else each process of a machine would take the memory of its GPUs.
+        # Otherwise every process on a machine would allocate the memory of its GPUs.
         with suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
     if num_devices > 1 and not tf.config.get_visible_devices("GPU"):
@@ -96,7 +96,7 @@ def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: 
 
 
 def runs_on_ipus(device: str) -> bool:
-    """Whether a device means IPUs here: auto does where the SDK is."""
+    """Returns whether a device means IPUs here: auto does if the SDK is installed."""
     return device == "ipu" or (device == "auto" and surroundings.has_poplar_sdk())
 
 
@@ -108,18 +108,18 @@ def create_session(
     cluster: Optional["Cluster"] = None,
     trains: bool = False,
 ) -> Session:
-    """The session for a device.
+    """Returns the session for a device.
 
     Args:
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
-        verbose: let TensorFlow print what it prints.
-        config: with the options that sessions act on; None: all defaults.
-        cluster: the workers that work together on the host; None: this process is alone.
-        trains: several GPUs share the work, if there are; what does not train uses the first one.
+        verbose: whether to show TensorFlow's own messages.
+        config: the options of the run; None: all defaults.
+        cluster: the workers that train together on the host; None: this process is alone.
+        trains: whether the session trains, so that several GPUs may share the work; otherwise it uses the first one.
 
     Raises:
-        MissingError: the device is not here, or not as many of them.
-        ConfigurationError: TensorFlow was started otherwise in this process.
+        MissingError: the device is missing, or there are fewer devices than requested.
+        ConfigurationError: TensorFlow was started with other settings in this process.
     """
     if device not in DEVICES:
         raise ConfigurationError(f"device '{device}' does not exist", f"use one of {', '.join(DEVICES)}")

@@ -1,13 +1,13 @@
-"""Several workers that train one network on the host: how they meet, and what they exchange.
+"""Connects several workers that train one network on the host, and exchanges values between them.
 
-Worker 0 listens at its address, and the others connect to it before TensorFlow is imported (:func:`join`).  They tell
-each other what decides the result, and keep the connections: small values go over them (:meth:`Cluster.exchange`),
-and a worker that dies or falls silent is noticed by them.  Gradients are gathered by TensorFlow's own collectives.
-``tf.distribute.MultiWorkerMirroredStrategy`` sets these up, and is used for nothing else: the training loop is the
-session's own.
+Worker 0 listens at its address, and the others connect to it before TensorFlow is imported (:func:`join`).  They
+compare everything that decides the result, and keep the connections.  The connections carry small values
+(:meth:`Cluster.exchange`) and heartbeats, which detect a worker that dies or falls silent.  TensorFlow's own collectives
+gather the gradients.  ``tf.distribute.MultiWorkerMirroredStrategy`` sets the collectives up, and is used for nothing
+else: the session has its own training loop.
 
-Every worker computes every weight update from the same gathered numbers, in the same order, so that nothing has to be
-sent back.  TensorFlow is imported inside of functions.
+Every worker computes every weight update from the same gathered numbers, in the same order, so nothing has to be sent
+back.  TensorFlow is imported inside functions.
 """
 
 import base64
@@ -41,27 +41,30 @@ from ipucnn.sessions.host.workers import GO_ON, GRACE_S, SECRET_VARIABLE, SILENC
 from ipucnn.text import printable, shown_value
 
 HEARTBEAT_S = 1.0
-# TensorFlow's servers find each other within this time, or never.
+# The longest time to wait for TensorFlow's servers to find each other.
 _SERVERS_S = 300
-# Connecting is tried again so often until the first worker is there.
+# Time between attempts to connect to worker 0.
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
-# What comes of others who are at an address by chance, or on purpose.
+# Errors that another program can cause by connecting, or by listening at a worker's address, by accident or on purpose.
 _NO_WORKER = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
-# Of who has not proved yet that it belongs here, nothing longer is read.
+# The longest frame that is read from a peer before it is authenticated.
 _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
-# Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
+# The group key of our collectives: any number that TensorFlow's own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
-# Of a value that workers exchange, so many bytes are under way at a time, over all of them.
+# Bytes of an exchanged array that are in transit at a time, over all workers.
 _PIECE_BYTES = 2**26
 
 
-# -- what has to be the same ------------------------------------------------------------------------------------------
+# -- facts that have to be equal --------------------------------------------------------------------------------------
 
 
 def facts_of_machine() -> Dict[str, Any]:
-    """What of this process can change the last digits of a result, but for the threads, which worker 0 decides."""
+    """Returns the facts of this process that can change the last digits of a result.
+
+    The number of threads is not among them, as worker 0 decides it for all workers.
+    """
     facts: Dict[str, Any] = {"processor": cpu_name(), "python": ".".join(map(str, sys.version_info[:2]))}
     for package in BYTE_PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -71,11 +74,11 @@ def facts_of_machine() -> Dict[str, Any]:
 
 
 def _differences(everyone: Sequence[Mapping[str, PlainValue]], part: str) -> List[str]:
-    """What the workers have otherwise than worker 0, one line each: the same verdict on all of them.
+    """Returns the differences between each worker and worker 0, one line each; all workers get the same lines.
 
     Args:
-        everyone: their facts, in their order.
-        part: which of them: ``run`` or ``machine``.
+        everyone: the facts of all workers, in their order.
+        part: the part of the facts to compare: ``run`` or ``machine``.
     """
     return [
         f"worker {rank} has {name} {shown_value(other[part].get(name))}, and worker 0 has {shown_value(value)}"
@@ -89,22 +92,22 @@ def _differences(everyone: Sequence[Mapping[str, PlainValue]], part: str) -> Lis
 
 
 class _Link:
-    """A connection to another worker: frames of JSON, each after its length; an empty one is a heartbeat."""
+    """A connection to another worker: frames of JSON, each preceded by its length; an empty frame is a heartbeat."""
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank = rank
         self.heard = time.monotonic()
-        # When it said that it ends; None while it goes on.
+        # The time at which the worker announced its end; None while it runs.
         self.ended: Optional[float] = None
         self.inbox: queue.Queue[Any] = queue.Queue()
         self._socket = connection
-        # When what is under way has to be over, whatever comes; None: never.
+        # The time by which sending and receiving have to finish; None: no deadline.
         self._until: Optional[float] = None
         self._lock = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, value: object) -> None:
-        """Sends a value; raises OSError where nobody is there to take it."""
+        """Sends a value; raises OSError if the connection is gone."""
         self.send_bytes(json.dumps(value).encode())
 
     def send_bytes(self, data: bytes) -> None:
@@ -112,14 +115,14 @@ class _Link:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, limit_bytes: int = _MAX_FRAME_BYTES) -> Any:
-        """The next value; None for a heartbeat.
+        """Returns the next value; None for a heartbeat.
 
         Args:
-            limit_bytes: how long it may be.
+            limit_bytes: the longest frame to accept.
 
         Raises:
             OSError: the connection is gone.
-            ValueError: it is none of ours.
+            ValueError: the frame is too long or is not JSON.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         self.heard = time.monotonic()
@@ -131,7 +134,7 @@ class _Link:
         data = bytearray()
         while len(data) < length:
             if self._until is not None:
-                # Who sends a byte now and then gets no more time than who sends none.
+                # A peer that sends single bytes gets no more time than one that sends none.
                 self._socket.settimeout(max(1e-3, self._until - time.monotonic()))
             part = self._socket.recv(min(length - len(data), 2**20))
             if not part:
@@ -141,7 +144,7 @@ class _Link:
         return bytes(data)
 
     def set_deadline(self, seconds: Optional[float]) -> None:
-        """From now on so much time is left for all that is sent and received; None: any."""
+        """Limits the time for everything that is sent and received from now on; None: no limit."""
         self._until = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
@@ -153,24 +156,24 @@ class _Link:
 
 
 class _SentAway(ValueError):
-    """Who connected does not belong here, for the reason that it was told."""
+    """A peer was refused; the message is the reason that was sent to it."""
 
 
 def _proof(nonce: str, rank: int, count: int) -> str:
-    """What only who knows the run's secret can say."""
+    """Returns the HMAC of a nonce, a rank and a count, which proves knowledge of the run's secret."""
     secret = os.environ.get(SECRET_VARIABLE, "").encode()
     return hmac.new(secret, f"{nonce} {rank} {count}".encode(), hashlib.sha256).hexdigest()
 
 
 def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
-    """Worker 0: waits for the others.  Who does not know the secret is sent away, and waited for no longer.
+    """Waits, on worker 0, until all other workers are connected.  Peers that do not know the secret are refused.
 
     Raises:
-        WorkersError: they did not come in time.
-        ConfigurationError: the address is not to be had, or one of them is of another cluster.
+        WorkersError: a worker did not connect in time.
+        ConfigurationError: worker 0 cannot listen at its address.
     """
     host, port = split_address(workers.addresses[0], workers.source)
-    # It listens everywhere: the name of a machine may stand for another of its addresses than the others reach.
+    # It listens on all interfaces: a host name may resolve here to a different address than on the other workers.
     listens_at = {"localhost": "127.0.0.1"}.get(host, host if _is_loopback(host) else "")
     links: Dict[int, _Link] = {}
     problem = ""
@@ -219,13 +222,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
-    """Which worker has connected.  Raises ValueError for who does not belong here, and tells them why."""
+    """Returns the rank of the worker that has connected.  Sends other peers the reason, and raises ValueError."""
     nonce = secrets.token_hex(16)
     link.send({"nonce": nonce})
-    told = link.receive(_MAX_GREETING_BYTES)
-    rank, count = int(told["rank"]), int(told["count"])
+    greeting = link.receive(_MAX_GREETING_BYTES)
+    rank, count = int(greeting["rank"]), int(greeting["count"])
     problem = ""
-    if not hmac.compare_digest(str(told["proof"]), _proof(nonce, rank, count)):
+    if not hmac.compare_digest(str(greeting["proof"]), _proof(nonce, rank, count)):
         problem = f"it has another secret ({SECRET_VARIABLE})"
     elif count != workers.count:
         problem = f"it was told of {count} workers, and worker 0 of {workers.count}"
@@ -234,16 +237,16 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
     if problem:
         link.send({"problem": problem})
         raise _SentAway(problem)
-    link.send({"proof": _proof(str(told["nonce"]), 0, count)})
+    link.send({"proof": _proof(str(greeting["nonce"]), 0, count)})
     return rank
 
 
 def _connect(workers: Workers, until: float) -> _Link:
-    """Every other worker: connects to worker 0.
+    """Connects any worker but the first to worker 0.
 
     Raises:
-        WorkersError: it was not there in time.
-        ConfigurationError: it is of another cluster.
+        WorkersError: worker 0 could not be reached in time.
+        ConfigurationError: worker 0 belongs to another cluster.
     """
     host, port = split_address(workers.addresses[0], workers.source)
     while True:
@@ -286,19 +289,19 @@ def _connect(workers: Workers, until: float) -> _Link:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
-# Kinds of TensorFlow's errors by which it says that others cannot be reached; what comes with them names a collective,
-# a connection, or its own heartbeats (``StartAbort`` of base_collective_executor.cc, the health check of
+# The types of TensorFlow's errors for workers that cannot be reached.  Their messages name a collective, a connection,
+# or TensorFlow's own heartbeats (``StartAbort`` of base_collective_executor.cc, the health check of
 # collective_all_reduce_strategy.py, the coordination service).
 _UNREACHED = ("UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError")
 _UNREACHED_WORDS = ("Collective", "GRPC", "CoordinationService", "oordination service", "eartbeat")
-# Kinds that a fault of this worker may have as well: the name of an operation, ``CollectiveGatherV2``, stands in any
-# error near one, and says nothing.
+# Types of errors that a fault of this worker can raise as well.  The word ``Collective`` is no evidence here: the name
+# of the operation, ``CollectiveGatherV2``, is part of the message of any error near one.
 _UNCLEAR = ("InternalError", "FailedPreconditionError", "UnknownError")
 _UNCLEAR_WORDS = ("Collective ops is aborted by", *_UNREACHED_WORDS[1:])
 
 
 def _is_of_collectives(error: BaseException) -> bool:
-    """Whether TensorFlow says that workers cannot reach each other any more, in whichever of its ways."""
+    """Returns whether an error of TensorFlow means that workers cannot reach each other any more."""
     kind = type(error)
     if not kind.__module__.startswith("tensorflow."):
         return False
@@ -308,16 +311,16 @@ def _is_of_collectives(error: BaseException) -> bool:
 
 
 class Cluster:
-    """The workers of a run, connected; of one worker alone if nothing else is said.
+    """The connected workers of a run; without arguments, a single worker.
 
     Attributes:
-        count: of workers.
-        rank: which of them this one is.
-        warnings: what differs between them that can change the last digits.
-        place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
-        collective_s: a variable: seconds in collectives so far, waiting for other workers included.
-        received_bytes: of each collective that was made, by its number: what a worker gets of it.
-        hint: what to do where a worker is lost.
+        count: the number of workers.
+        rank: the number of this worker.
+        warnings: the differences between workers that can change the last digits of a result.
+        place: TensorFlow's name of this worker, the prefix of a device name; "" for one worker.
+        collective_s: a variable with the seconds spent in collectives so far, including the wait for other workers.
+        received_bytes: the bytes that a worker receives from each collective, by the collective's number.
+        hint: the advice to print if a worker is lost.
     """
 
     def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
@@ -330,7 +333,7 @@ class Cluster:
         self.place = ""
         self._links = links or {}
         self._is_closed = False
-        # While TensorFlow's servers look for each other nothing else of their processes runs.
+        # While TensorFlow's servers connect, no Python thread of their processes runs, so no heartbeats are sent.
         self._may_be_silent = False
         self._strategy: Any = None
         self._num_collectives = 0
@@ -343,11 +346,11 @@ class Cluster:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def exchange(self, what: str, value: object) -> List[Any]:
-        """The values of all workers, in their order; every worker has to call this at the same place.
+        """Returns the values of all workers, in their order; every worker has to call this at the same place.
 
         Args:
-            what: the place, to notice if they are not at the same one.
-            value: plain, as JSON has it; floats keep every bit.
+            what: the name of the place, which detects workers at different places.
+            value: a plain JSON value; floats keep every bit.
         """
         if self.count == 1:
             return [value]
@@ -361,14 +364,14 @@ class Cluster:
         return list(values)
 
     def first(self, what: str, value: object) -> Any:
-        """What worker 0 has, on all of them."""
+        """Returns the value of worker 0 on all workers."""
         return self.exchange(what, value)[0]
 
     def exchange_arrays(self, what: str, array: Optional[np.ndarray]) -> List[np.ndarray]:
-        """The arrays of all workers, in their order; of those who have none, nothing.
+        """Returns the arrays of all workers that have one, in the order of workers.
 
         Args:
-            what: the place, as for :meth:`exchange`.
+            what: the name of the place, as for :meth:`exchange`.
             array: float32, of any size; None: this worker has none.
         """
         if self.count == 1:
@@ -389,10 +392,10 @@ class Cluster:
         ]
 
     def require_same(self, what: str, digest: str) -> None:
-        """Refuses workers that do not have the same; all of them come to the same verdict.
+        """Refuses workers whose digests differ, on all workers alike.
 
         Raises:
-            ConfigurationError: naming the worker.
+            ConfigurationError: a digest differs; the message names the worker.
         """
         everyone = self.exchange(what, digest)
         for rank, other in enumerate(everyone):
@@ -403,20 +406,22 @@ class Cluster:
                 )
 
     def any_signal(self, flag: bool) -> bool:
-        """Whether a flag is set on any worker.  A signal that one of them got is then noted on all."""
+        """Returns whether a flag is set on any worker.  A signal that one worker received is noted on all of them."""
         if self.count == 1:
             return flag
-        told = self.exchange("signals", [flag, interrupts.noted()])
-        codes = [code for _, code in told if code is not None]
+        states = self.exchange("signals", [flag, interrupts.noted()])
+        codes = [code for _, code in states if code is not None]
         if codes:
             interrupts.note(codes[0])
-        return any(flag for flag, _ in told)
+        return any(flag for flag, _ in states)
 
     def close(self, error: Optional[BaseException] = None) -> None:
-        """Parts with the others: in order, where all of them come here; else they are told to end as well.
+        """Disconnects from the other workers.
+
+        Without an error, it waits for all workers to arrive here.  Otherwise it notifies them, so that they end as well.
 
         Raises:
-            WorkersError: ``error`` is one of TensorFlow's collectives, and who of the others is gone was not found out.
+            WorkersError: ``error`` comes from TensorFlow's collectives, and it is not known which worker is lost.
         """
         if self._is_closed or self.count == 1:
             return
@@ -425,8 +430,8 @@ class Cluster:
             if error is None or isinstance(error, (interrupts.Interrupted, GeneratorExit)):
                 self.exchange("end", None)
             elif _is_of_collectives(error):
-                # TensorFlow has heartbeats of its own, and may have noticed first that a worker is gone.  Which one it
-                # is the thread that watches finds out, and ends this process (``_leave``).
+                # TensorFlow's own heartbeats may detect first that a worker is gone.  The watching thread then finds
+                # out which one, and ends this process (``_leave``).
                 until = time.monotonic() + SILENCE_S + GRACE_S
                 while time.monotonic() < until:
                     interrupts.check()
@@ -434,7 +439,7 @@ class Cluster:
                 lost = WorkersError(
                     f"worker {self.rank} lost the others: TensorFlow's collectives failed", self.hint
                 )
-        except BaseException:  # they are gone, which matters no more
+        except BaseException:  # the others are gone, which no longer matters
             if error is None:
                 raise
         finally:
@@ -466,13 +471,13 @@ class Cluster:
             return value
 
     def _wait_for_the_end(self) -> None:
-        """The thread that listens ends the process; what comes first is a signal, or that."""
+        """Waits until the listening thread ends the process, or a signal arrives."""
         while True:
             interrupts.check()
             time.sleep(0.1)
 
     def _listen(self, link: _Link) -> None:
-        """Takes what another worker sends, in a thread of its own."""
+        """Receives the values of another worker, in a thread of its own."""
         while not self._is_closed:
             try:
                 value = link.receive()
@@ -489,7 +494,10 @@ class Cluster:
                 link.inbox.put(value)
 
     def _ended(self, rank: int, code: Optional[int], link: _Link) -> None:
-        """Another worker ended with an error or by a signal: tells the others, and passes the signal on to this one."""
+        """Handles the end of another worker by an error or a signal.
+
+        It notifies the remaining workers, and raises the signal in this process.
+        """
         if self._is_closed:
             return
         for other in self._links.values():
@@ -501,13 +509,13 @@ class Cluster:
                 os.kill(os.getpid(), signal.Signals(code - 128))
 
     def _watch(self) -> None:
-        """Sends heartbeats, and looks for those of the others."""
+        """Sends heartbeats, and checks for those of the other workers."""
         while not self._is_closed:
             slept = time.monotonic()
             time.sleep(HEARTBEAT_S)
             now = time.monotonic()
             if now - slept > SILENCE_S / 2:
-                # It was this process that was held up: what the others said meanwhile has not been read yet.
+                # This process itself was suspended, so the messages of the others have not been read yet.
                 for link in self._links.values():
                     link.heard = now
             for link in self._links.values():
@@ -520,12 +528,12 @@ class Cluster:
                     self._leave(link.rank)
 
     def _leave(self, rank: int) -> None:
-        """Ends this process: without the other worker there is nothing that it can do."""
+        """Ends this process, because it cannot continue without worker ``rank``."""
         if self._is_closed:
             return
         self._is_closed = True
         for link in self._links.values() if self.rank == 0 else ():
-            # They hear of each other through worker 0 alone, and would say that it was the one who left.
+            # The others are connected to worker 0 alone; without this message they would report that worker 0 left.
             with contextlib.suppress(OSError):
                 link.send({"left": rank})
         code = interrupts.noted()
@@ -536,12 +544,12 @@ class Cluster:
     # -- TensorFlow's part
 
     def require_ports(self) -> None:
-        """Refuses ports that other programs have; all workers come to the same verdict.
+        """Refuses ports that other programs use, on all workers alike.
 
-        Who waits in TensorFlow for a server that did not start hears no signal, and nothing of the other workers.
+        A process that waits inside TensorFlow for a server that did not start handles no signals and no messages.
 
         Raises:
-            ConfigurationError: naming the worker.
+            ConfigurationError: a port is in use; the message names the worker.
         """
         _, port = split_address(self.addresses[self.rank], "the workers")
         problem = ""
@@ -552,8 +560,8 @@ class Cluster:
                 # A machine may have addresses of one kind only.
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     problem = os.strerror(error.errno or 0)
-        for rank, told in enumerate(self.exchange("TensorFlow is there", problem)):
-            if told:
+        for rank, reason in enumerate(self.exchange("TensorFlow is there", problem)):
+            if reason:
                 raise ConfigurationError(
                     f"TensorFlow's server of worker {rank} cannot start at {self.addresses[rank]}: "
                     f"{printable(str(told))}",
@@ -561,7 +569,7 @@ class Cluster:
                 )
 
     def start_collectives(self) -> None:
-        """Makes TensorFlow's server and collectives; before anything else is done with TensorFlow."""
+        """Starts TensorFlow's server and collectives; call it before anything else that uses TensorFlow."""
         if self.workers is None or self._strategy is not None:
             return
         import tensorflow as tf
@@ -572,11 +580,11 @@ class Cluster:
             task_id=self.rank,
             rpc_layer="grpc",
         )
-        # TensorFlow waits for the servers of all workers without letting go of Python: no signal would be heard, and no
-        # heartbeat sent, for as long as one of them still imports.  So they begin together, and it is soon over.
+        # TensorFlow holds Python's global lock while it waits for the servers of all workers: no signal is handled and
+        # no heartbeat sent as long as one of them still imports.  So all workers begin together, and the wait is short.
         self.require_ports()
         self._may_be_silent = True
-        # From here on there may be a server, also where what follows fails.
+        # From here on a server may be running, even if the next step fails.
         interrupts.skip_destructors()
         try:
             with interrupts.left_to_the_system(_SERVERS_S):
@@ -588,19 +596,19 @@ class Cluster:
                 "use other ports, and addresses of the machines that the workers run on",
             ) from None
         self.place = f"/job:worker/replica:0/task:{self.rank}"
-        # TensorFlow's notifier of preemptions takes SIGTERM for itself.
+        # TensorFlow's preemption notifier replaces the handler of SIGTERM.
         interrupts.listen_again()
         self.exchange("servers are there", None)
         self._may_be_silent = False
-        # Not while something is traced: a function that makes a variable is traced twice.
+        # The variable is not made during tracing: a function that makes a variable is traced twice.
         with tf.device(f"{self.place}/device:CPU:0"):
             self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def gather(self, values: Tensor) -> Tensor:
-        """What each worker has, in their order, inside a compiled function.
+        """Returns the values of each worker, in the order of workers, inside a compiled function.
 
         Args:
-            values: float32 (n,), of the same length everywhere.
+            values: float32 (n,), of the same length on all workers.
 
         Returns:
             float32 (workers, n).
@@ -614,24 +622,26 @@ class Cluster:
         return tf.reshape(gathered, [self.count, values.shape[0]])
 
     def add(self, values: Tensor) -> Tensor:
-        """The sum over workers, in whatever order is fastest, inside a compiled function.
+        """Returns the sum over workers, in whatever order is fastest, inside a compiled function.
 
         Args:
-            values: float32 (n,), of the same length everywhere.
+            values: float32 (n,), of the same length on all workers.
         """
         import tensorflow as tf
 
         def reduce(values: Tensor, **details: object) -> Tensor:
             return tf.raw_ops.CollectiveReduceV2(input=values, merge_op="Add", final_op="Id", **details)
 
-        # A ring sends each part of the sum around twice, but to one worker.
+        # In a ring, each part of the sum reaches every worker but one twice, so a worker receives the size twice.
         return tf.ensure_shape(self._collective(values, reduce, 2), values.shape)
 
     def _collective(self, values: Tensor, collect: Callable[..., Tensor], received: int) -> Tensor:
-        """One of TensorFlow's collectives, timed.
+        """Runs one of TensorFlow's collectives, and times it.
 
         Args:
-            received: how often the size of ``values`` a worker gets.
+            values: float32 (n,), of the same length on all workers.
+            collect: the collective operation.
+            received: the number of bytes that a worker receives, in multiples of the size of ``values``.
         """
         import tensorflow as tf
 
@@ -655,7 +665,10 @@ class Cluster:
         return result
 
     def _now(self) -> Tensor:
-        """Seconds, when its turn comes; TensorFlow's own time stamps are refused where operations are deterministic."""
+        """Returns the time in seconds when the operation runs.
+
+        TensorFlow's own timestamp operation is not allowed when operations are deterministic.
+        """
         import tensorflow as tf
 
         return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
@@ -668,21 +681,22 @@ def join(
     threads: int,
     met: Optional[Cluster] = None,
 ) -> Tuple[Cluster, int]:
-    """Connects the workers, and compares what they are going to do; before TensorFlow is imported.
+    """Connects the workers, and compares their runs, before TensorFlow is imported.
 
     Args:
-        workers: of this run.
-        config: with ``start_timeout`` and ``require_same_bytes``.
-        run: what has to be the same on all of them, by its name; plain values.
-        threads: that share an operation, as this worker would have it.
-        met: the workers who met before, for an earlier run; None: they are still to meet.
+        workers: the workers of this run.
+        config: the options, with ``start_timeout`` and ``require_same_bytes``.
+        run: the plain values that have to be equal on all workers, by name.
+        threads: the number of threads per operation that this worker would choose.
+        met: the cluster of an earlier run with the same workers; None: the workers are not connected yet.
 
     Returns:
         The cluster, and the number of threads that share an operation on each worker.
 
     Raises:
-        WorkersError: not all of them came.
-        ConfigurationError: they would not train the same network, or not to the same bytes where that is required.
+        WorkersError: a worker did not connect.
+        ConfigurationError: the workers would not train the same network, or would not compute the same bytes although
+            that is required.
     """
     cluster = met
     if cluster is None:

@@ -1,32 +1,33 @@
-"""How a weight update is divided: over devices, into fused micro-batches, and into lanes that run side by side.
+"""Divides a weight update over devices, into groups of fused micro-batches, and into groups computed in parallel.
 
-A chunk is some micro-batches that are computed as one batch.  Nothing here changes a result but by the order of
-floating-point sums, and the same numbers come out on every machine, but for lanes.
+A chunk is a group of fused micro-batches: they are computed as one batch.  A lane computes one chunk at a time, in
+parallel with the other lanes.  The choices change a result only by the order of floating-point sums.  They are the same
+on every machine, except for the number of lanes.
 """
 
 from typing import List, NamedTuple
 
 from ipucnn.training.batching import divisors
 
-# How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
-# leave the cache or the memory.  It changes nothing but the order of floating-point sums.
-# A choice by trial on two cores: EfficientNet-B0 at 32x32 gained up to 128 samples and lost again at 256.
-# Chunks that are computed side by side are as large each: two of 128 samples were a fifth faster than two of 64.
+# Sizes of a group of fused micro-batches.  More samples per operation cost less overhead per sample, until the
+# activations no longer fit into the cache or the memory.  The size changes only the order of floating-point sums.
+# Measured on two cores: EfficientNet-B0 at 32x32 gained up to 128 samples and lost again at 256.
+# Groups that are computed in parallel have this size each: two of 128 samples were a fifth faster than two of 64.
 TARGET_SAMPLES = 128
 TARGET_BYTES = 96 * 2**20
 MEMORY_FRACTION = 0.25
-# Layer outputs, their gradients and the temporaries of one layer, over the layer outputs alone.
+# Memory for layer outputs, their gradients and the temporaries of one layer, divided by that for layer outputs alone.
 TRAINING_FACTOR = 4
 
 
 class Capacity(NamedTuple):
-    """What each worker can do: the least that one of them can.
+    """The capacity that every worker has: the minimum over all workers.
 
     Attributes:
-        devices: that may take part in training.
-        operations: that keep all cores of a CPU busy; 1 on GPUs.
-        memory_bytes: of the machine; 0 if unknown, or on GPUs.
-        bytes_per_sample: of all layer outputs of the network.
+        devices: the number of devices that may take part in training.
+        operations: the number of parallel operations that keep all cores of a CPU busy; 1 on GPUs.
+        memory_bytes: the machine's memory; 0 if unknown, or on GPUs.
+        bytes_per_sample: the size of all layer outputs of the network for one sample.
     """
 
     devices: int = 1
@@ -35,11 +36,11 @@ class Capacity(NamedTuple):
     bytes_per_sample: int = 0
 
     def trained(self, samples: int) -> int:
-        """How many chunks of so many samples are trained side by side at most."""
+        """Returns the maximum number of groups of ``samples`` samples each that are trained in parallel."""
         return self.evaluated(TRAINING_FACTOR * samples)
 
     def evaluated(self, samples: int) -> int:
-        """How many batches of so many samples are evaluated side by side; there is no backward pass."""
+        """Returns the number of batches of ``samples`` samples evaluated in parallel, without a backward pass."""
         needed = self.bytes_per_sample * samples
         if not self.memory_bytes or not needed:
             return self.operations
@@ -47,23 +48,26 @@ class Capacity(NamedTuple):
 
 
 def choose_devices(units: int, devices: int, workers: int, max_workers: int, is_fused: bool) -> int:
-    """The most devices of a worker that can share a weight update evenly.
+    """Returns the largest number of devices per worker that can share a weight update evenly.
 
     Args:
-        units: chunks of the weight update, or groups of micro-batches that are computed together in any case.
-        devices: of the worker.
-        workers: that there are.
-        max_workers: that are to share a weight update later.
-        is_fused: whether units are chunks.
+        units: the number of groups of fused micro-batches, or of the smallest groups that cannot be split.
+        devices: the number of devices of each worker.
+        workers: the number of workers.
+        max_workers: the number of workers that may share a weight update later.
+        is_fused: whether units are groups of fused micro-batches.
     """
-    together = [n for n in divisors(units) if n % workers == 0]
+    totals = [n for n in divisors(units) if n % workers == 0]
     if not is_fused and max_workers > 1:
-        together = [n for n in together if max_workers % n == 0]
-    return max([n // workers for n in together if n // workers <= devices], default=1)
+        totals = [n for n in totals if max_workers % n == 0]
+    return max([n // workers for n in totals if n // workers <= devices], default=1)
 
 
 def choose_lanes(chunks: int, most: int, workers: int) -> int:
-    """How many chunks of a weight update run side by side: at most so many, which all workers can share evenly."""
+    """Returns the number of groups of fused micro-batches that a worker computes in parallel.
+
+    It is the largest number up to ``most`` with which all workers share the groups of a weight update evenly.
+    """
     return max(n for n in divisors(chunks) if n <= most and (n == 1 or chunks % (n * workers) == 0))
 
 
@@ -76,17 +80,17 @@ def choose_fused(
     num_sharing: int = 1,
     pairs: bool = False,
 ) -> int:
-    """The number of micro-batches to fuse: a divisor of those in a weight update.
+    """Returns the number of micro-batches to fuse: a divisor of those in a weight update.
 
     Args:
         num_micro_batches: micro-batches per weight update over all replicas.
-        micro_batch_size: samples.
+        micro_batch_size: samples per micro-batch.
         group_size: replicas of a distributed batch norm group; the result is a multiple of it.
         bytes_per_sample: see :func:`activation_bytes_per_sample`.
-        memory_bytes: of the host, 0 if unknown.
-        num_sharing: workers that are to share the chunks evenly.
-        pairs: two chunks are to be computed side by side, where the micro-batches can be halved.  It does not depend
-            on the cores of a machine: the chunks are the same on all.
+        memory_bytes: the host's memory, 0 if unknown.
+        num_sharing: the number of workers that share the groups evenly.
+        pairs: whether to allow for two groups in parallel, if the micro-batches can be halved.  This does not depend
+            on the cores of a machine, so the groups are the same on all machines.
     """
     micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
@@ -107,9 +111,10 @@ def similar_to(
     memory_bytes: int,
     num_sharing: int,
 ) -> List[int]:
-    """The numbers of micro-batches to try beside ``fused``: from a quarter of it to four times as many.
+    """Returns the numbers of fused micro-batches to try: from a quarter of ``fused`` to four times as many.
 
-    Arguments are those of :func:`choose_fused`; where memory does not suffice, Linux ends the process.
+    The arguments are those of :func:`choose_fused`.  Larger numbers are limited by memory, because Linux ends a process
+    that runs out of it.
     """
     largest = num_micro_batches
     if memory_bytes:
@@ -119,11 +124,16 @@ def similar_to(
 
 
 def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:
-    """The numbers of micro-batches that can be fused, so that ``num_sharing`` workers share the chunks evenly."""
+    """Returns the numbers of micro-batches whose groups ``num_sharing`` workers can share evenly."""
     groups = num_micro_batches // group_size
     return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
 
 
 def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
-    """How many micro-batches of so many bytes of layer outputs are computed as one at most, for they need memory."""
+    """Returns the maximum number of fused micro-batches that fits into memory.
+
+    Args:
+        micro_batch_bytes: the size of all layer outputs for one micro-batch.
+        memory_bytes: the host's memory.
+    """
     return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))

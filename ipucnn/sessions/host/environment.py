@@ -1,4 +1,4 @@
-"""Imports TensorFlow for the host session: settings that must precede the import, and a quiet import."""
+"""Imports TensorFlow for the host session: makes the settings that must precede the import, and hides its messages."""
 
 import contextlib
 import gc
@@ -27,14 +27,14 @@ from ipucnn.machine import (
 )
 
 MEBI = 2**20
-# Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
+# Patterns of the libraries in TensorFlow's folder, for 2.6 and current versions.
 LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
-# Of the files, four fifths (2.21) and seven eighths (2.6) are mapped; the rest is for debuggers.
+# Four fifths (2.21) and seven eighths (2.6) of the files are mapped; the rest is for debuggers.
 MAPPED_PART = 0.75
-# Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
-# space (2.21) and 1,218 MiB (2.6).  Some of it are stacks and heaps of threads, which may be set smaller.
+# Besides the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
+# space (2.21) and 1,218 MiB (2.6).  Part of that are stacks and heaps of threads, which can be set smaller.
 LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
-# Beside what can be read from its files again, importing TensorFlow took 141 MiB (2.6) and 259 MiB (2.21).
+# Besides the pages that can be read from its files again, importing TensorFlow took 141 MiB (2.6) and 259 MiB (2.21).
 LEAST_MEMORY_BYTES = 128 * MEBI
 
 
@@ -42,25 +42,25 @@ def set_variables(deterministic: bool = True) -> None:
     """Sets the environment variables that TensorFlow reads once, on import.
 
     Args:
-        deterministic: whether operations are to give the same bytes each time.
+        deterministic: whether operations give the same bytes each time.
     """
     if deterministic:
         os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
     else:
         os.environ["TF_DETERMINISTIC_OPS"] = "0"
-    # Keras of any other kind has other layers, and a folder that is not absolute is the current one's.
+    # Other backends and the legacy Keras have other layers; a relative KERAS_HOME would be in the current folder.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
     home = os.environ.get("KERAS_HOME") or os.path.expanduser("~")
     if not os.path.isabs(home):
         os.environ["KERAS_HOME"] = str(private_cache_folder("keras") or os.path.join(os.devnull, "keras"))
-    # oneDNN of TensorFlow 2.6 divides by zero in training steps (SIGFPE); from 2.9 on it is TensorFlow's default.
+    # oneDNN in TensorFlow 2.6 divides by zero in training steps (SIGFPE); from 2.9 on it is TensorFlow's default.
     if _tensorflow_version() >= (2, 9):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 
 def _tensorflow_version() -> Tuple[int, ...]:
-    """(major, minor) of the installed TensorFlow, without importing it; (0, 0) if there is none."""
+    """Returns (major, minor) of the installed TensorFlow, without importing it; (0, 0) if there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     for package in ("tensorflow", "tensorflow-cpu"):
@@ -72,13 +72,13 @@ def _tensorflow_version() -> Tuple[int, ...]:
 
 
 def check_memory() -> None:
-    """Refuses where this process may not have the memory that TensorFlow takes at the very least.
+    """Checks that this process may use the minimum of memory that TensorFlow needs.
 
-    TensorFlow would end it with SIGSEGV, SIGABRT or an import error about something else.  What is refused here
-    cannot work; where a little more than the least is there, what happens still depends on the network.
+    With less, TensorFlow ends the process with SIGSEGV, SIGABRT or an unrelated import error.  Passing the check is no
+    guarantee: just above the minimum, the network decides whether the memory suffices.
 
     Raises:
-        MissingError: a limit, or the memory that is free, is too small.
+        MissingError: a limit or the free memory is too small.
     """
     if "tensorflow" in sys.modules:
         return
@@ -102,7 +102,7 @@ def check_memory() -> None:
 
 
 def _address_space_bytes() -> Optional[int]:
-    """The limit of this process' address space; None where there is none."""
+    """Returns the limit of this process' address space in bytes; None if there is none."""
     try:
         import resource
 
@@ -113,7 +113,7 @@ def _address_space_bytes() -> Optional[int]:
 
 
 def _library_bytes() -> int:
-    """The least address space that TensorFlow's own libraries take; 0 where they are not found."""
+    """Returns the least address space in bytes that TensorFlow's own libraries take; 0 if they are not found."""
     package = importlib.util.find_spec("tensorflow")
     files: Dict[Tuple[int, int], int] = {}  # a library may have several names
     for place in (package.submodule_search_locations if package is not None else None) or ():
@@ -125,7 +125,7 @@ def _library_bytes() -> int:
 
 
 def _memory_there_is() -> Iterator[Tuple[str, int]]:
-    """Limits and free memory in bytes, swap included, each with the words that come before them."""
+    """Yields the free memory and memory limits in bytes, swap included, each with the words that precede it."""
     swap, free_swap = swap_bytes()
     free = free_bytes()
     if free is not None:
@@ -140,25 +140,26 @@ def import_tensorflow(
     deterministic: bool = True,
     may_use_gpus: bool = False,
 ) -> Any:
-    """TensorFlow, configured for the host session; later calls return the same module.
+    """Imports TensorFlow and configures it for the host session; later calls return the same module.
 
-    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
-      once depthwise weight gradients are computed otherwise (``fast_layers.py``).
-    - Operations are asked to be deterministic, unless that is not wanted.
-    - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
-      ``verbose`` or the import fails.
-    - As many threads share an operation as :func:`ipucnn.machine.fix_threads` says.
+    - It enables oneDNN's convolutions: they are two to four times faster than the others in training on x86 CPUs,
+      if depthwise weight gradients are computed by ``fast_layers.py``.
+    - It makes operations deterministic, unless ``deterministic`` is false.
+    - It drops the messages of TensorFlow's C++ side on import (missing GPU drivers and the like), unless ``verbose``
+      is set or the import fails.
+    - It sets the number of threads per operation to that of :func:`ipucnn.machine.fix_threads`.
 
     Args:
-        verbose: let it speak.
-        start: what has to be done with TensorFlow before anything else is.
-        deterministic: whether operations are to give the same bytes each time.
-        may_use_gpus: where there are some, all cores share an operation, unless another number is required.
+        verbose: whether to show TensorFlow's messages.
+        start: a function to call before TensorFlow is used for anything else.
+        deterministic: whether operations give the same bytes each time.
+        may_use_gpus: whether GPUs may be used; if there are any, all cores share an operation, unless another number
+            is required.
 
     Raises:
-        ConfigurationError: TensorFlow works with another number of threads already.
-        MissingError: TensorFlow or Numba is not installed, or this process may not have the memory that it takes.
-        Interruption: a signal came, whatever the libraries made of it.
+        ConfigurationError: TensorFlow already works with another number of threads.
+        MissingError: TensorFlow or Numba is not installed, or this process may not use the memory that TensorFlow needs.
+        Interruption: a signal arrived, however the libraries handled it.
     """
     if "tensorflow" not in sys.modules:
         check_memory()
@@ -203,15 +204,15 @@ def import_tensorflow(
 
 
 def _keras_settings() -> str:
-    """The file that Keras takes its defaults from."""
+    """Returns the path of the file with Keras' defaults."""
     return os.path.join(os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras"), "keras.json")
 
 
 def _check_keras_settings() -> None:
-    """Refuses settings that are JSON and no mapping, which end the import of Keras.
+    """Refuses settings that are JSON but not an object, because they make the import of Keras fail.
 
     Raises:
-        ConfigurationError: they are.
+        ConfigurationError: the settings are no JSON object.
     """
     with contextlib.suppress(OSError, ValueError), open(_keras_settings(), encoding="utf-8") as file:
         if not isinstance(json.load(file), dict):
@@ -222,10 +223,10 @@ def _check_keras_settings() -> None:
 
 
 def _set_keras() -> None:
-    """Gives Keras the defaults that the networks are written for, whatever its ``keras.json`` says.
+    """Gives Keras the defaults that the networks are written for, regardless of its ``keras.json``.
 
     Raises:
-        ConfigurationError: it works with another backend in this process already.
+        ConfigurationError: Keras already works with another backend in this process.
     """
     from tensorflow import keras
 
@@ -242,7 +243,10 @@ def _set_keras() -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Modules make half a million objects that stay: looking for garbage among them took a sixth of the import."""
+    """Disables garbage collection during the import.
+
+    The modules create half a million permanent objects; collecting garbage among them took a sixth of the import time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -253,13 +257,13 @@ def _without_collections() -> Iterator[None]:
 
 
 def import_matplotlib() -> Any:
-    """matplotlib, without the settings it would take from a ``matplotlibrc`` in the current folder.
+    """Imports matplotlib, ignoring a ``matplotlibrc`` in the current folder.
 
-    Such a file is anybody's, settings can name programs to run and modules to import (``text.usetex``, ``backend``),
-    and one that is no text ends the import.  The user's own settings hold.
+    Anybody may have written such a file.  Its settings can name programs to run and modules to import (``text.usetex``,
+    ``backend``), and a file that is not text makes the import fail.  The user's own settings apply.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: matplotlib is not installed.
     """
     with unseen("matplotlib", "matplotlibrc"):
         import matplotlib
@@ -267,11 +271,11 @@ def import_matplotlib() -> Any:
 
 
 def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bool) -> None:
-    """What must come before TensorFlow looks for devices."""
+    """Sets the number of threads and calls ``start``, before TensorFlow looks for devices."""
     threads, are_required = fixed_threads(), are_threads_required()
     current = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
     if not are_required and may_use_gpus and tf.config.get_visible_devices("GPU"):
-        # Half of the cores are for CPUs, which compute two chunks side by side.
+        # Half of the cores is the choice for CPUs, which compute two groups of fused micro-batches in parallel.
         threads = None
         fix_threads(current, required=False)
     if threads is not None and threads != current:
@@ -289,23 +293,23 @@ def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bo
 
 
 def _quiet_import(start: Optional[Callable[[], None]] = None, may_use_gpus: bool = False) -> Any:
-    """Imports without the messages that come from C++, before any log level counts."""
+    """Imports TensorFlow without the messages that its C++ code prints before any log level takes effect."""
     with stderr_aside(shown_if_failed=True):
         import tensorflow as tf
         from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
 
         _begin(tf, start, may_use_gpus)
-        # Looking for GPUs is what prints most on a machine without one; the first look is here.
+        # Searching for GPUs prints the most on a machine without one; the first search happens here.
         tf.config.list_logical_devices()
     return tf
 
 
 @contextlib.contextmanager
 def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
-    """Turns file descriptor 2 aside, for what prints from C++.
+    """Redirects file descriptor 2 to a temporary file, to hide the output of C++ code.
 
     Args:
-        shown_if_failed: what was printed is shown where an error ends the block.
+        shown_if_failed: whether to show the output if an error ends the block.
     """
     try:
         kept, saved = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115 - closed below
@@ -321,7 +325,7 @@ def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
             with interrupts.stderr_kept_at(saved):
                 yield
         except Exception:
-            # A signal is none: what was printed is not its reason.
+            # A signal is not a failure: the output does not explain it.
             failed = True
             raise
         finally:
