@@ -2,9 +2,9 @@
 
 Worker 0 listens at its address, and the others connect to it before TensorFlow is imported (:func:`join`).  They
 compare everything that decides the result, and keep the connections.  The connections carry small values
-(:meth:`Cluster.exchange`) and heartbeats, which detect a worker that dies or falls silent.  TensorFlow's own collectives
-gather the gradients.  ``tf.distribute.MultiWorkerMirroredStrategy`` sets the collectives up, and is used for nothing
-else: the session has its own training loop.
+(:meth:`Cluster.exchange`) and heartbeats, which detect a worker that dies or falls silent.  TensorFlow's own
+collectives gather the gradients.  ``tf.distribute.MultiWorkerMirroredStrategy`` sets the collectives up, and is used
+for nothing else: the session has its own training loop.
 
 Every worker computes every weight update from the same gathered numbers, in the same order, so nothing has to be sent
 back.  TensorFlow is imported inside functions.
@@ -418,7 +418,7 @@ class Cluster:
     def close(self, error: Optional[BaseException] = None) -> None:
         """Disconnects from the other workers.
 
-        Without an error, it waits for all workers to arrive here.  Otherwise it notifies them, so that they end as well.
+        Without an error, it waits for all workers to arrive here.  Otherwise it notifies them, so that they end too.
 
         Raises:
             WorkersError: ``error`` comes from TensorFlow's collectives, and it is not known which worker is lost.
@@ -564,7 +564,7 @@ class Cluster:
             if reason:
                 raise ConfigurationError(
                     f"TensorFlow's server of worker {rank} cannot start at {self.addresses[rank]}: "
-                    f"{printable(str(told))}",
+                    f"{printable(str(reason))}",
                     "use another port",
                 )
 

@@ -158,7 +158,7 @@ def import_tensorflow(
 
     Raises:
         ConfigurationError: TensorFlow already works with another number of threads.
-        MissingError: TensorFlow or Numba is not installed, or this process may not use the memory that TensorFlow needs.
+        MissingError: TensorFlow or Numba is not installed, or this process may not use enough memory for TensorFlow.
         Interruption: a signal arrived, however the libraries handled it.
     """
     if "tensorflow" not in sys.modules:

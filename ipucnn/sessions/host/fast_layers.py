@@ -1,15 +1,15 @@
-"""Layers as the host computes them on a CPU, where that is faster than what Keras' layers do.
+"""Faster implementations of Keras' layers for CPUs.
 
-Weights, names and results are those of the layers; results differ by the order of sums.  Which layers are computed
-otherwise follows from the network, its shapes, and whether there is work for all cores:
+Weights, names and results are those of Keras' layers, except for the order of sums.  The network, its shapes, and
+whether there is work for all cores decide which layers are replaced:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
-  convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
-- In training, batch norm with the activation after it, and the weight gradient of depthwise convolutions on small
-  images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
+  convolutions are slower than a plain product for small images, and the ones without oneDNN are slower still.
+- In training, Numba compiles batch norm with the activation after it, and the weight gradient of depthwise
+  convolutions on small images (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
-- Zeros that a layer adds before a convolution are left to it, where its own padding, ``SAME``, would be the same.
-- Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
+- A layer that adds zeros before a convolution is skipped if the convolution's own ``SAME`` padding adds the same ones.
+- Two plain slices take every second pixel for the skips of CIFAR's ResNets: a strided slice is many times slower.
 
 GPUs and IPUs compute the layers as they are.
 """
@@ -28,24 +28,25 @@ from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
 
-# A layer: its output of its input.
+# The output of a layer as a function of its input.
 Compute = Callable[[Tensor], Tensor]
-# A convolution without its bias: of its input and its kernel.
+# A convolution without bias as a function of its input and its kernel.
 Convolve = Callable[[Tensor, Tensor], Tensor]
 
-# Depthwise convolutions of more output pixels leave their weight gradient to TensorFlow.
+# TensorFlow computes the weight gradient of depthwise convolutions with more output pixels.
 MAX_KERNEL_PIXELS = 16
 
 
 @dataclass
 class FastLayers:
-    """What is computed otherwise than the layers do, by the layers' names.
+    """The replacements of layers, by the layers' names.
 
     Attributes:
-        training, inference: how.
-        done_in_training: layers that one beside them computes as well: activations that the normalisation before them
-            computes already, and zeros that are left to the convolution after them.
-        done_in_inference: the same: batch norms that the convolution before them computes already, and zeros.
+        training, inference: the functions that replace layers in training and in inference.
+        done_in_training: the layers that a neighbour computes as well: activations that are part of the normalisation
+            before them, and zero padding that is part of the convolution after it.
+        done_in_inference: the same for inference: batch norms that are part of the convolution before them, and zero
+            padding.
     """
 
     training: Dict[str, Compute] = field(default_factory=dict)
@@ -57,22 +58,23 @@ class FastLayers:
 def find_fast_layers(
     steps: Sequence[Step], layers: Dict[str, KerasLayer], needed: Sequence[str], alone: bool
 ) -> FastLayers:
-    """
+    """Chooses the layers of a pipeline stage to replace by faster functions.
+
     Args:
-        steps: of one pipeline stage, in order.
-        layers: of all steps, by name.
-        needed: layers whose output leaves the stage.
-        alone: what leaves each layer is needed, so none may be computed with another.
+        steps: the steps of the stage, in order.
+        layers: the layers of all steps, by name.
+        needed: the layers whose output leaves the stage.
+        alone: whether the output of every layer is needed, so that no two layers may be computed together.
     """
-    found = FastLayers()
-    own = {step.name for step in steps}
+    fast = FastLayers()
+    names_of_stage = {step.name for step in steps}
     readers: Dict[str, List[str]] = {}
     for step in steps:
         for name in step.inputs:
             readers.setdefault(name, []).append(step.name)
 
     def next_of(name: str) -> Optional[KerasLayer]:
-        """The one layer that reads this one's output, if they may be computed together."""
+        """Returns the only layer that reads this one's output, if they may be computed together."""
         following = readers.get(name, [])
         return None if alone or name in needed or len(following) != 1 else layers[following[0]]
 
@@ -80,41 +82,41 @@ def find_fast_layers(
         name, layer, following = step.name, layers[step.name], next_of(step.name)
         if isinstance(layer, BatchNormalization):
             if not layer.trainable:
-                continue  # Frozen: it knows no statistics of the batch.
+                continue  # A frozen layer uses no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if HAS_KERNELS and following is not None and activation != "linear":
-                found.done_in_training.append(following.name)
+                fast.done_in_training.append(following.name)
             if HAS_KERNELS:
-                found.training[name] = _normalisation(layer, activation)
+                fast.training[name] = _normalisation(layer, activation)
         elif isinstance(layer, SubsamplePad):
             subsample = _subsample_pad(layer)
             if subsample is not None:
-                found.training[name] = found.inference[name] = subsample
+                fast.training[name] = fast.inference[name] = subsample
         else:
             before = step.inputs[0]
-            # What another stage computes, this one cannot leave out.
-            zeros = layers[before] if before in own and next_of(before) is layer else None
+            # Zero padding that another stage computes cannot be skipped.
+            zeros = layers[before] if before in names_of_stage and next_of(before) is layer else None
             convolve = _convolution(layer, zeros)
             if convolve is None:
                 continue
             if convolve.has_zeros:
-                found.done_in_training.append(step.inputs[0])
-                found.done_in_inference.append(step.inputs[0])
+                fast.done_in_training.append(step.inputs[0])
+                fast.done_in_inference.append(step.inputs[0])
             if convolve.is_faster:
-                found.training[name] = _layer(layer, convolve.convolve)
-                found.inference[name] = found.training[name]
+                fast.training[name] = _layer(layer, convolve.convolve)
+                fast.inference[name] = fast.training[name]
             if isinstance(following, BatchNormalization) and _is_linear(layer):
-                found.done_in_inference.append(following.name)
-                found.inference[name] = _folded(layer, convolve.convolve, following)
-    return found
+                fast.done_in_inference.append(following.name)
+                fast.inference[name] = _folded(layer, convolve.convolve, following)
+    return fast
 
 
 def _activation(layer: KerasLayer) -> str:
-    """The kernels' name of an activation layer; "linear" of whatever they do not know."""
+    """Returns the kernels' name of an activation layer; "linear" for any layer that the kernels do not support."""
     config = layer.get_config()
     if type(layer) is keras.layers.Activation:
         names = {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}
-        # Of a function that Keras does not know the name is a dictionary.
+        # The configuration of a function unknown to Keras is a dictionary.
         return names.get(str(config["activation"]), "linear")
     if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
         bound = config["max_value"]  # in Keras 2.6 an array
@@ -126,13 +128,13 @@ def _is_linear(layer: KerasLayer) -> bool:
     return layer.get_config()["activation"] == "linear"
 
 
-# What is compiled.
+# Compiled functions.
 
 
 def _numpy(
     function: Callable[..., object], inputs: Sequence[Tensor], shapes: Sequence[TensorShape]
 ) -> List[Tensor]:
-    """What a function of float32 arrays returns, of these static shapes; it has no side effects."""
+    """Calls a NumPy function without side effects on float32 tensors; its results have the given static shapes."""
     outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     for output, shape in zip(outputs, shapes):
@@ -143,7 +145,7 @@ def _numpy(
 def normalise(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, activation: str
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """``kernels.forward`` with its gradient; mean and biased variance have none."""
+    """Computes ``kernels.forward`` with its gradient; the mean and the biased variance have no gradient."""
     from ipucnn.sessions.host import kernels
 
     channels = int(x.shape[-1])
@@ -176,7 +178,7 @@ def normalise(
 
 
 def _normalisation(layer: KerasLayer, activation: str) -> Compute:
-    """Batch norm in training, with the activation after it."""
+    """Returns batch norm in training, with the activation after it, as one function."""
     from ipucnn.sessions.host import kernels
 
     activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
@@ -208,11 +210,11 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
 
 
 class _Convolution(NamedTuple):
-    """A convolution as a function of its kernel.
+    """A convolution as a function of its input and its kernel.
 
     Attributes:
-        is_faster: than the layer.
-        has_zeros: it adds those of the layer before it, too.
+        is_faster: whether the function is faster than the layer.
+        has_zeros: whether it also adds the zeros of the layer before it.
     """
 
     convolve: Convolve
@@ -221,17 +223,18 @@ class _Convolution(NamedTuple):
 
 
 class _Geometry(NamedTuple):
-    """The image that a convolution is given, and how it is padded."""
+    """The size of a convolution's input image, and its padding."""
 
     size: Tuple[int, int]
     padding: str
 
 
 def _convolution(layer: KerasLayer, before: Optional[KerasLayer]) -> Optional[_Convolution]:
-    """None of what is no convolution, or one of a kind that is left alone.
+    """Returns a convolution layer as a function; None for other layers, and for kinds that are not replaced.
 
     Args:
-        before: the layer that the convolution alone reads, if they may be computed together.
+        layer: the layer.
+        before: the layer whose output only this one reads, if they may be computed together.
     """
     if isinstance(layer, keras.layers.DepthwiseConv2D):
         find: Callable[[KerasLayer, _Geometry], Optional[Tuple[Convolve, bool]]] = _depthwise
@@ -242,17 +245,20 @@ def _convolution(layer: KerasLayer, before: Optional[KerasLayer]) -> Optional[_C
     if None in tuple(layer.input.shape)[1:] or layer.data_format != "channels_last":
         return None
     geometry = None if before is None else _with_zeros(layer, before)
-    own = _Geometry(tuple(layer.input.shape[1:3]), layer.padding.upper())
-    found = find(layer, geometry or own)
+    unpadded = _Geometry(tuple(layer.input.shape[1:3]), layer.padding.upper())
+    function = find(layer, geometry or unpadded)
     return (
         None
-        if found is None
-        else _Convolution(found[0], found[1] or geometry is not None, geometry is not None)
+        if function is None
+        else _Convolution(function[0], function[1] or geometry is not None, geometry is not None)
     )
 
 
 def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
-    """A convolution and the zeros that the layer before it adds, as one; None where TensorFlow has no name for that."""
+    """Returns the geometry of a convolution that includes the zeros of the layer before it.
+
+    Returns None if none of TensorFlow's paddings is equivalent.
+    """
     if type(before) is not keras.layers.ZeroPadding2D or layer.padding.upper() != "VALID":
         return None
     if tuple(layer.dilation_rate) != (1, 1):
@@ -267,14 +273,14 @@ def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
 
 
 def _kernel(layer: KerasLayer) -> Tensor:
-    """A convolution's kernel; Keras 2.6 has another name for a depthwise one."""
+    """Returns a convolution's kernel; Keras 2.6 has another attribute for a depthwise one."""
     return tf.convert_to_tensor(
         layer.depthwise_kernel if hasattr(layer, "depthwise_kernel") else layer.kernel
     )
 
 
 def _layer(layer: KerasLayer, convolve: Convolve) -> Compute:
-    """The convolution with bias and activation."""
+    """Returns the convolution with bias and activation as one function."""
 
     def compute(x: Tensor) -> Tensor:
         y = convolve(x, _kernel(layer))
@@ -286,7 +292,7 @@ def _layer(layer: KerasLayer, convolve: Convolve) -> Compute:
 
 
 def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
-    """The convolution with the batch norm after it, by the moving statistics."""
+    """Returns the convolution with the batch norm after it, which uses the moving statistics, as one function."""
 
     def compute(x: Tensor) -> Tensor:
         factor, offset = norm.affine()
@@ -295,7 +301,7 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
         kernel = _kernel(layer)
         outputs = (x.shape[0] or 0) * tf.TensorShape(layer.output.shape[1:]).num_elements()
         if 0 < outputs < kernel.shape.num_elements():
-            # Of a few samples the output is the smaller of the two that can be multiplied.
+            # With few samples the output is smaller than the kernel, so scaling the output is cheaper.
             return convolve(x, kernel) * factor + offset
         is_depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
         folded = kernel * (tf.reshape(factor, kernel.shape[-2:]) if is_depthwise else factor)
@@ -305,7 +311,7 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
 
 
 def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int]:
-    """(output size, zeros before the first pixel) of one dimension, as TensorFlow pads."""
+    """Returns (output size, zeros before the first pixel) of one dimension, as TensorFlow pads."""
     if padding == "VALID":
         return (size - kernel) // stride + 1, 0
     output = -(-size // stride)
@@ -313,7 +319,10 @@ def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[
 
 
 def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[int, int, int, int]]:
-    """For each tap that meets the image in one dimension: (tap, first output, one past the last, first input)."""
+    """Returns (tap, first output, one past the last output, first input) of each tap that overlaps the image.
+
+    All numbers are those of one dimension.
+    """
     output, before = _padding_before(size, kernel, stride, padding)
     ranges = []
     for tap in range(kernel):
@@ -324,7 +333,7 @@ def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[
 
 
 class _Window(NamedTuple):
-    """The taps of a kernel that meet the image, and the pixels they meet, where the output is one pixel."""
+    """The taps of a kernel that overlap the image, and the pixels they cover, if the output is one pixel."""
 
     taps: Tuple[slice, slice]
     pixels: Tuple[slice, slice]
@@ -336,7 +345,7 @@ class _Window(NamedTuple):
 
 
 def _window(layer: KerasLayer, geometry: _Geometry) -> Optional[_Window]:
-    """None where the output has more pixels than one, or the kernel is spread."""
+    """Returns the window of a convolution; None if the output has more than one pixel, or the kernel is dilated."""
     if tuple(layer.dilation_rate) != (1, 1):
         return None
     rows, columns = (
@@ -352,7 +361,10 @@ def _window(layer: KerasLayer, geometry: _Geometry) -> Optional[_Window]:
 
 
 def _dense(layer: KerasLayer, geometry: _Geometry) -> Tuple[Convolve, bool]:
-    """A convolution over all channels, and whether it is faster than the layer: a matrix product, if it is one."""
+    """Returns a convolution over all channels as a function, and whether it is faster than the layer.
+
+    It is faster if it can be computed as a matrix product.
+    """
     window = _window(layer, geometry)
     is_pointwise = tuple(layer.kernel_size) == tuple(layer.strides) == (1, 1)
     options = {
@@ -377,7 +389,10 @@ def _dense(layer: KerasLayer, geometry: _Geometry) -> Tuple[Convolve, bool]:
 
 
 def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolve, bool]]:
-    """A depthwise convolution with multiplier 1 and one stride, and whether it is faster than the layer."""
+    """Returns a depthwise convolution as a function, and whether it is faster than the layer.
+
+    Returns None unless the multiplier is 1, both strides are equal, and the kernel is not dilated.
+    """
     if (
         layer.depth_multiplier != 1
         or layer.strides[0] != layer.strides[1]
@@ -403,7 +418,7 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
 
 
 def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
-    """``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient of the kernels."""
+    """Computes ``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient from ``kernels``."""
     from ipucnn.sessions.host import kernels
 
     strides = [1, stride, stride, 1]
@@ -429,7 +444,7 @@ def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
 
 
 def _subsample_pad(layer: KerasLayer) -> Optional[Compute]:
-    """None of images of odd sizes, or of unknown ones."""
+    """Returns a faster function for the layer; None if the image's height or width is odd or unknown."""
     _, height, width, channels = layer.input.shape
     if height is None or width is None or height % 2 or width % 2:
         return None

@@ -1,17 +1,17 @@
-"""Batch norm with its activation, and depthwise weight gradients, compiled for this CPU by Numba.
+"""Computes batch norm with its activation, and depthwise weight gradients, with functions that Numba compiles.
 
-TensorFlow's operations make a pass over memory each, and a batch norm with its activation takes about twenty of them in
-a weight update.  Here a part of the batch stays in the core's cache from step to step, so that memory is read and
-written about five times.
+Each of TensorFlow's operations makes a pass over memory, and a batch norm with its activation takes about twenty of
+them in a weight update.  Here a part of the batch stays in the core's cache from step to step, so that memory is read
+and written about five times.
 
-A part is what shares statistics: a micro-batch, or those of a group of replicas.  Its rows are the numbers that it has
-of a channel.  Rows are added up in blocks: in float32 within a block, in float64 over blocks.
+A part is the samples that share statistics: a micro-batch, or the micro-batches of a group of replicas.  It has one row
+for each value of a channel.  Rows are added up in blocks: in float32 within a block, in float64 over blocks.
 
-The work is cut into tasks, and each thread takes the next one until none is left.  No task depends on another, so
-nothing depends on how many threads share them; and a thread that the system wakes late only takes fewer of them.
+The work is divided into tasks, and each thread takes the next one until none is left.  Tasks are independent, so the
+result does not depend on the number of threads; and a thread that the system wakes late just takes fewer tasks.
 
-Importing this imports Numba, and compiles the functions or loads them from its cache, which lies beside this file (or
-in the user's folder of caches).
+Importing this module imports Numba, and compiles the functions or loads them from Numba's cache, which is next to this
+file (or in the user's cache folder).
 """
 
 import contextlib
@@ -33,16 +33,16 @@ numba = import_numba()
 
 ACTIVATIONS = ("linear", "relu", "relu6", "swish")
 BLOCK_ROWS = 64
-# A thread is woken for this many numbers; where channels are shared out, a task has at least so many (a cache line),
-# and there are so many tasks for each thread.
+# The numbers per thread that make waking another one worthwhile.  If channels are divided among tasks, a task has at
+# least THREAD_CHANNELS of them (a cache line), and there are THREAD_TASKS tasks for each thread.
 THREAD_NUMBERS = 2**14
 THREAD_CHANNELS = 16
 THREAD_TASKS = 2
-# Numbers of weight gradients that are added up in one block of samples.
+# Samples per block in the sums of depthwise weight gradients.
 BLOCK_SAMPLES = 8
-# Rows of few channels are folded until they have as many numbers.
+# Rows with few channels are folded until they have this many numbers.
 FOLDED_WIDTH = 64
-ALIGNMENT = 64  # what TensorFlow wants of an array that it takes without a copy
+ALIGNMENT = 64  # bytes; TensorFlow takes arrays with this alignment without a copy
 
 _LINEAR, _RELU, _RELU6, _SWISH = range(4)
 _ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
@@ -59,7 +59,7 @@ _INT = numba.int64
 
 @_jit(inline="always")
 def _exponential(z):  # type: ignore[no-untyped-def]
-    """(e, n) with exp(z) = e * 2**n: Cephes' expf, without a branch."""
+    """Returns (e, n) with exp(z) = e * 2**n: Cephes' expf, without a branch."""
     z = min(max(z, np.float32(-87)), np.float32(87))
     n = np.floor(z * np.float32(1.44269504) + np.float32(0.5))
     q = z - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
@@ -71,14 +71,14 @@ def _exponential(z):  # type: ignore[no-untyped-def]
     return p * q * q + q + np.float32(1), n
 
 
-# What the threads of one piece of work have done: tasks taken and tasks ended, each on a cache line of its own.
+# The progress of one piece of work: the numbers of tasks taken and tasks ended, each on its own cache line.
 _TAKEN, _ENDED, _PROGRESS_SIZE = 0, 8, 16
 _PROGRESS = _array(_INT, 1)
 
 
 @numba.extending.intrinsic
 def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaType) -> Any:
-    """progress[place] += number as one atomic operation; what it was before."""
+    """Computes progress[place] += number as one atomic operation; returns the value before."""
 
     def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
         array = context.make_array(signature.args[0])(context, builder, given[0])
@@ -90,7 +90,7 @@ def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaT
 
 @_jit(_PROGRESS, _INT, _INT, returns=numba.boolean)
 def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
-    """Looks at most so many times whether all tasks have ended; whether they have."""
+    """Returns whether all tasks have ended, after checking at most ``looks`` times."""
     for _ in range(looks):  # noqa: SIM110 - Numba compiles no generators into any()
         if _count(progress, _ENDED, 0) >= tasks:
             return True
@@ -101,10 +101,13 @@ def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
 def _forward(  # type: ignore[no-untyped-def]
     x, gamma, beta, epsilon, activation, fold, most, y, mean, variance, progress
 ):
-    """A task is of one part up to ``most`` channels; all of them where ``fold`` rows are one."""
+    """Normalises and activates x.
+
+    A task has up to ``most`` channels of one part; all of its channels if ``fold`` rows are folded into one.
+    """
     rows = x.shape[1]
     splits = -(-x.shape[2] // most)
-    own, factor, offset = (
+    scratch, factor, offset = (
         np.empty(most, np.float32),
         np.empty(most, np.float32),
         np.empty(most, np.float32),
@@ -123,20 +126,20 @@ def _forward(  # type: ignore[no-untyped-def]
         for moment in range(2):
             total[:] = 0.0
             for start in range(0, rows, BLOCK_ROWS):
-                own[:] = _ZERO
+                scratch[:] = _ZERO
                 if moment == 0:
                     for r in range(start, min(start + BLOCK_ROWS, rows)):
                         x_ = x[part, r, left:right]
                         for c in range(width):
-                            own[c] += x_[c]
+                            scratch[c] += x_[c]
                 else:
                     for r in range(start, min(start + BLOCK_ROWS, rows)):
                         x_ = x[part, r, left:right]
                         for c in range(width):
                             d = x_[c] - factor[c]
-                            own[c] += d * d
+                            scratch[c] += d * d
                 for c in range(width):
-                    total[c] += own[c]
+                    total[c] += scratch[c]
             for c in range(channels):
                 moment_of_channel = 0.0
                 for k in range(c, width, channels):
@@ -149,11 +152,11 @@ def _forward(  # type: ignore[no-untyped-def]
                 else:
                     variance[part, left + c] = moment_of_channel
         for c in range(channels):
-            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
-            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            channel_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            channel_offset = beta[left + c] - mean[part, left + c] * channel_factor
             for k in range(c, width, channels):
-                factor[k] = own_factor
-                offset[k] = own_offset
+                factor[k] = channel_factor
+                offset[k] = channel_offset
         for r in range(rows):
             x_ = x[part, r, left:right]
             y_ = y[part, r, left:right]
@@ -172,11 +175,11 @@ def _forward(  # type: ignore[no-untyped-def]
             else:
                 for c in range(width):
                     e, n = _exponential(-(x_[c] * factor[c] + offset[c]))
-                    own[c] = e
+                    scratch[c] = e
                     bits[c] = (np.int32(n) + np.int32(127)) << np.int32(23)
                 for c in range(width):
                     z = x_[c] * factor[c] + offset[c]
-                    y_[c] = z / (_ONE + own[c] * power[c])
+                    y_[c] = z / (_ONE + scratch[c] * power[c])
         _count(progress, _ENDED, 1)
 
 
@@ -198,10 +201,10 @@ def _backward(  # type: ignore[no-untyped-def]
     dbeta,
     progress,
 ):
-    """The gradients of x, and of each part those of gamma and beta; tasks are those of ``_forward``."""
+    """Computes the gradient of x, and those of gamma and beta for each part; the tasks are those of ``_forward``."""
     rows = x.shape[1]
     splits = -(-x.shape[2] // most)
-    own, own_x = np.empty(most, np.float32), np.empty(most, np.float32)
+    block_dy, block_dy_x = np.empty(most, np.float32), np.empty(most, np.float32)
     centre, factor, offset = (
         np.empty(most, np.float32),
         np.empty(most, np.float32),
@@ -219,22 +222,22 @@ def _backward(  # type: ignore[no-untyped-def]
         width = right - left
         channels = width // fold
         for c in range(channels):
-            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
-            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            channel_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            channel_offset = beta[left + c] - mean[part, left + c] * channel_factor
             for k in range(c, width, channels):
                 centre[k] = mean[part, left + c]
-                factor[k] = own_factor
-                offset[k] = own_offset
+                factor[k] = channel_factor
+                offset[k] = channel_offset
         total[:] = 0.0
         total_x[:] = 0.0
         for start in range(0, rows, BLOCK_ROWS):
-            own[:] = _ZERO
-            own_x[:] = _ZERO
+            block_dy[:] = _ZERO
+            block_dy_x[:] = _ZERO
             for r in range(start, min(start + BLOCK_ROWS, rows)):
                 dy_ = dy[part, r, left:right]
                 x_ = x[part, r, left:right]
                 dx_ = dx[part, r, left:right]
-                # Before the activation, into dx.
+                # dx first receives the gradient before the activation.
                 if activation == _LINEAR:
                     for c in range(width):
                         dx_[c] = dy_[c]
@@ -256,11 +259,11 @@ def _backward(  # type: ignore[no-untyped-def]
                         s = _ONE / (_ONE + dx_[c] * power[c])
                         dx_[c] = dy_[c] * (s + z * s * (_ONE - s))
                 for c in range(width):
-                    own[c] += dx_[c]
-                    own_x[c] += dx_[c] * (x_[c] - centre[c])
+                    block_dy[c] += dx_[c]
+                    block_dy_x[c] += dx_[c] * (x_[c] - centre[c])
             for c in range(width):
-                total[c] += own[c]
-                total_x[c] += own_x[c]
+                total[c] += block_dy[c]
+                total_x[c] += block_dy_x[c]
         # Ioffe and Szegedy 2015, arXiv:1502.03167, section 3.
         for c in range(channels):
             inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
@@ -273,19 +276,19 @@ def _backward(  # type: ignore[no-untyped-def]
             mean_dy = sum_dy * gamma[left + c] / float(rows * fold)
             mean_dy_x = sum_dy_x * gamma[left + c] / float(rows * fold)
             for k in range(c, width, channels):
-                own[k] = inverse * inverse * inverse * mean_dy_x
-                own_x[k] = inverse * mean_dy
+                block_dy[k] = inverse * inverse * inverse * mean_dy_x
+                block_dy_x[k] = inverse * mean_dy
         for r in range(rows):
             x_ = x[part, r, left:right]
             dx_ = dx[part, r, left:right]
             for c in range(width):
-                dx_[c] = dx_[c] * factor[c] - (x_[c] - centre[c]) * own[c] - own_x[c]
+                dx_[c] = dx_[c] * factor[c] - (x_[c] - centre[c]) * block_dy[c] - block_dy_x[c]
         _count(progress, _ENDED, 1)
 
 
 @_jit(_X4, _X4, _INT, _INT, _INT, _array(numba.float32, 4), _PROGRESS)
 def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore[no-untyped-def]
-    """A task is the weight gradient (kernel height, kernel width, channels) of a block of samples."""
+    """Computes weight gradients; a task is that of a block of samples, (kernel height, kernel width, channels)."""
     samples, height, width, channels = x.shape
     while True:
         block = _count(progress, _TAKEN, 1)
@@ -309,7 +312,8 @@ def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore
         _count(progress, _ENDED, 1)
 
 
-# Looks at what other threads have done take some ten microseconds, after which the system may have the core.
+# Checks of the other threads' progress before the core is yielded to the system; together they take some ten
+# microseconds.
 _LOOKS = 1000
 
 _Call = Tuple[Callable[..., None], Tuple[object, ...]]
@@ -320,29 +324,31 @@ _helpers: List[threading.Thread] = []
 
 def _help() -> None:
     while True:
-        function, given = _calls.get()
-        # Where it has no memory for what it needs it takes no task, and the thread that waits does them all.
+        function, arguments = _calls.get()
+        # A thread that cannot allocate its buffers takes no task; the waiting thread then does all of them.
         with contextlib.suppress(MemoryError):
-            function(*given)
-        del function, given  # The arrays of the last call are not kept until the next one.
+            function(*arguments)
+        del function, arguments  # This releases the arrays of the call before the next one arrives.
 
 
 def _share(function: Callable[..., None], threads: int, tasks: int, *given: object) -> None:
     """Calls ``function(*given, progress)`` in several threads, which take the tasks in turn.
 
     Args:
-        threads: how many may be busy.
-        tasks: how many there are.
+        function: the compiled function, which takes tasks until none is left.
+        threads: the maximum number of busy threads.
+        tasks: the number of tasks.
+        given: the arguments of the function.
     """
     progress: np.ndarray = np.zeros(_PROGRESS_SIZE, np.int64)
     others = min(threads, tasks) - 1
     if others < 1:
         function(*given, progress)
         return
-    wanted = others * operations_at_once()
-    if len(_helpers) < wanted:
+    num_helpers = others * operations_at_once()
+    if len(_helpers) < num_helpers:
         with _lock:
-            while len(_helpers) < wanted:
+            while len(_helpers) < num_helpers:
                 _helpers.append(threading.Thread(target=_help, name="kernels", daemon=True))
                 _helpers[-1].start()
     for _ in range(others):
@@ -353,23 +359,23 @@ def _share(function: Callable[..., None], threads: int, tasks: int, *given: obje
 
 
 def share_all_cores(parts: int, channels: int) -> bool:
-    """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
+    """Returns whether a normalisation has work for all cores here; TensorFlow's kernels also divide a part's rows."""
     return parts * max(1, channels // THREAD_CHANNELS) >= operation_threads()
 
 
 def _threads(numbers: int) -> int:
-    """How many threads share so much work."""
+    """Returns the number of threads that share work on ``numbers`` numbers."""
     return min(operation_threads(), numbers // THREAD_NUMBERS)
 
 
 class _Parts(NamedTuple):
-    """How a normalisation is cut into tasks.
+    """The division of a normalisation into tasks.
 
     Attributes:
         shape: (parts, folded rows, numbers of a folded row).
-        fold: rows of few channels are taken as one of many, for short inner loops are slow.
-        most: numbers of a row that a task has.
-        tasks: how many there are.
+        fold: the number of rows that are folded into one, because short inner loops are slow.
+        most: the maximum number of a row's numbers in one task.
+        tasks: the number of tasks.
     """
 
     shape: Tuple[int, int, int]
@@ -386,7 +392,7 @@ def _cut(shape: Tuple[int, ...], parts: int, cores: int) -> _Parts:
     while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
         fold *= 2
     width = fold * channels
-    # A task has all channels, or fewer where there are too few parts to keep all threads busy.
+    # A task has all channels, or fewer if there are too few parts to keep all threads busy.
     step = width if fold > 1 else 1
     per_task = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
     most = min(width, per_task)
@@ -394,7 +400,7 @@ def _cut(shape: Tuple[int, ...], parts: int, cores: int) -> _Parts:
 
 
 def empty(shape: Tuple[int, ...]) -> np.ndarray:
-    """A float32 array that TensorFlow takes as it is."""
+    """Returns an uninitialised float32 array with the alignment that TensorFlow takes without a copy."""
     size = math.prod(shape)
     memory: np.ndarray = np.empty(size + ALIGNMENT // 4, np.float32)
     start = -memory.ctypes.data % ALIGNMENT // 4
@@ -414,11 +420,12 @@ def forward(
     Args:
         x: (parts * n, ..., channels), float32.
         gamma, beta: (channels,).
-        epsilon: added to the variance.
+        epsilon: the number to add to the variance.
+        parts: the number of parts.
         activation: one of ``ACTIVATIONS``.
 
     Returns:
-        y as x; means and biased variances (parts, channels).
+        y, shaped like x; means and biased variances (parts, channels).
     """
     cut = _cut(x.shape, parts, operation_threads())
     y, statistics = empty(cut.shape), empty((2, parts, x.shape[-1]))
@@ -440,7 +447,7 @@ def backward(
     epsilon: float,
     activation: str,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients of x, gamma and beta, of ``forward``'s y."""
+    """Returns the gradients of x, gamma and beta from dy, the gradient of ``forward``'s y."""
     cut = _cut(x.shape, len(mean), operation_threads())
     dx, sums = empty(cut.shape), np.empty((2, *mean.shape), np.float32)
     _share(
@@ -455,13 +462,14 @@ def backward(
 def depthwise_filter(
     x: np.ndarray, dy: np.ndarray, kernel: Tuple[int, int], stride: int, before: Tuple[int, int]
 ) -> np.ndarray:
-    """The weight gradient of a depthwise convolution with multiplier 1.
+    """Returns the weight gradient of a depthwise convolution with multiplier 1.
 
     Args:
         x: (n, h, w, c).
         dy: (n, h', w', c).
-        kernel: its height and width.
-        before: rows of zeros above, and columns left of the image.
+        kernel: height and width of the kernel.
+        stride: the stride in both dimensions.
+        before: rows of zeros above, and columns of zeros left of the image.
 
     Returns:
         (kernel height, kernel width, c, 1).
