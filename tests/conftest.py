@@ -1,5 +1,6 @@
 """Set-up for all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -265,7 +266,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_make_parametrize_id(val):
-    """Names signals by number on every Python, as ``slow_cases.txt`` does, and cuts long texts."""
+    """Names signals by number on every Python, so that cases can be named, and cuts long texts."""
     if isinstance(val, str) and len(val) > 200:
         return f"{ascii(val[:40])[1:-1]}...({len(val)} characters)"
     return str(int(val)) if isinstance(val, signal.Signals) else None
@@ -273,17 +274,14 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks the cases of ``slow_cases.txt`` as slow: cases that have cheaper ones beside them."""
-    lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
-    slow = {line for line in lines if not line.startswith("#")}
-    if not (any("::" in word for word in config.args) or config.getoption("lf", False)):
-        collected = {item.nodeid for item in items}
-        files = {name.split("::")[0] for name in collected}
-        stale = sorted(name for name in slow - collected if name.split("::")[0] in files)
-        if stale:
-            raise pytest.UsageError(
-                f"tests/slow_cases.txt names cases that are not there: {', '.join(stale)}"
-            )
+    """Marks as slow the cases that ``@pytest.mark.slow_cases("ID", ...)`` names: they have cheaper ones beside them."""
+    cases = collections.defaultdict(dict)
     for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
+        for mark in item.iter_markers("slow_cases"):
+            cases[item.nodeid.partition("[")[0], mark.args][item.callspec.id] = item
+    for (name, wanted), there in cases.items():
+        absent = set(wanted) - set(there)
+        if absent and not (any("::" in word for word in config.args) or config.getoption("lf", False)):
+            raise pytest.UsageError(f"slow_cases of {name}: there are no {sorted(absent)}")
+        for identity in set(wanted) & set(there):
+            there[identity].add_marker(pytest.mark.slow)

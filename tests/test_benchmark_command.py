@@ -84,6 +84,7 @@ def test_inference_on_generated_data(capsys, tmp_path):
     assert config["micro-batch-size"] == 4
 
 
+@pytest.mark.slow
 def test_training_against_keras_on_real_data(capsys):
     code, out, err = call(capsys, "benchmark", "lenet", "--training", "--dataset", "digits", "--micro-batch-size", "4",
                           "--gradient-accumulation-count", "3", "--replicas", "2", "--compare-with", "keras",
@@ -560,6 +561,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.slow_cases("membranes")
 @pytest.mark.parametrize(
     "kind", ["membranes", *(pytest.param(k, marks=pytest.mark.slow) for k in PIPELINES if k != "membranes")]
 )

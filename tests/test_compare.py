@@ -378,6 +378,7 @@ def test_one_changed_number_in_a_history_is_found(folder, tmp_path, run):
     assert list(difference["figures"]) == ["loss"]
 
 
+@pytest.mark.slow_cases("pdf")
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_curves_of_several_runs_are_drawn(folder, run, ending):
     code, out, err = run("plot", folder / "first", folder / "faster", "--output", f"both.{ending}")

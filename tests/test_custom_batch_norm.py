@@ -128,6 +128,7 @@ def _some(grid, quick):
     return [pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow) for pair in grid]
 
 
+@pytest.mark.slow_cases("1-1", "2-4", "9-3")
 @pytest.mark.parametrize("accumulate, replicas", _some(HOST_GRID, [(1, 1), (2, 4), (5, 2), (9, 3)]))
 def test_the_host_equals_a_numpy_loop(accumulate, replicas):
     """Holds for any number of fused micro-batches: one, all, or a divisor of their number."""
@@ -136,6 +137,7 @@ def test_the_host_equals_a_numpy_loop(accumulate, replicas):
     compare(on_host, accumulate, replicas, fused=divisors[(accumulate + replicas) % len(divisors)])
 
 
+@pytest.mark.slow_cases("1-4", "9-2")
 @pytest.mark.parametrize("accumulate, replicas", _some(IPU_GRID, [(1, 4), (3, 1), (9, 2)]))
 def test_ipus_equal_a_numpy_loop(accumulate, replicas):
     compare(on_ipus, accumulate, replicas)
@@ -186,6 +188,7 @@ def test_both_sessions_train_the_same_weights():
         np.testing.assert_allclose(ipus[name], host[name], rtol=0, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow_cases("on_ipus-16.16", "on_ipus-16.32")
 @pytest.mark.parametrize("session, precision", [(on_ipus, "16.16"), (on_ipus, "16.32"), (on_host, "16.16")])
 def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
     program = make_program(4, 2, 2, updates_per_epoch=UPDATES, precision=precision)

@@ -276,6 +276,7 @@ def take(source, count, **options):
     return [np.concatenate(column)[:count] for column in zip(*taken)]
 
 
+@pytest.mark.slow_cases("False-True", "True-True")
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_memory):

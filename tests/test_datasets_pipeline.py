@@ -173,6 +173,7 @@ def test_another_seed_gives_another_order_and_other_pixels():
 # ---------------------------------------------------------------- purity
 
 
+@pytest.mark.slow_cases("crop", "crop_flip", "digits", "none", "shift", "shift_flip")
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_size_start_and_threads_do_not_change_a_byte(kind):
     source = make_source(augmentation=kind)
@@ -186,6 +187,7 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(kind):
     assert_same(take(source, 9, start_sample=30), tuple(column[30:39] for column in reference))
 
 
+@pytest.mark.slow_cases("3-1-5", "4-64-17")
 @pytest.mark.parametrize(("count", "batch_size", "start"), [(2, 4, 0), (3, 1, 5), (4, 64, 17)])
 def test_shards_are_every_nth_batch(count, batch_size, start):
     """A shard has the bytes of the unsharded stream, also across the ends of epochs."""
@@ -198,6 +200,7 @@ def test_shards_are_every_nth_batch(count, batch_size, start):
         assert_same(part, tuple(column[rows] for column in whole))
 
 
+@pytest.mark.slow_cases("input_shape1-standard-digits", "input_shape2-caffe-digits")
 @pytest.mark.parametrize(
     "input_shape, input_range, kind",
     [

@@ -226,6 +226,7 @@ def test_elastic_displacements_are_as_large_as_in_the_paper():
     assert abs(moved[:, 0, 0].mean()) < 0.2
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("augment", [True, False])
 def test_a_patch_is_a_function_of_seed_epoch_and_index(augment):
     source = make_source(num=5)

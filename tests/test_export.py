@@ -203,6 +203,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     assert export.trained_on(keras_weights, replace(named, weights="ImageNet")) == "ImageNet"
 
 
+@pytest.mark.slow_cases("onnx-options0", "saved-model-options4")
 @pytest.mark.parametrize(
     ("form", "options"),
     [
@@ -267,6 +268,7 @@ def test_a_program_for_an_ipu_is_written_and_verified(trained, run):
     assert "the Poplar SDK's runtime" in Path("served/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_ipu_program_with_other_results_is_removed(trained, run, monkeypatch):
     compare = verification.compare
     monkeypatch.setattr(verification, "compare", lambda outputs, *others: compare(outputs * 1.01, *others))
@@ -582,6 +584,7 @@ def pixels_in(trained, tmp_path_factory):
     return folder / f"model.{form}"
 
 
+@pytest.mark.slow_cases("pixels_in")
 @pytest.mark.parametrize("which", ["exported", "pixels_in"])
 def test_an_exported_file_is_evaluated_like_its_run(trained, run, request, which):
     file = request.getfixturevalue(which)

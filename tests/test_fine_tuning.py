@@ -55,6 +55,7 @@ def test_a_yaml_number_is_a_number_of_layers():
     assert parse_freeze(7) == "7" and parse_freeze(" a*, b ") == "a*,b"
 
 
+@pytest.mark.slow_cases("mobilenet", "unet")
 @pytest.mark.parametrize("name", ["cifar_resnet8", "mobilenet", "unet"])
 def test_shipped_layers_equal_those_of_the_built_network(name):
     """The check before TensorFlow is imported and the check of the built network name the same layers."""

@@ -410,6 +410,7 @@ def test_the_shortcut_takes_every_second_pixel(size):
     assert pixels.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(pixels[..., 3:])
 
 
+@pytest.mark.slow_cases("efficientnet-b0-64", "mobilenet-32")
 @pytest.mark.parametrize("name, side", [("efficientnet-b0", 64), ("cifar_resnet8", 64), ("mobilenet", 32)])
 def test_whole_networks_equal_keras(name, side):
     model = build_model(get_model(name), BuildOptions((side, side, 3), 5, seed=1, dropout=0.0))

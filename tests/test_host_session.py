@@ -105,17 +105,28 @@ def norms_and_reductions():
                 yield pytest.param(norm, method, fused, marks=[] if is_fast else pytest.mark.slow)
 
 
+@pytest.mark.slow_cases(
+    "batch-mean-6",
+    "batch-running_mean-6",
+    "batch-sum-2",
+    "group-mean-2",
+    "group-running_mean-6",
+    "none-mean-6",
+    "none-sum-6",
+)
 @pytest.mark.parametrize("norm, method, fused", norms_and_reductions())
 def test_fused_equals_naive_for_every_norm_and_reduction(norm, method, fused):
     program = make_program(2, 3, 2, updates_per_epoch=3, gradient_accumulation_reduction_method=method)
     compare(norm, program, SGD, fused)
 
 
+@pytest.mark.slow_cases("adamw", "lars", "rmsprop", "sgd1")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o[0])
 def test_fused_equals_naive_for_every_optimizer(optimizer):
     compare("batch", make_program(3, 2, 2), optimizer, 4)
 
 
+@pytest.mark.slow_cases("some")
 @pytest.mark.parametrize(
     "frozen, optimizer",
     [(("conv0", "norm0", "conv1", "norm1"), OPTIMIZERS[4]), (("norm0", "conv1"), SGD)],
@@ -162,6 +173,7 @@ def test_dropout_does_not_depend_on_the_fused_micro_batches():
     assert_close(*results, tolerance=1e-5)
 
 
+@pytest.mark.slow_cases("4-fused1")
 @pytest.mark.parametrize("group, fused", [(2, (4, 2)), (4, (8, 4))])
 def test_distributed_batch_norm_equals_naive(group, fused):
     compare("batch", make_program(2, 2, 4, dbn_replica_group_size=group), SGD, *fused)
@@ -399,6 +411,7 @@ def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     assert on_cpu.device.kind == "cpu" and on_cpu.places == ("/device:CPU:0",)
 
 
+@pytest.mark.slow_cases("8589934592-tried0")
 @pytest.mark.parametrize("memory, tried", [(8 * 2**30, {2, 4, 8}), (2**18, {1, 2})])
 def test_the_fastest_number_of_fused_micro_batches_is_measured(memory, tried):
     """By the clock, 4 or 2 fused micro-batches are fastest; weights and slots equal those of a run with that number."""

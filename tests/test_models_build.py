@@ -260,6 +260,7 @@ PREPROCESSING = {
 }
 
 
+@pytest.mark.slow_cases("efficientnet-b0-32", "mobilenet-32", "mobilenetv3-small-64")
 @pytest.mark.parametrize(
     "name, size",
     [
@@ -337,6 +338,7 @@ def test_a_network_that_needs_a_newer_keras_is_an_error(monkeypatch):
     build_module.check_requirements(get_model("efficientnet-b0"))
 
 
+@pytest.mark.slow_cases("efficientnet-b0-g16")
 @pytest.mark.parametrize("name", ["cifar_resnet8", "efficientnet-b0-g16"])
 def test_gradients_reach_every_weight(name):
     model = build(name, dropout=0.0)

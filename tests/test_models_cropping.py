@@ -216,6 +216,7 @@ def skipping_model():
     return model
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_poplar_session_trains_alike_with_and_without_the_library(library, stages):
     """In a pipeline the first stage crops the skip, and only the crop is sent on."""

@@ -86,6 +86,7 @@ def test_dry_run_refuses_exactly_what_the_run_refuses(run):
     assert code == 2 and "error:" in err and "middle" in err and not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_keras_file_works_wherever_a_function_does(lightly, run):
     from tensorflow import keras
 

@@ -398,6 +398,7 @@ def test_front_equals_that_of_all_configurations(monkeypatch, kib):
         )
 
 
+@pytest.mark.slow_cases("70-1")
 @pytest.mark.parametrize("kib, slots", [(70, 1), (200, 0)])
 def test_no_configuration_is_faster_than_the_best(kib, slots):
     machine, total = system(kib), 24

@@ -82,6 +82,7 @@ def test_train_evaluate_infer_resume_and_exchange_with_the_host(capfd, folder, m
     assert load_checkpoint(folder / "host" / "checkpoints" / "last.npz").meta["weight_updates"] == 32
 
 
+@pytest.mark.slow
 def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(capfd, folder):
     run_dir = folder / "half"
     with installed():
@@ -99,6 +100,7 @@ def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(capfd, folder):
     assert all(np.array_equal(w, w.astype(np.float16)) for w in weights.values())
 
 
+@pytest.mark.slow_cases("network1")
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
 def test_training_uses_the_cache_that_compile_only_filled(capfd, tmp_path, network):
     flags = ["train", "toy_model_bn", *SMALL, "--num-epochs", 1, *network]
@@ -375,6 +377,7 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
         assert machine.config["ipus"] == 1
 
 
+@pytest.mark.slow_cases("mode1")
 @pytest.mark.parametrize("mode", [["--inference"], ["--training"]])
 def test_device_generated_data_counts_for_all_replicas(short_benchmarks, capfd, tmp_path, monkeypatch, mode):
     """In that case the SDK's predict only returns zeros of one replica; all replicas computed."""
@@ -401,6 +404,14 @@ def test_device_generated_data_counts_for_all_replicas(short_benchmarks, capfd, 
     assert counts == [4, 4]
 
 
+@pytest.mark.slow_cases(
+    "by gc-info-flags1---offload-activations",
+    "in compiling-flags1---offload-activations",
+    "in loading-flags1---offload-activations",
+    "by gc-info-flags2---offload-gradient-accumulation-buffers",
+    "in compiling-flags2---offload-gradient-accumulation-buffers",
+    "in loading-flags2---offload-gradient-accumulation-buffers",
+)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -453,6 +464,7 @@ def test_system_without_remote_memory_refuses_offloading(capfd, tmp_path, flags,
         assert run(capfd, *fixed)[0] == 0
 
 
+@pytest.mark.slow_cases("on the ipus-one of eight", "sdk-an empty replica", "sdk-one of eight")
 @pytest.mark.parametrize("real", [9, 8], ids=["one of eight", "an empty replica"])
 @pytest.mark.parametrize("more", [[], ["--accelerator-side-reduction"]], ids=["sdk", "on the ipus"])
 def test_figures_of_replicas_with_unequal_padding(capfd, tmp_path, real, more):

@@ -10,6 +10,7 @@ from poplar_double.facts import FACTS
 from ipucnn.models.registry import get_model
 
 
+@pytest.mark.slow_cases("cifar_resnet8, 2 stages Interleaved, 16.16", "lenet")
 @pytest.mark.parametrize("number", [0, 1, 5], ids=lambda number: ROWS[number].name)
 def test_row_equals_the_host(short_benchmarks, tmp_path, number):
     row = ROWS[number]

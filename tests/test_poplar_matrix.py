@@ -185,6 +185,15 @@ _FEW, _ALL = _ROWS["few"], _ROWS["all"]
 _LIKE_OTHERS = (3, 6, 7, 8)
 
 
+@pytest.mark.slow_cases(
+    "cifar_resnet8-batch_norm-1-2-16.16_0",
+    "cifar_resnet8-batch_norm-1-2-32.32_0",
+    "cifar_resnet8-group_norm-2Grouped-2-16.16",
+    "cifar_resnet8-none-2Interleaved-1-32.32",
+    "lenet-none-2Grouped-2-32.32",
+    "toy_model-none-2Grouped-1-32.32",
+    "unet-group_norm-1-1-32.32",
+)
 @pytest.mark.parametrize(
     "row",
     [

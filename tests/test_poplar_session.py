@@ -66,6 +66,7 @@ def assert_same(host, poplar, tolerance=1e-6):
 PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), ipus_per_replica=2)
 
 
+@pytest.mark.slow_cases("cross_entropy-1")
 @pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
 def test_masks_of_three_classes_as_on_the_host(loss, stages):
     """Each pixel has a label: weights equal the host's, and so do the predicted logits."""
@@ -98,6 +99,9 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
         assert on_ipus.shape == (2, SIZE, SIZE, 3)
 
 
+@pytest.mark.slow_cases(
+    "batch-4-1-1-changes0", "batch-4-2-4-changes2", "batch-4-3-2-changes1", "batch-4-4-2-changes3"
+)
 @pytest.mark.parametrize(
     ("norm", "batch", "accumulate", "replicas", "changes"),
     [
@@ -131,6 +135,7 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
             assert on_ipus.metrics["accuracy"] == pytest.approx(on_host.metrics["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow_cases("batch", "group")
 @pytest.mark.parametrize(
     ("norm", "still", "changes"),
     [
@@ -154,6 +159,7 @@ def test_frozen_layers_as_on_the_host(norm, still, changes):
             assert not any(slot.startswith(f"{name}/") for slot in poplar[1]), name
 
 
+@pytest.mark.slow_cases("16.16-batch-2-changes0", "16.16-group-2-changes1")
 @pytest.mark.parametrize(
     ("precision", "norm", "replicas", "changes"),
     [
@@ -189,6 +195,7 @@ def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
         assert other < 0.05 * sum(value.size for value in host[0].values())
 
 
+@pytest.mark.slow_cases("replicas")
 @pytest.mark.parametrize(
     ("norm", "changes"), [("batch", {}), ("group", {**PIPELINE, "num_ipus": 4})], ids=["replicas", "pipeline"]
 )

@@ -96,6 +96,12 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "host-False-16.16-changes2",
+    "host-True-16.32-changes3",
+    "host-True-32.32-changes1",
+    "ipu-False-32.32-changes4",
+)
 @pytest.mark.parametrize(("kind", "moves_once", "precision", "changes"), CASES)
 def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precision, changes):
     images, size = make_images(24, 2), 8

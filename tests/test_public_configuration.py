@@ -487,6 +487,7 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
 # --- synthetic data
 
 
+@pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("where", ["host", "ipu"])
 def test_noise_replaces_an_absent_data_set(run, where):
     flags = ("--dataset", "cifar100", "--dataset-path", "nowhere", "--synthetic-data", where, "--seed", 1)

@@ -606,6 +606,8 @@ def test_missing_checkpoint_is_explained(trained, run, tmp_path, options, report
     assert code == 3 and "has no last.npz or best.npz" in err and hint in err and out == ""
 
 
+# Beside the next: test_runs_masks.py::test_evaluation_covers_whole_images and test_evaluation_table.
+@pytest.mark.slow
 def test_a_segmentation_network_counts_pixels(run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model

@@ -498,6 +498,7 @@ def test_imagenet_weights_give_imagenet_labels(run, images, tmp_path, monkeypatc
     assert result["predictions"][0]["probability"] == pytest.approx(float(probabilities[best[0]]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
     save_digit(tmp_path / "many" / "0.png", 0)
     for i in range(1, 8_000):

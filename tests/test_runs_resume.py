@@ -239,6 +239,7 @@ def test_pipelined_statistics_equal_those_of_the_uninterrupted_run(
     assert_same(tmp_path / "r", uninterrupted["pipeline"][0])
 
 
+@pytest.mark.slow_cases("6-15")
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )

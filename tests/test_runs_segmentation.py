@@ -82,6 +82,7 @@ def networks(trained):
     return {tile: TiledNetwork(trained, tile) for tile in (204, 236, None)}
 
 
+@pytest.mark.slow_cases("size0", "size2")
 @pytest.mark.parametrize("size", [(1, 1), (33, 20), (101, 150)])
 def test_patches_equal_one_pass_over_the_whole_image(trained, networks, size):
     image = draw(*size)

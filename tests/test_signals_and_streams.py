@@ -128,6 +128,7 @@ def test_a_closed_standard_stream_is_never_taken_by_a_file(tmp_path):
     assert done.returncode == 0 and (tmp_path / "data").read_text() == ""
 
 
+@pytest.mark.slow
 def test_training_finishes_without_a_reader(tmp_path):
     handle = pipe_without_reader()
     try:

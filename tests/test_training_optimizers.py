@@ -108,6 +108,7 @@ def scaled_program(updates, replicas=2, **changes):
     return make_program(2, 2, replicas, updates_per_epoch=updates, **{**values, **changes})
 
 
+@pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("name", ["host", "ipu"])
 def test_both_sessions_scale_and_skip_no_update(name):
     """In 32 bits a scale that is a power of two does not change a byte."""
@@ -123,6 +124,8 @@ def test_both_sessions_scale_and_skip_no_update(name):
         np.testing.assert_array_equal(weights[key], expected[key], err_msg=key)
 
 
+# Beside the next: the same on the host, and test_both_sessions_scale_and_skip_no_update[ipu].
+@pytest.mark.slow_cases("host-16.32", "ipu-16.16")
 @pytest.mark.parametrize("name, precision", [("ipu", "16.16"), ("host", "16.16"), ("host", "16.32")])
 def test_the_scale_rises_in_16_bits(name, precision):
     program = scaled_program(8, precision=precision)

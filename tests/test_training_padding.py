@@ -124,6 +124,7 @@ def without_padding(run, network, method):
     return epochs, {name: v.numpy() for name, v in named_weights(network).items()}
 
 
+@pytest.mark.slow_cases("mean-2", "mean-8")
 @pytest.mark.parametrize("method, fused", [("mean", 8), ("mean", 2), ("running_mean", 4), ("sum", 2)])
 def test_loss_and_weights_are_those_without_padding(method, fused, tmp_path):
     run, network, executions, after = trained(method, fused, tmp_path)

@@ -231,6 +231,7 @@ def test_measured_statistics_are_those_of_the_averages(run, tmp_path, whole):
     assert np.abs(running - mean).max() > 1e-4, "or nobody could tell the weights apart"
 
 
+@pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("fused", [1, 2])
 def test_number_of_fused_micro_batches_changes_nothing(run, tmp_path, whole, fused):
     assert run(*TRAIN, *ALL, "--fused-micro-batches", fused, "--run-dir", "run")[0] == 0
@@ -248,6 +249,8 @@ def test_ipus_train_the_same_weights(run, tmp_path, whole):
         np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
+# Beside the next: test_poplar_session.py::test_clipped_gradients_and_averages_as_on_the_host[pipeline].
+@pytest.mark.slow
 def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_path):
     """Compares stages on IPUs, whose statistics are measured anew before anything is saved, with the host."""
     pipeline = ("--pipeline-splits", "conv2d_1", "--device-mapping", "0 1", "--precise-batch-norm", 32)
