@@ -256,7 +256,7 @@ def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
     for words, commands, options in (
         ("rehearse", {"train", "plan-splits"}, {"--device"}),
         ("what-if", {"plan-splits"}, set()),
-        ("row", set(), {"--row"}),
+        ("row", {"diff"}, {"--row"}),
         ("learning rate", {"plot"}, {"--learning-rate,", "--plot-schedule"}),
     ):
         code, out, err = _run(capsys, "--help", *words.split())

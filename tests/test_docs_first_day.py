@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from poplar_double import installed
-from test_doctor import IDLE, INFO, POD, tool  # noqa: F401 - a fixture
+from test_doctor import INFO, POD, tool  # noqa: F401 - a fixture
 
 from ipucnn import cli
 
@@ -50,7 +50,6 @@ def test_ten_lines_are_shown():
 
 def test_doctor_prints_the_forms_shown(tool, capfd):  # noqa: F811 - the fixture
     tool("gc-info", list_devices=POD, device_info=INFO)
-    tool("gc-monitor", IDLE)
     (line,) = (line for line in SHOWN if "doctor" in line)
     with installed(sdk="3.3"):
         forms = printed(line, capfd)

@@ -121,7 +121,8 @@ def test_short_executions_log_at_the_given_rate_and_continue_to_the_same_bytes(l
         **{"num_epochs": "1", "ckpts_per_epoch": "3", "validation": "False"},
     }
     run, _ = train(tmp_path / "whole", "lenet", options)
-    assert (run.program.weight_updates_per_execution, run.program.executions_per_log) == (5, 3)
+    program = run.context.program
+    assert (program.weight_updates_per_execution, program.executions_per_log) == (5, 3)
     expected = files(tmp_path / "whole")
     (row,) = [json.loads(line) for line in expected["metrics.jsonl"].decode().splitlines()]
     assert (row["event"], row["weight_updates"], row["epoch"]) == ("execution", 15, 1)

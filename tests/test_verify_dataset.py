@@ -952,7 +952,7 @@ def test_only_samples_with_findings_are_framed(made, kind, what, names):
     assert {sample.name for sample in drawn.values() if code in sample.problems} == set(names)
 
 
-@pytest.mark.parametrize("kind, side", [("folders", 136), ("masks", 3 * 192)])
+@pytest.mark.parametrize("kind, side", [("folders", 128), ("masks", 3 * 192)])
 def test_frames_are_red_around_findings(run, made, tmp_path, kind, side):
     """A copy makes two red frames, around the three pictures of a pair with a mask; a damaged file is reported."""
     _, folder = made(kind)
