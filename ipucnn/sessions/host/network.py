@@ -1,13 +1,15 @@
-"""The forward pass of a network layer by layer, where a host computes it differently from Keras; and its weights.
+"""Computes the forward pass of a network layer by layer, and keeps its weights.
 
-- On a CPU many layers are computed by faster operations (``fast_layers.py``).
-- In 16 bits, what leaves a layer, and the gradient that comes back to it, is rounded; so is the image.
-- Under recomputation the activations of every pipeline stage but the last are forgotten, and computed again when the
-  gradient arrives (Chen et al. 2016, arXiv:1604.06174); the last stage's are still there, as on IPUs.
+It differs from Keras as follows:
 
-A layer is one operation: its bias and its activation are computed before rounding.  Layers that move or drop numbers,
-or take the larger of them, leave float16's grid alone and are passed over; where several gradients meet they are added
-in float32 and rounded once.
+- On a CPU, faster operations compute many layers (``fast_layers.py``).
+- In 16 bits, the output of each layer and the gradient that comes back to it are rounded, and so are the images.
+- Under recomputation, the activations of every pipeline stage but the last are discarded, and computed again when the
+  gradient arrives (Chen et al. 2016, arXiv:1604.06174); those of the last stage are kept, as on IPUs.
+
+A layer is one operation: its bias and its activation are computed before rounding.  The outputs of layers that move or
+drop numbers, or take their maximum, stay on float16's grid and are not rounded.  Several gradients of one output are
+added in float32 and rounded once.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ _EXACT = (
 
 
 def _is_exact(layer: KerasLayer) -> bool:
-    """Whether a layer gives numbers of float16's grid for numbers of that grid."""
+    """Returns whether a layer maps numbers on float16's grid to numbers on that grid."""
     kind, config = type(layer).__name__, layer.get_config()
     if kind == "Activation":
         return config["activation"] in ("linear", "relu")
@@ -45,13 +47,14 @@ def _is_exact(layer: KerasLayer) -> bool:
 
 
 class Network:
-    """A functional model of one input and one output.
+    """A functional model with one input and one output.
 
     Args:
-        model: whose layers are called.
-        splits: layers that open a stage whose forward pass is recomputed, but for the last; none: nothing is.
-        on_cpu: layers may be computed by other operations than Keras' (``fast_layers.py``).
-        alone: what leaves each layer is needed, for it is rounded or looked at.
+        model: the model whose layers are called.
+        splits: the layers that open a stage; the forward pass of every stage but the last is recomputed.  Without
+            splits nothing is recomputed.
+        on_cpu: whether other operations than Keras' may compute layers (``fast_layers.py``).
+        alone: whether the output of every layer is needed, because it is rounded or measured.
     """
 
     def __init__(self, model: KerasModel, splits: Sequence[str] = (), *, on_cpu: bool, alone: bool) -> None:
@@ -75,7 +78,7 @@ class Network:
             self._fast[number] = find_fast_layers(stage, self._layers, self._leaving(number), alone)
 
     def _leaving(self, number: int) -> List[str]:
-        """The layers of a stage whose outputs are read by later stages, or are the network's."""
+        """Returns the layers of a stage whose outputs later stages read, or that are the network's output."""
         names = {step.name for step in self._stages[number]}
         later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
         return sorted(names & (later | {self._output}))
@@ -87,13 +90,13 @@ class Network:
         rounding: Rounding,
         context: Optional[ExecutionContext] = None,
     ) -> Tensor:
-        """The logits.
+        """Returns the logits.
 
         Args:
             images: float32, in the network's range.
-            training: as Keras has it.
-            rounding: of what leaves each layer.
-            context: for layers that must know micro-batches.
+            training: Keras' ``training`` argument.
+            rounding: the rounding of each layer's output.
+            context: the micro-batches, for layers that depend on them.
         """
         # The host casts images before IPUs get them, always to nearest.
         tensors = {self._input: rounding.images(images)}
@@ -126,7 +129,7 @@ class Network:
         rounding: Rounding,
         context: Optional[ExecutionContext],
     ) -> Dict[str, Tensor]:
-        """Adds the outputs of a stage's layers to those of the layers before them."""
+        """Adds the outputs of a stage's layers to ``tensors``, which has those of the layers before them."""
         fast = self._fast[number]
         computes = fast.training if training else fast.inference
         done = fast.done_in_training if training else fast.done_in_inference
@@ -154,21 +157,22 @@ _Stage = Callable[[Sequence[Tensor], Optional[ExecutionContext]], List[Tensor]]
 def _recomputed(
     stage: _Stage, inputs: Sequence[Tensor], context: Optional[ExecutionContext]
 ) -> Sequence[Tensor]:
-    """The outputs of a stage, of which nothing but the inputs is kept for the backward pass."""
+    """Returns the outputs of a stage, and keeps only its inputs for the backward pass."""
     before = context.again() if context is not None else None
 
     @tf.custom_gradient
     def forget(*inputs: Tensor) -> Any:
         def gradient(*upstream: Tensor, variables: Sequence[TfVariable] = ()) -> Any:
-            # Not before the gradient is there; otherwise TensorFlow computes it at once, or merges it with the first.
+            # Recomputation has to wait for the gradient: otherwise TensorFlow runs it at once, or merges it with the
+            # first pass.
             with tf.control_dependencies(upstream):
-                again = [tf.identity(tensor) for tensor in inputs]
+                copies = [tf.identity(tensor) for tensor in inputs]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
-                    tape.watch([*again, *variables])
-                    outputs = stage(again, before)
+                    tape.watch([*copies, *variables])
+                    outputs = stage(copies, before)
                 gradients = tape.gradient(
                     outputs,
-                    [*again, *variables],
+                    [*copies, *variables],
                     output_gradients=list(upstream),
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
@@ -183,13 +187,14 @@ def _recomputed(
 class Weights:
     """A model's weights as the run keeps them, and as the layers read them.
 
-    They are the same variables, on float16's grid in 16.16.  In 16.32 the layers read a rounded copy of what is kept,
-    as on IPUs; but batch norm's, which its operation takes in float32.  Moving statistics that move once per weight
-    update are float32 in every precision, as on IPUs: nothing measures them anew, so what rounding takes is lost.
+    In 32.32 and 16.16 both are the same variables, on float16's grid in 16.16.  In 16.32 the layers read a rounded copy
+    of the kept weights, as on IPUs, except for those of batch norm, whose operation takes float32.  Moving statistics
+    that move once per weight update are float32 in every precision, as on IPUs: they are never measured anew, so a
+    rounding error would stay.
 
     Args:
-        model: with the initial weights.
-        arithmetic: of the session.
+        model: the model with its initial weights.
+        arithmetic: the session's arithmetic.
     """
 
     def __init__(self, model: KerasModel, arithmetic: Arithmetic) -> None:
@@ -200,7 +205,7 @@ class Weights:
         else:
             wide = tuple(f"{norm.name}/moving_" for norm in norms if norm.moves_once)
         self._precision = arithmetic.precision
-        # In the order of the network: of those that are rounded, which are read, and by name which are kept.
+        # The names of the rounded weights, and the variables that are read and kept, in the order of the network.
         self.rounded = [name for name in read if arithmetic.is_half and not name.startswith(wide)]
         self._rounding = Rounding(arithmetic)
         self.read = read
@@ -212,11 +217,11 @@ class Weights:
         self.round_to_nearest()
 
     def round_to_nearest(self) -> None:
-        """Rounds to nearest what the layers read: for whatever is no training."""
+        """Rounds the weights that the layers read to nearest, for everything except training."""
         self._copy(self.rounded, self._rounding)
 
     def copy(self, rounding: Rounding) -> None:
-        """Gives the layers what they read in one weight update, where that is not what is kept."""
+        """Updates the copies that the layers read in one weight update, if they are not the kept weights."""
         if self._precision == "16.32":
             self._copy([name for name in self.trainable if name in self.rounded], rounding)
 
@@ -226,7 +231,7 @@ class Weights:
             self.read[name].assign(value)
 
     def round_gradients(self, gradients: Sequence[Tensor], rounding: Rounding) -> List[Tensor]:
-        """The gradients of the trainable weights, rounded where the weights that layers read are."""
+        """Rounds the gradients of the trainable weights whose values are rounded for the layers."""
         chosen = [i for i, name in enumerate(self.trainable) if not self.rounded or name in self.rounded]
         values = list(gradients)
         for i, value in zip(chosen, rounding.all([values[i] for i in chosen], "the weights' gradients")):

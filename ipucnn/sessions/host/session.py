@@ -1,7 +1,7 @@
-"""The host session: any CPU or GPU, with the IPU's semantics.
+"""The host session: trains on any CPU or GPU, with the IPU's semantics.
 
-A weight update over R replicas x G micro-batches of B samples is one gradient over R*G*B samples, except where a layer
-mixes samples.  So several micro-batches are computed as one batch, as many as are fastest, and batch norm's statistics
+A weight update over R replicas x G micro-batches of B samples is one gradient over R*G*B samples, unless a layer mixes
+samples.  So groups of micro-batches, of the size that is fastest, are fused into one batch, and batch norm's statistics
 are computed per micro-batch (or group of replicas) inside it.  Micro-batches are ordered as an IPU's replicas take them
 from the infeed: accumulation step by accumulation step, replica by replica.  Weight updates run in a loop inside one
 TensorFlow function.
@@ -60,15 +60,15 @@ from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
-# An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
+# The target duration of a slice of an execution; interrupts and progress are handled between slices.
 SLICE_S = 1.0
 
-# --fused-micro-batches measure: weight updates that are timed of each number; the fastest counts.
+# --fused-micro-batches measure: the number of weight updates to time for each candidate; the fastest one counts.
 MEASURED_UPDATES = 3
 
 
 def activation_bytes_per_sample(model: KerasModel) -> int:
-    """Bytes of all layer outputs of one sample, float32, from the static shapes of a functional model."""
+    """Returns the bytes of all layer outputs for one sample, float32, from the static shapes of a functional model."""
     total = 0
     for layer in model.layers:
         shapes = layer.output.shape if not isinstance(layer.output, (list, tuple)) else None
@@ -85,17 +85,17 @@ class HostSession(Session):
     """Runs Programs through stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
 
     Args:
-        device: what is reported.
+        device: the device to report.
         place: TensorFlow's name of the device, for example ``/CPU:0``.
         config: the options of the run; None: all defaults.
-        cluster: the workers that train together; None: this one is alone.
-        others: more devices of the same kind, which may take part in training.
+        cluster: the workers that train together; None: this process is alone.
+        others: further devices of the same kind, which may take part in training.
 
     Attributes:
         places: the devices that take part in training, once a Program is compiled.
-        lanes: chunks that each of them computes side by side, once a Program is compiled.  On a CPU these are as many
-            as there are cores and memory for, and as can share a weight update evenly.  It changes nothing but how
-            long that takes.
+        lanes: the number of groups of fused micro-batches that each device computes in parallel, once a Program is
+            compiled.  On a CPU, cores and memory limit it, and it has to divide a weight update evenly.  It changes
+            only the speed.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class HostSession(Session):
         self._forward: Optional[Callable[[Tensor], Tensor]] = None
         self._sums_of_logits = traced_sums(None)
         self._large_batches: Optional[LargeBatches] = None
-        # Seconds in collectives before weight updates were timed: waiting for who compiled last.
+        # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
         self._waited_s = 0.0
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
-        """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
+        """Takes the last step of preprocessing if ``eight_bit_transfer`` or ``accelerator_side_preprocess`` is set."""
         config = self._config
         if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
             return False
@@ -145,7 +145,7 @@ class HostSession(Session):
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Chooses how many micro-batches to fuse, and makes the loop; with a data set it is traced as well."""
+        """Chooses the number of micro-batches to fuse, and makes the loop; with a data set, traces it as well."""
         if program.precision != self._precision:
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
@@ -191,18 +191,21 @@ class HostSession(Session):
 
     @property
     def num_devices(self) -> Tuple[int, int]:
-        """How many devices share the training, and how many there are."""
+        """Returns the number of devices that share the training, and the number of all devices."""
         return len(self.places), len(self._devices)
 
     def _take_capacity(self, model: KerasModel) -> None:
-        """Agrees with the other workers on what each of them can do: the least that one of them can."""
+        """Agrees with the other workers on the capacity to assume: the minimum over all workers."""
         operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
         everyone = self._cluster.exchange("capacity", [len(self._devices), operations, memory])
         devices, operations, memory = (int(min(values)) for values in zip(*everyone))
         self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
 
     def _choose_devices(self, program: Program) -> int:
-        """How many devices take part: as many as were asked for, else the most that share a weight update evenly."""
+        """Returns the number of devices that take part in training.
+
+        It is the requested number, or else the largest one that shares a weight update evenly.
+        """
         fused, workers, devices = program.fused_micro_batches, self._cluster.count, self._capacity.devices
         if self._config.devices is None:
             units = program.num_micro_batches // (fused or program.dbn_replica_group_size)
@@ -211,7 +214,10 @@ class HostSession(Session):
         return devices
 
     def _choose_lanes(self, program: Program) -> int:
-        """How many of a program's chunks each device computes side by side; several devices compute one each."""
+        """Returns the number of groups of fused micro-batches that a device computes in parallel.
+
+        Each of several devices computes one group at a time.
+        """
         if len(self.places) > 1:
             return 1
         fused = program.fused_micro_batches
@@ -225,7 +231,7 @@ class HostSession(Session):
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: Optional[MakeDataset],
     ) -> int:
-        """How many micro-batches are computed as one; one where layers may mix samples."""
+        """Returns the number of micro-batches to fuse; 1 if the user's own layers may mix samples."""
         if own_layers(model):
             return 1
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
@@ -245,12 +251,16 @@ class HostSession(Session):
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: MakeDataset,
     ) -> int:
-        """Of some numbers that with which a weight update is fastest, on worker 0; the state stays as it is.
+        """Returns the number of fused micro-batches with the fastest weight update on worker 0.
+
+        The state of the run does not change.
 
         Args:
-            usual: what is taken where none of them works.
-            tried: the numbers.
-            loop_of: makes the loop of a program.
+            program: the Program, with the number not chosen yet.
+            usual: the number to return if no candidate works.
+            tried: the candidates.
+            loop_of: the function that makes the loop of a Program.
+            make_dataset: the function that makes the training data set.
         """
         variables = [*self.state.weights.values(), *self.state.slots.values()]
         before = [variable.numpy() for variable in variables]
@@ -280,7 +290,7 @@ class HostSession(Session):
 
     @property
     def samples_per_element(self) -> int:
-        """Samples of one element of the training data set."""
+        """Returns the number of samples in one element of the training data set."""
         assert self.program is not None
         return self.program.fused_micro_batches * self.program.micro_batch_size
 
@@ -294,19 +304,19 @@ class HostSession(Session):
         return time.perf_counter() - started, _count_operations(graph)
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Runs slices of about a second; the first weight update is one of its own, as it compiles."""
+        """Returns a function that runs slices of about a second; the first slice is one weight update, which compiles."""
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         update_s: Optional[float] = None
 
         def run(end: int) -> TrainedPart:
             nonlocal update_s
             count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
-            # A slice ends by the clock, and all workers have to end it alike.
+            # The length of a slice depends on the clock, so worker 0 decides it for all workers.
             count = self._cluster.first("slice", count)
             count = min(count, end - self.state.weight_updates)
             part = self._run(iterator, count)
             if update_s is None:
-                # The first update tells nothing, it compiles; the second runs alone and is timed.
+                # The time of the first update includes compiling, so the second one runs alone and is timed.
                 update_s, self.first_update_s = SLICE_S, part.timed_s
                 self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
@@ -321,7 +331,7 @@ class HostSession(Session):
 
     @property
     def sharing(self) -> Optional[Sharing]:
-        """How the workers shared the weight updates that were timed; None for one worker."""
+        """Returns how the workers shared the weight updates that were timed; None for one worker."""
         if self._cluster.count == 1 or self._loop is None:
             return None
         return Sharing(
@@ -332,19 +342,19 @@ class HostSession(Session):
         )
 
     def any_instance(self, flag: bool) -> bool:
-        """Whether it is set on any worker: all of them have to ask."""
+        """Returns whether a flag is set on any worker; all workers have to call this."""
         return self._cluster.any_signal(flag)
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:
-        """(workers, which one this is): each evaluates every so-manieth batch.
+        """Returns (number of workers, number of this worker): each of N workers evaluates every N-th batch.
 
-        Where nothing is trained all of them are given all batches, of which :meth:`logits` takes their share.
+        Without training, every worker gets all batches, and :meth:`logits` takes the worker's share of them.
         """
         return (1, 0) if self._loop is None else (self._cluster.count, self._cluster.rank)
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
-        """An iterator, which goes on where it stopped."""
+        """Returns an iterator over the data set, which continues where it stopped."""
         pack = self._preprocessing.pack
         if self._preprocessing.transfer == "uint8":
             packed = tf.autograph.experimental.do_not_convert(lambda images, *rest: (pack(images), *rest))
@@ -352,7 +362,7 @@ class HostSession(Session):
         return iter(dataset)
 
     def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
-        """One call of the compiled loop."""
+        """Calls the compiled loop once."""
         assert self._loop is not None and self.program is not None
         first = self.state.weight_updates
         rates = self._schedule(np.arange(first, first + num_weight_updates))
@@ -375,11 +385,11 @@ class HostSession(Session):
         )
 
     def _has_batch_norm(self) -> bool:
-        """Whether the loop found layers with moving statistics."""
+        """Returns whether the compiled model has moving statistics that move with every micro-batch."""
         return self._loop is not None and self._loop.has_batch_norm
 
     def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
-        """A forward pass over the batches, in the loop that trains."""
+        """Runs the training loop's forward pass over the batches."""
         assert self._loop is not None and self._weights is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         with tf.device(self.place), _exceptions(), self._memory_of_training():
@@ -388,18 +398,18 @@ class HostSession(Session):
             self._weights.round_to_nearest()
 
     def measure_statistics(self, batches: TfDataset) -> None:
-        """A pass in the numbers that the session computes in."""
+        """Measures the statistics in the session's precision."""
         assert self._large_batches is not None
         weights = self.state.weights
         running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
-            self._round_weights()  # which rounds the running statistics, too
+            self._round_weights()  # rounds the running statistics, too
             self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
         for name, value in running.items():
             weights[name].assign(value)
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
-        """Traces the forward pass for batches of that shape."""
+        """Traces the forward pass for one batch shape."""
         self.prepare_evaluation(model, None)
         forward: Any = self._forward
         started = time.perf_counter()
@@ -409,7 +419,7 @@ class HostSession(Session):
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Makes the functions that are traced in the first call, and rounds the weights."""
+        """Makes the functions of evaluation, which their first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
         values = (
@@ -420,7 +430,7 @@ class HostSession(Session):
         self._take_capacity(model)
 
     def _make_forward(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Makes the functions of evaluation: images to logits, and logits to what they add to the metrics."""
+        """Makes the functions of evaluation: from images to logits, and from logits to the sums of the metrics."""
         network = Network(model, on_cpu=self._on_cpu, alone=not self._arithmetic.is_plain)
 
         def forward(images: Tensor) -> Tensor:
@@ -431,12 +441,13 @@ class HostSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it.
+        """Adds up the metrics over batches, in their order; every sample of weight 1 counts exactly once.
 
-        Of a worker's batches each of its devices computes one at a time, or as many as there are cores for.
+        Each device of a worker computes one of its batches at a time; a CPU computes as many as it has cores for.
 
         Raises:
             InfeasibleError: a batch does not fit into memory.
+            Stopped: ``stop`` returned true on a worker.
         """
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
@@ -452,27 +463,27 @@ class HostSession(Session):
             self._round_weights()
             if first is not None:
                 batches = itertools.chain([first], batches)
-            # A worker without a batch knows no size.
+            # A worker without a batch does not know the batch size, so the minimum over all workers counts.
             at_once = min(self._cluster.exchange("batches at once", self._evaluated_at_once(size)))
-            together = len(self.places) * at_once
+            group_size = len(self.places) * at_once
             while True:
                 interrupts.check()
-                group = list(itertools.islice(batches, together))
+                group = list(itertools.islice(batches, group_size))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
                 everyones = self._cluster.exchange("evaluate", self._sums(group, at_once))
-                for one in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
-                    if one is not None:
-                        totals.add(one)
-                if any(len(theirs) < together for theirs in everyones):
+                for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
+                    if batch_sums is not None:
+                        totals.add(batch_sums)
+                if any(len(sums_of_worker) < group_size for sums_of_worker in everyones):
                     return totals.result()
 
     def _evaluated_at_once(self, samples: int) -> int:
-        """How many batches of so many samples each device evaluates side by side."""
+        """Returns the number of batches of ``samples`` samples that each device evaluates in parallel."""
         return 1 if len(self.places) > 1 else self._capacity.evaluated(samples)
 
     def _sums(self, group: Sequence[Batch], at_once: int) -> List[Dict[str, float]]:
-        """What some batches, ``at_once`` for each device at most, add to the metrics."""
+        """Returns the sums of metrics of each batch in a group, which has at most ``at_once`` batches per device."""
         forward, sums_of, pack = self._forward, self._sums_of_logits, self._preprocessing.pack
         assert forward is not None
 
@@ -481,13 +492,13 @@ class HostSession(Session):
             with tf.device(place):
                 return sums_of(forward(pack(images)), labels, weights)
 
-        # A GPU computes on while the next one is told what to do.
+        # A GPU computes while the next one is given its work.
         results = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
         return [{name: float(value) for name, value in sums.items()} for sums in results]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Parts with the other workers in order, or tells them of the error that ends this one."""
+        """Disconnects from the other workers at the end, or notifies them of the error that ends this one."""
         try:
             yield
         except BaseException as error:
@@ -496,7 +507,7 @@ class HostSession(Session):
         self._cluster.close()
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Each batch with its logits; of several workers each computes every so-manieth one, and has those of all."""
+        """Yields each batch with its logits; each of N workers computes every N-th batch, and yields all of them."""
         left, rank = iter(batches), self._cluster.rank
         while True:
             group = list(itertools.islice(left, self._cluster.count))
@@ -506,7 +517,7 @@ class HostSession(Session):
                 return
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Logits of each element, computed as it is."""
+        """Returns the logits of each element; each element is one batch."""
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
         predict, pack = self._forward, self._preprocessing.pack
@@ -522,27 +533,27 @@ class HostSession(Session):
             first = next(batches, None)
             if first is None:
                 return []
-            given = ((images,) for images in itertools.chain([first], batches))
-            return list(side_by_side(of_batch, given, self._evaluated_at_once(len(first))))
+            arguments = ((images,) for images in itertools.chain([first], batches))
+            return list(side_by_side(of_batch, arguments, self._evaluated_at_once(len(first))))
 
     def _round_weights(self) -> None:
-        """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""
+        """Rounds the weights for evaluation and prediction; a checkpoint may have been loaded since the last time."""
         assert self._weights is not None
         self._weights.round_to_nearest()
 
 
 def _check_own_layers(model: KerasModel, program: Program) -> None:
-    """Refuses to compute micro-batches together whose samples a layer of the user's own may mix.
+    """Refuses to compute several micro-batches together if a layer of the user's own may mix their samples.
 
     Raises:
-        ConfigurationError: naming the layer.
+        ConfigurationError: there is such a layer; the message names it.
     """
     layers = own_layers(model)
-    together = max(program.fused_micro_batches, program.dbn_replica_group_size)
-    if layers and together > 1:
+    combined = max(program.fused_micro_batches, program.dbn_replica_group_size)
+    if layers and combined > 1:
         option = "--fused-micro-batches" if program.fused_micro_batches > 1 else "--dbn-replica-group-size"
         raise ConfigurationError(
-            f"{option} {together}: layer '{layers[0]}' of the network is of a class of its own and may mix samples, so "
+            f"{option} {combined}: layer '{layers[0]}' of the network is of a class of its own and may mix samples, so "
             "that micro-batches are computed one by one",
             f"drop {option}",
         )
@@ -550,15 +561,15 @@ def _check_own_layers(model: KerasModel, program: Program) -> None:
 
 @contextlib.contextmanager
 def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iterator[None]:
-    """Says where --fp-exceptions found one.
+    """Translates TensorFlow's errors about floating-point exceptions and operations that are not deterministic.
 
     Args:
-        first, last: weight updates done before and after what runs; None: it is no training.
+        first, last: the numbers of weight updates before and after the block; None: the block does not train.
     """
     try:
         yield
     except tf.errors.UnimplementedError as error:
-        # What TensorFlow's kernels say that would draw lots otherwise ("A deterministic GPU implementation of ...").
+        # The message of kernels without a deterministic version ("A deterministic GPU implementation of ...").
         if "determinis" not in str(error):
             raise
         raise ConfigurationError(
@@ -578,7 +589,7 @@ def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iter
 
 @contextlib.contextmanager
 def _memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Says what does not fit into memory, and which option is at fault."""
+    """Translates out-of-memory errors: ``what`` names the work that does not fit, and ``hint`` the option to change."""
     try:
         yield
     except (MemoryError, tf.errors.ResourceExhaustedError):
@@ -586,6 +597,6 @@ def _memory_errors(what: str, hint: str) -> Iterator[None]:
 
 
 def _count_operations(graph: TfGraph) -> int:
-    """Operations of a function graph and of the functions it calls."""
+    """Returns the number of operations in a function graph and in the functions that it calls."""
     definition = graph.as_graph_def()
     return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)

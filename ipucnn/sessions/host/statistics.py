@@ -1,11 +1,14 @@
-"""Batch norm's statistics: how the moving ones move in training, and what is measured for evaluation and checkpoints.
+"""Batch norm's statistics: updates the moving ones in training, and measures those for evaluation and checkpoints.
 
-Running statistics are averages over many micro-batches, and the weights changed between them.  They can also be
+Running statistics are averages over many micro-batches, and the weights change between them.  They can also be
 imprecise: with 16 samples of small images, the deepest layers have 16 numbers per channel.  Then evaluation normalises
-differently from training.  So the final weights are given training images in larger batches (precise batch norm: Wu and
-Johnson 2021, arXiv:2105.07576, section 3).  Each batch norm normalises by the statistics of the whole batch, and the
-moments of the batches are pooled.  In all else the pass is that of evaluation: images are not augmented, and there is
-no dropout, which would make variances larger than they are in evaluation (Li et al. 2018, arXiv:1801.05134).
+differently from training.  So the statistics are measured with the final weights on larger batches of training images
+(precise batch norm: Wu and Johnson 2021, arXiv:2105.07576, section 3).  Each batch norm normalises by the statistics of
+the whole batch, and the moments of the batches are pooled.  In all other respects the pass is that of evaluation:
+images are not augmented, and there is no dropout, which would make variances larger than they are in evaluation (Li et
+al. 2018, arXiv:1801.05134).
+
+A chunk is a group of fused micro-batches, which are computed as one batch.
 """
 
 import itertools
@@ -26,11 +29,11 @@ from ipucnn.training.program import Program
 
 
 class Move(NamedTuple):
-    """What a chunk has to say of moving statistics, and what is done with that when the chunk's turn comes.
+    """The contribution of a chunk to moving statistics, and the function that adds it in the chunk's turn.
 
     Attributes:
-        statistic: float32, of the chunk alone.
-        apply: (statistic, chunk's number within the weight update); in the order of chunks.
+        statistic: the float32 contribution of the chunk alone.
+        apply: a function of (statistic, the chunk's number within the weight update), called in the order of chunks.
     """
 
     statistic: Tensor
@@ -38,15 +41,15 @@ class Move(NamedTuple):
 
 
 class MovingStatistics:
-    """How the moving statistics of a model's batch norms move, chunk by chunk, in closed form.
+    """Updates the moving statistics of a model's batch norms, chunk by chunk, in closed form.
 
     Args:
         model: functional Keras model.
-        program: with ``fused_micro_batches`` chosen.
-        weights: the model's.
+        program: the Program, with ``fused_micro_batches`` chosen.
+        weights: the model's weights.
 
     Attributes:
-        variables: those that move with every micro-batch: mean and variance of each layer.
+        variables: the moving mean and variance of each layer whose statistics move with every micro-batch.
     """
 
     def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
@@ -63,7 +66,7 @@ class MovingStatistics:
         }
         self._order = [layer.name for layer in norms if not layer.moves_once]
         self.variables = [variable for name in self._order for variable in self._moving[name][:2]]
-        # Of those that move once per weight update, the sums over its chunks for each group of replicas.
+        # For statistics that move once per weight update: sums over its chunks for each group of replicas.
         groups = program.num_replicas // program.dbn_replica_group_size
         self._sums = {
             layer.name: tf.Variable(
@@ -74,20 +77,25 @@ class MovingStatistics:
         }
 
     def means(self, context: ExecutionContext) -> List[Tensor]:
-        """The means of a chunk's batch statistics over its micro-batches, in the order of ``variables``."""
+        """Returns the means of a chunk's batch statistics over its micro-batches, in the order of ``variables``."""
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 
     def moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
-        """What a chunk has to say, after its forward pass in that context; ``chunk`` is its number, int64."""
+        """Returns the contributions of a chunk after its forward pass.
+
+        Args:
+            context: the context of the forward pass.
+            chunk: scalar int64, the chunk's number within the weight update.
+        """
         return [*self._moves(context, chunk), *self._moves_once(context, chunk)]
 
     def _moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
-        """Moving statistics after this chunk, in closed form.
+        """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
         statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
-        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
+        is linear).  After all G steps the statistic of step g has the weight (1 - momentum) * momentum**(G - 1 - g).
         """
         p = self._program
         group = p.dbn_replica_group_size
@@ -116,11 +124,11 @@ class MovingStatistics:
         return moves
 
     def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
-        """Moving statistics that move once per weight update, in its last chunk.
+        """Returns the contributions to statistics that move once per weight update, in its last chunk.
 
-        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
-        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
-        differ by stays out of it, as in the public application (``batch_norm.py``).
+        The statistics of each replica are averaged over accumulation.  The new mean is the average of the replicas'
+        means, and the new variance that of all replicas' numbers around it.  The differences between the means of one
+        replica's micro-batches are left out of it, as in the public application (``batch_norm.py``).
         """
         p = self._program
         in_chunk = self._fused // p.dbn_replica_group_size
@@ -155,21 +163,21 @@ class MovingStatistics:
 
 
 _Moments = Tuple[Tensor, Tensor, Tensor]
-"""Mean and biased variance, (channels,), and of how many numbers of each channel."""
+"""Mean and biased variance, (channels,), and the number of values per channel."""
 
 
 class LargeBatches:
-    """Measures what :class:`ipucnn.models.layers.BatchNormalization` layers have as moving statistics.
+    """Measures the statistics that :class:`ipucnn.models.layers.BatchNormalization` layers keep as moving statistics.
 
     Args:
-        model: with the weights to be used, whenever :meth:`measure` is called.
-        arithmetic: what is computed in; rounding is to nearest.
-        unpack: brings images as they are in the batches to the network's range.
-        on_cpu: whether this runs on a CPU.
-        at_once: how many batches of so many samples are computed side by side.
+        model: the model, whose weights are read whenever :meth:`measure` is called.
+        arithmetic: the session's arithmetic; rounding is to nearest.
+        unpack: the function that brings the images of a batch to the network's range.
+        on_cpu: whether the session runs on a CPU.
+        at_once: the number of batches to compute in parallel, as a function of their number of samples.
 
     Attributes:
-        names: of the moving statistics, but for those of frozen layers.
+        names: the names of the moving statistics, except for those of frozen layers.
     """
 
     def __init__(
@@ -185,7 +193,7 @@ class LargeBatches:
         self._at_once = at_once
         if not self.names:
             return
-        network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm is not to be folded: it measures.
+        network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm measures, so it must not be folded.
 
         def moments(images: Tensor) -> Dict[str, _Moments]:
             context = ExecutionContext(
@@ -200,7 +208,9 @@ class LargeBatches:
         self._moments = tf.function(moments, autograph=False)
 
     def measure(self, batches: Iterable[Batch]) -> Dict[str, np.ndarray]:
-        """float32 (channels,) of each ``<layer>/moving_mean`` and ``/moving_variance``; nothing without batch norm.
+        """Returns float32 (channels,) for each ``<layer>/moving_mean`` and ``/moving_variance``.
+
+        The result is empty without batch norm.
 
         Args:
             batches: (images, ...), all of one shape; at least one.
@@ -223,16 +233,16 @@ class LargeBatches:
 
         left = iter(batches if self.names else ())
         first = next(left, None)
-        given = () if first is None else itertools.chain([first], left)
+        all_batches = () if first is None else itertools.chain([first], left)
         at_once = 1 if first is None else self._at_once(len(first[0]))
-        for moments in side_by_side(of_batch, given, at_once):
+        for moments in side_by_side(of_batch, all_batches, at_once):
             for name, values in moments.items():
                 moments_of.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}
         for name, parts in moments_of.items():
             means, variances, numbers = (np.stack(values) for values in zip(*parts))
             total = numbers.sum()
-            # All batches have as many numbers.  The estimate is unbiased, as that of the running variance.
+            # All batches have the same size.  The estimate is unbiased, like that of the running variance.
             variance = (variances.mean(axis=0) + means.var(axis=0)) * (total / max(total - 1, 1))
             measured[f"{name}/moving_mean"] = means.mean(axis=0).astype(np.float32)
             measured[f"{name}/moving_variance"] = variance.astype(np.float32)

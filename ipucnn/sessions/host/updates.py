@@ -1,9 +1,9 @@
 """The loop of weight updates inside one TensorFlow function: chunks, their gradients, and moving statistics.
 
-A chunk is some micro-batches that are computed as one batch; see ``session.py`` for how many.  Workers share the chunks
-of a weight update: what theirs gave is gathered, and each of them adds it up in the order of chunks.  Several devices
-of one process, GPUs, share its chunks in the same way: each computes one at a time, and the first one adds them up.  A
-CPU computes several chunks side by side, each in a lane, as if it were as many devices.
+A chunk is a group of fused micro-batches, which are computed as one batch; ``session.py`` chooses their number.
+Workers share the chunks of a weight update: their results are gathered, and each worker adds them up in the order of
+chunks.  Several GPUs of one process share its chunks in the same way: each computes one at a time, and the first one
+adds them up.  A CPU computes several chunks in parallel, as if it were several devices.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
@@ -26,22 +26,22 @@ SEED_MASK = 0x7FFFFFFF
 
 
 class Preprocessing:
-    """The last step of preprocessing, left to the device.
+    """The last step of preprocessing, if the device does it.
 
     Args:
-        affine: what is done to each channel; None: the input pipeline did it.
-        transfer: type of the images on the way to the device.
+        affine: the function to apply to each channel; None: the input pipeline has applied it.
+        transfer: the type of the images on the way to the device.
     """
 
     def __init__(self, affine: Optional[ChannelAffine] = None, transfer: str = "float32") -> None:
         self._affine, self.transfer = affine, transfer
 
     def pack(self, images: Tensor) -> Tensor:
-        """Images as they travel: a byte for each value, if so."""
+        """Returns images in the type of the transfer."""
         return tf.cast(tf.round(images), tf.uint8) if self.transfer == "uint8" else images
 
     def unpack(self, images: Tensor) -> Tensor:
-        """What travelled, in the network's range."""
+        """Returns transferred images in the network's range."""
         return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
 
 
@@ -55,19 +55,19 @@ class UpdateLoop:
     Args:
         model: functional Keras model with logits as output.
         program: batch arithmetic, with ``fused_micro_batches`` chosen.
-        optimizer: over the weights that are kept and trainable.
+        optimizer: the optimizer of the kept trainable weights.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
-        weights: the model's.
-        arithmetic: what is computed in.
-        preprocessing: of the images that the iterator has.
-        on_cpu: whether it runs on a CPU.
+        weights: the model's weights.
+        arithmetic: the session's arithmetic.
+        preprocessing: the last step of preprocessing for the images from the iterator.
+        on_cpu: whether the loop runs on a CPU.
         devices: TensorFlow's names of this process' devices, which share its chunks; the first one has the weights.
-            One that computes several chunks side by side is there as often.
+            A device that computes N chunks in parallel is listed N times.
         cluster: the workers that share the chunks of a weight update.
         is_ordered: whether their gradients are added chunk by chunk.
 
     Attributes:
-        scaler: finds the loss scale, if the program leaves it to it.
+        scaler: the automatic loss scaler; None if the Program does not use it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class UpdateLoop:
         self._statistics = MovingStatistics(model, program, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
-        # The numbers of its collectives: the one of each step, and what comes after the last step.
+        # The numbers of the loop's collectives: the one of each step, and those after the last step.
         self._collectives: List[int] = []
         self.collect = tf.function(self._collect, autograph=False)
 
@@ -122,22 +122,22 @@ class UpdateLoop:
         return self._concrete.graph
 
     def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
-        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
+        """Returns losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
 
-        One concrete function: TensorFlow 2.6 would trace again for each new n.
+        It uses one concrete function, because TensorFlow 2.6 would trace again for each new n.
         """
         self.trace(iterator)
         return self._concrete(iterator, rates, first)
 
     @property
     def received_bytes(self) -> int:
-        """What a worker gets from collectives in a weight update, its own part included."""
+        """Returns the bytes that a worker receives from collectives in a weight update, its own part included."""
         every_step, *last = (self._cluster.received_bytes[number] for number in self._collectives)
         return every_step * self._steps + sum(last)
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the model has moving statistics that move with every micro-batch."""
+        """Returns whether the model has moving statistics that move with every micro-batch."""
         return bool(self._statistics.variables)
 
     def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
@@ -169,13 +169,14 @@ class UpdateLoop:
             variable.assign(total / tf.cast(count, tf.float32))
 
     def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Found]) -> List[_Found]:
-        """What this worker's devices compute in a step, each of one chunk, at the same time.
+        """Computes one chunk on each of this worker's devices, at the same time, and returns the results.
 
-        Of the chunks of a step each device has one for each worker, and of these the worker takes its own.
+        A step has one chunk for each device of each worker.  The chunks of the first device of all workers come first,
+        in the order of workers, then those of the second device, and so on.
 
         Args:
             step: scalar int64.
-            compute: chunk's number -> what it gives.
+            compute: the function from a chunk's number to its result.
         """
         results = []
         for number, device in enumerate(self._devices):
@@ -187,19 +188,19 @@ class UpdateLoop:
     def _in_order(
         self, step: Tensor, results: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
     ) -> Sequence[Tensor]:
-        """Adds what the chunks of a step gave to sums, chunk by chunk, as one device of one worker would.
+        """Adds the results of a step's chunks to sums, chunk by chunk, as one device of one worker would.
 
         Args:
             step: scalar int64.
-            results: float32, of the chunk of each of this worker's devices.
-            sums: to be added to.
+            results: the float32 parts of the chunk of each of this worker's devices.
+            sums: the sums to add to.
             add: (chunk's number, its parts, sums) -> sums.
         """
         workers, devices = self._cluster.count, len(self._devices)
-        together = workers * devices
+        chunks_per_step = workers * devices
         if workers == 1 and len(set(self._devices)) == 1:
             for number, parts in enumerate(results):
-                sums = self._added(step * together + number, number, parts, sums, add)
+                sums = self._added(step * chunks_per_step + number, number, parts, sums, add)
             return sums
         shapes = [[int(n) for n in part.shape] for part in results[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -212,14 +213,14 @@ class UpdateLoop:
             gathered = self._cluster.gather(gathered)
         gathered = tf.reshape(gathered, [workers, devices, sum(sizes)])
 
-        # In a loop: written one after the other, TensorFlow would add several up at once, in an order of its own.
+        # A loop keeps the order: TensorFlow would merge a sequence of additions, and choose its own order.
         def body(row: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             chunk = gathered[row % workers, row // workers]
             pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(chunk, sizes), shapes)]
-            return (row + 1, *add(step * together + row, pieces, sums))
+            return (row + 1, *add(step * chunks_per_step + row, pieces, sums))
 
         _, *sums = tf.while_loop(
-            lambda row, *_: row < together,
+            lambda row, *_: row < chunks_per_step,
             body,
             (tf.constant(0, tf.int64), *sums),
             parallel_iterations=1,
@@ -229,11 +230,11 @@ class UpdateLoop:
     def _added(
         self, chunk: Tensor, number: int, parts: Sequence[Tensor], sums: Sequence[Tensor], add: AddParts
     ) -> Sequence[Tensor]:
-        """What a chunk gave, added to sums as the ``number``-th of its step."""
+        """Adds the parts of a chunk, the ``number``-th of its step, to sums."""
         if number == 0:
             return add(chunk, parts, sums)
-        # In a branch, which is always taken: without, TensorFlow would add several up at once, in an order of its own;
-        # and large ones in a temporary variable, of which it makes two of one name (tensorflow/tensorflow#23780).
+        # The branch is always taken.  Without it, TensorFlow would merge additions and choose its own order; and it
+        # would add large tensors in temporary variables, two of which get the same name (tensorflow/tensorflow#23780).
         return tf.cond(chunk > 0, lambda: tuple(add(chunk, parts, sums)), lambda: tuple(sums))
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -251,9 +252,9 @@ class UpdateLoop:
         return losses.stack(), hits.stack()
 
     def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
-        """One weight update; returns its mean loss and accuracy."""
+        """Computes one weight update; returns its mean loss and accuracy."""
         total = float(self._program.num_micro_batches)
-        # All replicas have the weights and the optimizer's state in common, and each has gradients of its own.
+        # All replicas share the weights and the optimizer's state, but each replica has its own gradients.
         rounding = self._rounding_of_update(update, ("ON", "RI"))
         self._weights.copy(rounding)
         if self._chunks == 1:
@@ -323,15 +324,15 @@ class UpdateLoop:
     def _add_gradients(
         self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
     ) -> List[Tensor]:
-        """The gradients of one more chunk, the ``number``-th that is added."""
+        """Adds the gradients of one more chunk, the ``number``-th, to sums."""
         if self._program.gradient_accumulation_reduction_method != "running_mean":
             return [s + g for s, g in zip(sums, gradients)]
-        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
+        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: it never exceeds the largest gradient.
         n = tf.cast(number, tf.float32)
         return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def _gradient_weight(self) -> float:
-        """What a micro-batch's loss counts for in the gradient of its chunk."""
+        """Returns the weight of a micro-batch's loss in the gradient of its chunk."""
         method = self._program.gradient_accumulation_reduction_method
         if method == "sum":  # the sum over accumulation steps of the mean over replicas
             return 1.0 / self._program.num_replicas
@@ -342,11 +343,15 @@ class UpdateLoop:
     def _chunk(
         self, iterator: TfIterator, update: Tensor, chunk: Tensor
     ) -> Tuple[List[Tensor], Tensor, Tensor, List[Move]]:
-        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits, statistics."""
+        """Runs the forward and backward pass of a chunk.
+
+        Returns:
+            Gradients, sum of losses, number of hits, and contributions to moving statistics.
+        """
         images, labels, *weights = iterator.get_next()
         images = self._unpack(images)
         if weights:
-            # Means over all samples of the weight update become means over those that count.
+            # Scaling turns means over all samples of the weight update into means over its samples without padding.
             weights = [weights[0] * self._padding_scale(update)]
         context = self._context(update * self._chunks + chunk)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -354,7 +359,7 @@ class UpdateLoop:
             logits = self._network(images, True, self._rounding_of_layers(update, chunk), context)
             losses = self._loss(logits, labels, self._fused, *weights)
             share = self._gradient_weight()
-            # In 16 bits the gradients of layers must be those of a micro-batch, and a share of them would underflow.
+            # In 16 bits a layer's gradients must have the size of a micro-batch's: a share of them would underflow.
             objective = tf.reduce_sum(losses) * (
                 self._scale if self._arithmetic.is_half else share * self._scale
             )
@@ -378,29 +383,29 @@ class UpdateLoop:
         )
 
     def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
-        """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
+        """Returns the rounding of a chunk's activations and their gradients; each micro-batch has its own stream."""
         micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
         return self._rounding(update, micro_batches, ("ON",))
 
     def _rounding_of_update(self, update: Tensor, modes: Sequence[str]) -> Rounding:
-        """That of what belongs to no micro-batch."""
+        """Returns the rounding of values that belong to no micro-batch."""
         return self._rounding(update, tf.constant([self._program.num_micro_batches], tf.int64), modes)
 
     def _rounding(self, update: Tensor, micro_batches: Tensor, modes: Sequence[str]) -> Rounding:
-        """Rounding, stochastic in some of the modes of ``--stochastic-rounding``."""
+        """Returns a rounding that is stochastic if ``--stochastic-rounding`` is one of ``modes``, else to nearest."""
         if self._arithmetic.stochastic_rounding not in modes:
             return Rounding(self._arithmetic)
         return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
 
     def _padding_scale(self, update: Tensor) -> Tensor:
-        """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
+        """Returns all samples of weight update number ``update`` divided by those that are not padding."""
         p = self._program
         is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
         real = p.global_batch_size - p.samples_padded_per_epoch
         return tf.where(is_last, p.global_batch_size / real, 1.0)
 
     def _context(self, chunk: Tensor) -> ExecutionContext:
-        """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
+        """Returns the context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
         number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
         seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
         return ExecutionContext(

@@ -1,6 +1,6 @@
-"""Finds out who the workers of a run are, from ``TF_CONFIG`` or Slurm, and refuses what cannot work.
+"""Reads the workers of a run from ``TF_CONFIG`` or Slurm, and refuses combinations that cannot work.
 
-Everything here is looked at before TensorFlow is imported.
+All checks run before TensorFlow is imported.
 """
 
 import ipaddress
@@ -27,28 +27,28 @@ from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
 TF_CONFIG = "TF_CONFIG"
-# How many workers ``ipucnn launch`` started; it sets this for each of them, and nobody else does.
+# The number of workers that ``ipucnn launch`` started; only ``ipucnn launch`` sets it, for each of them.
 LAUNCH_VARIABLE = "IPUCNN_LAUNCH"
-# A worker that says nothing for so long has left: it was stopped, or its machine or network is gone.
+# A worker that sends nothing for this long counts as lost: it was stopped, or its machine or network is gone.
 SILENCE_S = 30.0
-# How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
+# The time for the other workers to end by themselves after one ended with an error, which they may have as well.
 GRACE_S = 5.0
-# What to do where a worker is lost: of a run, and of what keeps nothing.
+# The hints if a worker is lost: for a run, and for commands that save nothing.
 GO_ON = "continue with --resume on any number of workers that fits"
 BEGIN_AGAIN = "type the same command again, with any number of workers"
-# Ports of workers under Slurm begin here, at one of so many, chosen by the number of the job.
+# The first port of the workers under Slurm, and the size of the range; the job's number chooses a port in it.
 _SLURM_PORTS, _SLURM_NUM_PORTS = 20_000, 10_000
-# Of a Slurm node list, and the characters of a host's name (RFC 1035).
+# The most nodes in a Slurm node list, and the most characters in a host name (RFC 1035).
 _MOST_NODES, _LONGEST_NAME = 2**16, 253
 
 
 @dataclass(frozen=True)
 class Workers(Instances):
-    """The workers of a run, and which one this process is.
+    """The workers of a run, and the number of this one.
 
     Attributes:
-        addresses: ``host:port`` of each.
-        source: who named them, for messages.
+        addresses: ``host:port`` of each worker.
+        source: the source of the addresses, for messages.
     """
 
     addresses: Tuple[str, ...] = ()
@@ -56,10 +56,10 @@ class Workers(Instances):
 
 
 def find_group(config: RunConfig) -> Instances:
-    """The group of processes that this one belongs to: instances under ``poprun``, else workers, else it is alone.
+    """Returns the group of processes of this one: instances under ``poprun``, else workers, else this process alone.
 
     Raises:
-        ConfigurationError: what names the group makes no sense.
+        ConfigurationError: the variables that name the group are not valid.
     """
     instances = find_instances(os.environ)
     workers = find_workers(config, os.environ)
@@ -72,18 +72,18 @@ def find_group(config: RunConfig) -> Instances:
 
 
 def group_of_environment() -> Instances:
-    """The group of processes of a command that trains nothing, and so has no options of its own to name workers.
+    """Returns the group of processes of a command that does not train, and so has no options about workers.
 
-    TensorFlow's servers are not started for it, so that addresses may be public.
+    Such a command starts no servers of TensorFlow, so addresses may be public.
 
     Raises:
-        ConfigurationError: what names the group makes no sense.
+        ConfigurationError: the variables that name the group are not valid.
     """
     return find_group(RunConfig(trusted_network=True))
 
 
 def compared_options(config: RunConfig) -> Dict[str, Any]:
-    """What all workers have to be told alike, by flag."""
+    """Returns the options that have to be equal on all workers, by flag."""
     compared = (
         spec for spec in SPECS if spec.name not in RESUMABLE or spec.name in (*ENDS_RUN, "max_workers")
     )
@@ -91,10 +91,10 @@ def compared_options(config: RunConfig) -> Dict[str, Any]:
 
 
 def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]:
-    """Reads ``TF_CONFIG`` or Slurm's variables; None: one worker.
+    """Reads the workers from ``TF_CONFIG`` or Slurm's variables; returns None for one worker.
 
     Raises:
-        ConfigurationError: both of them name workers, or what they say makes no sense.
+        ConfigurationError: both sources name workers, or the values are not valid.
     """
     by_variable, by_slurm = _from_tf_config(env), _from_slurm(env)
     if by_variable is not None and by_slurm is not None:
@@ -153,7 +153,7 @@ def _from_tf_config(env: Mapping[str, str]) -> Optional[Workers]:
 
 
 def _from_slurm(env: Mapping[str, str]) -> Optional[Workers]:
-    """The tasks of a job step.  A batch script's own process is no step, and one worker."""
+    """Returns the tasks of a Slurm job step as workers; None for one task, and for a batch script's own process."""
     if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PROCID" not in env:
         return None
     hint = "srun sets these variables: start the program with it, or unset them"
@@ -182,17 +182,17 @@ def _from_slurm(env: Mapping[str, str]) -> Optional[Workers]:
 
 
 def expand_nodes(text: str) -> List[str]:
-    """The names that a Slurm node list stands for: ``a[1-3,07],b`` is a1, a2, a3, a07 and b.
+    """Returns the node names of a Slurm node list: ``a[1-3,07],b`` is a1, a2, a3, a07 and b.
 
     Raises:
-        ValueError: it is no node list, or one of more than 65,536 nodes.
+        ValueError: the text is not a node list, or has more than 65,536 nodes.
     """
     nodes: List[str] = []
     for part in re.findall(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*(?:,|$)", text):
         names = [""]
         for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part.rstrip(",")):
             expanded = list(itertools.islice(_expand_range(piece), _MOST_NODES + 1))
-            # Before they are made: two ranges of 65,536 would take all memory.
+            # The check comes before the product: two ranges of 65,536 would take all memory.
             if len(names) * len(expanded) + len(nodes) > _MOST_NODES:
                 raise ValueError(f"the node list {shown_value(text)} is too long")
             names = [name + more for name in names for more in expanded]
@@ -218,21 +218,25 @@ def _expand_range(piece: str) -> Iterator[str]:
 
 
 def _tasks_per_node(text: str) -> List[int]:
-    """``2(x3),1`` is 2, 2, 2 and 1."""
+    """Returns the number of tasks on each node: ``2(x3),1`` is 2, 2, 2 and 1."""
     tasks: List[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
         if match is None:
             raise ValueError(f"{shown_value(text)} does not say how many tasks a node has")
-        times = int(match.group(2) or 1)
-        if len(tasks) + times > _MOST_NODES:
+        repetitions = int(match.group(2) or 1)
+        if len(tasks) + repetitions > _MOST_NODES:
             raise ValueError(f"{shown_value(text)} has more than {_MOST_NODES:,} nodes")
-        tasks += [int(match.group(1))] * times
+        tasks += [int(match.group(1))] * repetitions
     return tasks
 
 
 def split_address(address: str, source: str) -> Tuple[str, int]:
-    """Host and port of an address."""
+    """Returns host and port of an address.
+
+    Raises:
+        ConfigurationError: the address is not valid.
+    """
     host, _, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
@@ -244,10 +248,10 @@ def split_address(address: str, source: str) -> Tuple[str, int]:
 
 
 def _require_private(address: str) -> None:
-    """Refuses what is reached from everywhere.
+    """Refuses public addresses.
 
     Raises:
-        ConfigurationError: the address is public, or its name means nothing here.
+        ConfigurationError: the address is public, or its host name cannot be resolved here.
     """
     host, port = split_address(address, "the workers")
     try:
@@ -266,10 +270,11 @@ def _require_private(address: str) -> None:
 
 
 def resume_command(folder: Path, own_files: Sequence[str]) -> str:
-    """What to type to continue a run: with as many workers, if ``ipucnn launch`` started this one.
+    """Returns the command that continues a run, with the same number of workers if ``ipucnn launch`` started it.
 
     Args:
-        own_files: words that name files of the user's own.
+        folder: the run folder.
+        own_files: the command-line words that name the user's own files.
     """
     count = os.environ.get(LAUNCH_VARIABLE, "")
     launch = ["launch", "-n", count, "--"] if count.isdigit() else []
@@ -278,20 +283,26 @@ def resume_command(folder: Path, own_files: Sequence[str]) -> str:
 
 
 def sharers(workers: int, devices: int) -> str:
-    """Who shares a weight update, in words."""
+    """Returns a phrase for the workers and devices that share a weight update."""
     if devices == 1:
         return counted(workers, "worker")
     return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
 
 
 def check_sharing(program: Program, config: RunConfig, workers: int, devices: int = 1) -> None:
-    """Refuses workers, of so many devices each, that cannot share a weight update evenly.
+    """Refuses numbers of workers and devices that cannot share a weight update evenly.
 
-    They share its chunks; where it is not known how many micro-batches are one chunk, they share those that are
-    computed together in any case.
+    They share its groups of fused micro-batches.  If the size of these groups is not chosen yet, they share the
+    smallest indivisible units: micro-batches, or groups of them whose replicas share batch norm's statistics.
+
+    Args:
+        program: the Program of the run.
+        config: the options of the run, with ``max_workers``.
+        workers: the number of workers.
+        devices: the number of devices of each worker.
 
     Raises:
-        ConfigurationError: with what would do.
+        ConfigurationError: the division is uneven; the message has the numbers that work.
     """
     together, most = workers * devices, config.max_workers
     who = sharers(workers, devices)
@@ -335,14 +346,14 @@ def notes_of_sharing(
     is_new: bool,
     num_devices: Tuple[int, int] = (1, 1),
 ) -> List[str]:
-    """What to tell at the start: who trains, how a weight update is shared, and who could take part uninvited.
+    """Returns notes to print at the start: who trains, how a weight update is shared, and who could join uninvited.
 
     Args:
-        workers: of the run; None: this process is alone.
-        config: the run's.
-        program: with its number of fused micro-batches.
-        is_new: the run begins, and does not go on from a checkpoint.
-        num_devices: of each worker, that take part, and that there are.
+        workers: the workers of the run; None: this process is alone.
+        config: the options of the run.
+        program: the Program, with its number of fused micro-batches.
+        is_new: whether the run begins, rather than continues from a checkpoint.
+        num_devices: the number of each worker's devices that take part, and the number of all its devices.
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
@@ -378,22 +389,23 @@ def notes_of_sharing(
 
 
 def _legal(shares: int, devices: int = 1) -> str:
-    """The numbers of workers, of so many devices each, that divide so many shares."""
+    """Returns the numbers of workers with ``devices`` devices each that divide ``shares`` evenly, as text."""
     legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
     return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
 
 
 def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -> int:
-    """How many threads share an operation of a new run, unless it is told: half of the cores, or all of them.
+    """Returns the default number of threads per operation of a new run: half of the cores, or all of them.
 
-    Half of them where every worker can compute two chunks side by side.  Operations on small images are too short to
-    keep all cores busy, and two of them wait less for each other than the halves of one.  Runs that begin with the same
-    ``--max-workers`` on like machines have as many, however many workers and devices there are.
+    It is half of them if every worker can compute two groups of fused micro-batches in parallel.  Operations on small
+    images are too short to keep all cores busy, and two operations wait less for each other than the halves of one.
+    Runs that begin with the same ``--max-workers`` on equal machines have the same number, for any number of workers
+    and devices.
 
     Args:
-        config: of the run.
-        program: with the number of fused micro-batches, if it is known.
-        workers: that share the run.
+        config: the options of the run.
+        program: the Program, with the number of fused micro-batches if it is known.
+        workers: the number of workers that share the run.
     """
     cores = num_cores()
     units = program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
@@ -402,15 +414,15 @@ def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -
 
 
 def require_one(what: str, config: RunConfig, hint: str = "") -> None:
-    """Refuses several workers for what runs in one process.
+    """Refuses several workers for work that runs in one process.
 
     Args:
-        what: that is, for the message.
-        config: with ``trusted_network``.
-        hint: what else there is to do.
+        what: the name of the work, for the message.
+        config: the options, with ``trusted_network``.
+        hint: an addition to the hint of the message.
 
     Raises:
-        ConfigurationError: there are several.
+        ConfigurationError: there are several workers.
     """
     workers = find_workers(config, os.environ)
     if workers is not None:
