@@ -1,6 +1,7 @@
-"""The contract both sessions keep: compile a Program, then train, evaluate and predict as events.
+"""The contract of both sessions: compile a Program, train it as a sequence of events, evaluate and predict.
 
-The training loop stands here, once; a session gives it what runs the next weight updates (:meth:`Session._start`).
+The only training loop is here; a session supplies the function that runs the next weight updates
+(:meth:`Session._start`).
 """
 
 import contextlib
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What the session runs on: ``kind`` is cpu, gpu or ipu."""
+    """The device of a session: ``kind`` is cpu, gpu or ipu."""
 
     kind: str
     name: str
@@ -45,7 +46,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class CompilationReport:
-    """What was compiled and how long it took; every figure is of the device named."""
+    """The size of the compiled model, and the times of compiling it on ``device``."""
 
     device: DeviceInfo
     num_layers: int
@@ -56,26 +57,26 @@ class CompilationReport:
     trace_s: float
     first_update_s: float
     fused_micro_batches: int
-    # An IPU's programs were compiled before, and kept in the executable cache
+    # Whether an IPU's programs came from the executable cache
     cached: bool = False
 
     @property
     def compile_s(self) -> float:
-        """Time before the steady state: tracing and the first weight update."""
+        """Returns the time in seconds before the steady state: tracing and the first weight update."""
         return self.trace_s + self.first_update_s
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Returns the report as plain values, ready for JSON."""
         return {**asdict(self), "compile_s": self.compile_s}
 
 
 @dataclass(frozen=True)
 class ExecutionFinished:
-    """One execution is over.
+    """One execution has finished.
 
-    Metrics are means over the samples since the last execution that was logged, which is most often the one before;
-    ``wall_s`` is the time of these executions without compiling.  ``loss_scaling`` is the loss scale of the next weight
-    update where it is found while training.
+    Metrics are means over the samples since the last logged execution, usually the previous one; ``wall_s`` is the time
+    of these executions without compiling.  With automatic loss scaling, ``loss_scaling`` is the loss scale of the next
+    weight update.
     """
 
     execution: int
@@ -92,7 +93,7 @@ class ExecutionFinished:
 
 @dataclass(frozen=True)
 class Progress:
-    """Part of an execution is done (for progress bars); ``loss`` is of that part."""
+    """Part of an execution has finished (for progress bars); ``loss`` and ``accuracy`` are those of that part."""
 
     weight_updates: int
     loss: float
@@ -102,7 +103,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class CheckpointDue:
-    """The Program has a checkpoint here."""
+    """The Program requires a checkpoint at this point."""
 
     weight_updates: int
     execution: int
@@ -110,22 +111,22 @@ class CheckpointDue:
 
 @dataclass(frozen=True)
 class ValidationDue:
-    """The Program has a validation here."""
+    """The Program requires a validation at this point."""
 
     weight_updates: int
     execution: int
 
 
 def recomputes_statistics(program: Program, precision: str = "32.32") -> bool:
-    """Whether batch norm's moving statistics are recomputed from training batches where they are needed.
+    """Returns whether batch norm's moving statistics are recomputed from training batches before they are used.
 
-    IPUs do not update those of a pipeline correctly; those of a network of 16-bit weights they keep in 16 bits, where
-    the hundredth part by which a statistic moves is rounded away.
+    IPUs do not update the statistics of a pipeline correctly.  With 16-bit weights, IPUs keep the statistics in 16
+    bits, so the hundredth part by which a statistic moves is lost in rounding.
     """
     return program.num_stages > 1 or precision == "16.16"
 
 
-# Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
+# The number of weight updates whose batches are used to recompute moving statistics.
 STATISTICS_UPDATES = 16
 
 Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
@@ -133,16 +134,16 @@ Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
 
 @dataclass
 class TrainState:
-    """Everything a training step changes, by name; variables are tf.Variables, or act as such.
+    """Everything that a training step changes, by name; variables are tf.Variables, or act like them.
 
     Attributes:
         weights: trainable and moving-statistics weights by canonical name, in the model's order.
         slots: optimizer state by ``<weight name>/<slot>``.
         weight_updates: weight updates done.
-        losses, hits: mean loss and accuracy of each weight update of the execution under way.
-        events_done: how many of the events at that execution's end (in the order of
-            :func:`execution_events`) were handled; whoever handles them counts them here.
-        earlier_losses, earlier_hits: those of the executions before it that were not logged yet.
+        losses, hits: mean loss and accuracy of each weight update of the current execution.
+        events_done: the number of events at that execution's end (in the order of :func:`execution_events`) that have
+            been handled; the code that handles an event counts it here.
+        earlier_losses, earlier_hits: the same values of earlier executions that have not been logged yet.
     """
 
     weights: Dict[str, "TfVariable"] = field(default_factory=dict)
@@ -157,13 +158,13 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How several workers shared the weight updates that were timed.
+    """The cost of sharing the timed weight updates among several workers.
 
     Attributes:
-        workers: how many.
-        reduction: how gradients were added: ordered or ring.
-        received_bytes: that each worker got in a weight update, its own part included.
-        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+        workers: the number of workers.
+        reduction: the method of adding gradients: ordered or ring.
+        received_bytes: the bytes that each worker received per weight update, its own part included.
+        collective_s: the seconds that worker 0 spent in collectives, including the wait for other workers.
     """
 
     workers: int
@@ -177,11 +178,11 @@ class NotFiniteError(UserError):
 
 
 class Stopped(Exception):
-    """An evaluation was asked to stop before its end."""
+    """An evaluation was stopped before its end."""
 
 
 def execution_events(program: Program, finished: ExecutionFinished) -> List[Event]:
-    """What happens at the end of an execution, in order: its own event, then validation, then checkpoint."""
+    """Returns the events at the end of an execution, in order: its own event, then validation, then checkpoint."""
     events: List[Event] = [finished]
     execution, done = finished.execution, finished.execution + 1
     last = done == program.num_executions
@@ -193,7 +194,7 @@ def execution_events(program: Program, finished: ExecutionFinished) -> List[Even
 
 
 def is_checkpoint_due(program: Program, num_done: int) -> bool:
-    """Whether a checkpoint is due when ``num_done`` executions are done."""
+    """Returns whether a checkpoint is due after ``num_done`` executions."""
     if not program.executions_per_checkpoint:
         return False
     due = num_done >= program.first_checkpoint_execution and num_done % program.executions_per_checkpoint == 0
@@ -202,11 +203,11 @@ def is_checkpoint_due(program: Program, num_done: int) -> bool:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """Some weight updates of an execution are done.
+    """The result of some weight updates of an execution.
 
     Attributes:
-        losses, hits: mean loss and accuracy of each of them.
-        timed_s: their time; 0 where some of it went into compiling, and nothing is timed.
+        losses, hits: mean loss and accuracy of each weight update.
+        timed_s: their time in seconds; 0 if it included compiling, and so is not counted.
     """
 
     losses: List[float]
@@ -220,31 +221,32 @@ MakeDataset = Callable[[int, int], "TfDataset"]
 
 
 class Session:
-    """Base of the sessions: a Program in, events out.
+    """Base class of the sessions: runs a Program, and yields events.
 
-    One of several instances (under ``poprun``) has a session of its own.  Data sets are then this instance's part,
+    Each of several instances (under ``poprun``) has its own session.  Data sets are then the part of this instance,
     every ``count``-th micro-batch from its index on, and all instances call the same methods in the same order.
 
     Attributes:
-        device: what it runs on.
+        device: the device of the session.
         place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
-        state: everything a weight update changes.
+        state: everything that a weight update changes.
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
-        compilation: the latest report, with what only the first execution told.
-        evaluated: what evaluation and checkpoints have in place of the weights of that name: averages, see
-            :meth:`take_averages`, and what :meth:`measure_statistics` found last.
-        would_fit: what to suggest where a program does not fit on IPUs, see ``planning.search.variations``; set
-            before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
+        compilation: the latest report, completed after the first execution.
+        evaluated: the values that replace weights of the same name in evaluation and checkpoints: averages, see
+            :meth:`take_averages`, and the latest statistics from :meth:`measure_statistics`.
+        would_fit: the function that suggests changes if a program does not fit on IPUs, see
+            ``planning.search.variations``; set it before :meth:`compile`, :meth:`compile_prediction` and
+            :meth:`prepare_evaluation`.
     """
 
     device: DeviceInfo
     place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
-    # Whether each weight update has a loss of its own; on IPUs an execution has one for all of its weight updates.
+    # Whether each weight update has its own loss; on IPUs all weight updates of an execution share one.
     _has_loss_of_each_update: bool = True
-    # In 16.16 the device keeps batch norm's moving statistics in 16 bits, so that they are measured anew.
+    # In 16.16 the device keeps batch norm's moving statistics in 16 bits, so they are recomputed.
     _precision: str = "32.32"
     _schedule: Schedule
     first_update_s: float = 0.0
@@ -253,12 +255,12 @@ class Session:
     would_fit: Optional[MemoryAdvice] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
-        """Whether the session brings images from pixels 0 to 255 to the network's range itself.
+        """Returns whether the session itself scales images from pixels 0 to 255 to the network's range.
 
         Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
 
         Args:
-            affine: what it would have to do to each channel.
+            affine: the function that the session would apply to each channel.
         """
         return False
 
@@ -271,31 +273,31 @@ class Session:
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds what :meth:`train` runs.  Must be called once, before it.
+        """Builds the training function.  Call it once, before :meth:`train`.
 
         Args:
-            model: functional Keras model with logits as output.  The host trains its weights in place; on IPUs a copy
-                is trained.  Either way ``state.weights`` has the trained ones.
-            program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
+            model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a
+                copy.  In both cases ``state.weights`` has the trained weights.
+            program: the Program; with ``fused_micro_batches`` 0 the session chooses, see ``self.program`` afterwards.
             optimizer: checked settings.
-            loss: from ``make_loss``.
+            loss: the loss from ``make_loss``.
             schedule: weight updates (int array) -> learning rates.
             make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
         """
         raise NotImplementedError
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state`` on, wherever in an execution or between its last events that is.
+        """Runs the Program from ``state`` on, which may be within an execution or between the events at its end.
 
-        Time in which something was compiled counts in no ``wall_s`` and no ``images_per_s``.
+        Time that includes compiling does not count in ``wall_s`` and ``images_per_s``.
 
         Args:
-            make_dataset: training batches from a weight update on.
+            make_dataset: the function that makes the data set of training batches from a weight update on.
 
         Raises:
-            NotFiniteError: the loss is NaN or infinite; the weights are then those after the weight updates that ran
-                together.
-            InfeasibleError: the program does not fit.
+            NotFiniteError: the loss is NaN or infinite; the weights are then those after all weight updates that ran
+                in one call.
+            InfeasibleError: the program does not fit into memory.
         """
         p, state = self.program, self.state
         if p is None:
@@ -340,20 +342,20 @@ class Session:
             state.losses, state.hits, state.events_done = [], [], 0
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Makes ready to train from ``state`` on.
+        """Prepares training from ``state`` on.
 
         Returns:
-            What runs the next weight updates from ``state`` on, as many as it likes before number ``end``; it leaves
-            counting them in ``state`` to :meth:`train`.
+            A function that runs the next weight updates from ``state`` on.  It chooses their number, but stops at
+            number ``end``; :meth:`train` counts them in ``state``.
         """
         raise NotImplementedError
 
     def _rate(self, weight_update: int) -> float:
-        """The learning rate of one weight update."""
+        """Returns the learning rate of one weight update."""
         return float(self._schedule(np.arange(weight_update, weight_update + 1))[0])
 
     def _require_finite(self, losses: List[float], first: int) -> None:
-        """Refuses to go on from the weight updates from number ``first`` on if a loss of theirs is not finite."""
+        """Raises NotFiniteError if a loss of the weight updates from number ``first`` on is not finite."""
         bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
         if not bad:
             return
@@ -371,9 +373,9 @@ class Session:
     def compile_ahead(
         self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
     ) -> CompilationReport:
-        """Compiles what :meth:`train` (and with a data set :meth:`evaluate`) runs, without a device to run it on.
+        """Compiles the programs of :meth:`train` (and with a data set, of :meth:`evaluate`) without a device.
 
-        Only IPUs can: ``compile_only``.  The session is of no other use after that.
+        Only the IPU session supports it (``compile_only``).  The session cannot be used for anything else afterwards.
 
         Args:
             make_dataset: as for :meth:`train`.
@@ -382,46 +384,52 @@ class Session:
         raise NotImplementedError
 
     def any_instance(self, flag: bool) -> bool:
-        """Whether a flag is set on any of the instances that train together, so that they act alike."""
+        """Returns whether a flag is set on any of the instances that train together, so that all act alike."""
         return flag
 
     def of_first_instance(self, value: float) -> float:
-        """What the first of the instances that work together has, so that they all decide alike."""
+        """Returns the value of the first of the instances that train together, so that all decide alike."""
         return value
 
     @property
     def num_devices(self) -> Tuple[int, int]:
-        """How many devices of this process share the training once a Program is compiled, and how many it has."""
+        """Returns the number of this process' devices that share the training, and the number of all its devices.
+
+        The first is known once a Program is compiled.
+        """
         return 1, 1
 
     @property
     def sharing(self) -> Optional[Sharing]:
-        """How several workers of the host shared the work; None where there is one."""
+        """Returns how several workers of the host shared the work; None for one worker."""
         return None
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:
-        """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
+        """Returns (count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
         return 1, 0
 
     @property
     def evaluation_part(self) -> Tuple[int, int]:
-        """(count, index): :meth:`evaluate` and :meth:`logits` take this one of ``count`` equal parts of each batch."""
+        """Returns (count, index): :meth:`evaluate` and :meth:`logits` take part ``index`` of ``count`` of each batch.
+
+        The parts of a batch are equally large.
+        """
         return 1, 0
 
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
-        """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
+        """Returns the batches for :meth:`execute`; on the host, as an iterator that continues where it stopped."""
         return iter(dataset)
 
     def execute(self, batches: Iterable[Batch], num_weight_updates: int) -> List[float]:
-        """Runs weight updates as one execution, without events: what a benchmark times.
+        """Runs weight updates as one execution, without events, for benchmarks.
 
         Args:
-            batches: what :meth:`feed` made of a data set of the same shapes as :meth:`compile` was given.
-            num_weight_updates: at least 1.
+            batches: the result of :meth:`feed` for a data set with the shapes that were given to :meth:`compile`.
+            num_weight_updates: the number of weight updates, at least 1.
 
         Returns:
-            The loss of each weight update, on the host; on IPUs it is the execution's mean for each of them.
+            The loss of each weight update on the host; on IPUs, the execution's mean for each of them.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite.
@@ -433,17 +441,17 @@ class Session:
         return part.losses
 
     def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
-        """Runs weight updates from ``state`` on as one piece, and times them; does not count them in ``state``."""
+        """Runs weight updates from ``state`` on in one call, and times them; does not count them in ``state``."""
         raise NotImplementedError
 
     def compile_prediction(self, model: "KerasModel", batch_shape: Sequence[int]) -> CompilationReport:
-        """Builds (and times the tracing of) what :meth:`predict` runs for images of one batch shape."""
+        """Builds the function of :meth:`predict` for images of one batch shape, and times its tracing."""
         raise NotImplementedError
 
     def _report(
         self, model: "KerasModel", trace_s: float, fused: int, num_operations: int = 0
     ) -> CompilationReport:
-        """What was compiled of a model."""
+        """Returns the report of compiling a model."""
         from ipucnn.models.counts import count_macs
         from ipucnn.models.names import named_weights
 
@@ -460,13 +468,13 @@ class Session:
         )
 
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """Replaces batch norm's moving statistics by means over training batches, where the Program needs it.
+        """Replaces batch norm's moving statistics by means over training batches, if the Program needs it.
 
         See :func:`recomputes_statistics`; both sessions do it.  The batches are those that training would take
         next; the training position does not move.
 
         Returns:
-            The number of weight updates' batches that were used; 0: the running statistics were kept.
+            The number of weight updates whose batches were used; 0: the running statistics were kept.
         """
         p = self.program
         if p is None:
@@ -478,36 +486,36 @@ class Session:
         return updates
 
     def _has_batch_norm(self) -> bool:
-        """Whether what :meth:`compile` was given has moving statistics."""
+        """Returns whether the compiled model has moving statistics to recompute."""
         raise NotImplementedError
 
     def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
-        """Sets the moving statistics to means over the batches of so many weight updates."""
+        """Sets the moving statistics to means over the batches of ``num_updates`` weight updates."""
         raise NotImplementedError
 
     def take_averages(self) -> None:
-        """Puts the averages of weights and moving statistics, where the optimizer keeps them, into ``evaluated``."""
+        """Puts the averages of weights and moving statistics that the optimizer keeps into ``evaluated``."""
         slots = self.state.slots
         names = [name for name in self.state.weights if name + AVERAGE in slots]
         self.evaluated = {name: slots[name + AVERAGE].numpy() for name in names}
 
     def measure_statistics(self, batches: "TfDataset") -> None:
-        """Measures batch norm's statistics over large batches of training images, into ``evaluated``.
+        """Measures batch norm's statistics over large batches of training images, and puts them into ``evaluated``.
 
-        The moving statistics stay as they are, for training to go on from; see :meth:`as_evaluated` and
+        The moving statistics do not change, so that training can continue; see :meth:`as_evaluated` and
         :mod:`ipucnn.sessions.host.statistics`.  A network without batch norm has nothing to measure.
 
         Args:
-            batches: (images, ...), images as :meth:`compile` was promised them.
+            batches: (images, ...), with images in the same range as in training.
 
         Raises:
-            InfeasibleError: the host's memory does not hold the pass.
+            InfeasibleError: the pass does not fit into the host's memory.
         """
         raise NotImplementedError
 
     @contextlib.contextmanager
     def as_evaluated(self) -> Iterator[None]:
-        """Inside it the network has the weights in ``evaluated``, for evaluation and checkpoints."""
+        """Gives the network the weights in ``evaluated`` inside the block, for evaluation and checkpoints."""
         weights = self.state.weights
         running = {name: weights[name].numpy() for name in self.evaluated}
         try:
@@ -522,51 +530,56 @@ class Session:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.
 
         Args:
-            model: with the weights to use.
-            loss: from ``make_loss``; None where :meth:`evaluate` is not called.
+            model: the model with the weights to use.
+            loss: the loss from ``make_loss``; None if :meth:`evaluate` is not called.
         """
         raise NotImplementedError
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
+        """Returns metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
 
         Args:
-            dataset: what :attr:`evaluation_shard` and :attr:`evaluation_part` say; the metrics are over all of it.
-            stop: whether to end before the end; see below.
+            dataset: the shard of :attr:`evaluation_shard` and the part of :attr:`evaluation_part`; the metrics are
+                over all shards and parts.
+            stop: a function that returns whether to stop early; it is called between batches.
 
         Raises:
-            Stopped: ``stop``, asked between batches, said so.
+            Stopped: ``stop`` returned true.
         """
         raise NotImplementedError
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around :meth:`logits` where nothing is trained: workers of the host part after it, or end together."""
+        """Surrounds :meth:`logits` in commands that do not train.
+
+        The host's workers disconnect at the end of the block.  If an error ends the block on one worker, all workers
+        end.
+        """
         yield
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
+        """Yields each batch with its logits, in order; several batches may be read ahead and computed together.
 
         Args:
-            batches: tuples that begin with images, the part of each that :attr:`evaluation_part` says; of images alone,
-                all of them.
+            batches: tuples that begin with images: the part of each batch in :attr:`evaluation_part`, or the whole
+                batch if a tuple has only images.
 
         Yields:
-            Logits of the whole batch, after what stands beside its images, of the whole batch as well; images are those
-            that were given.
+            The batch and the logits of the whole batch.  The images are those that were given; the other elements of
+            the tuple are those of the whole batch.
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
-        """Logits of every element of a data set of images (or part of one), one array per element."""
+        """Returns the logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
 
 
 def _mean(program: Program, values: List[float], end: int) -> float:
-    """Mean over samples of the means of consecutive weight updates, the last of which is number ``end`` - 1."""
+    """Returns the mean over samples from the means of consecutive weight updates, the last being ``end`` - 1."""
     if not program.samples_padded_per_epoch:
         return float(np.mean(values))
     counts = np.diff([program.samples_before(i) for i in range(end - len(values), end + 1)])

@@ -304,7 +304,7 @@ class HostSession(Session):
         return time.perf_counter() - started, _count_operations(graph)
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Returns a function that runs slices of about a second; the first slice is one weight update, which compiles."""
+        """Returns a function that runs slices of about a second; the first one is a single update, which compiles."""
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         update_s: Optional[float] = None
 
