@@ -1,5 +1,5 @@
-"""What training computes, as arithmetic and formulas that both sessions share.
+"""The arithmetic and formulas of training that both sessions share.
 
-``batching.py`` and ``program.py`` are the batch arithmetic and the Program; then schedules, optimizers, losses,
-metrics, the sums of an evaluation, and the portable checkpoint format.
+``batching.py`` and ``program.py`` have the batch arithmetic and the Program; the other modules have schedules,
+optimizers, losses, metrics, the sums of an evaluation, and the portable checkpoint format.
 """

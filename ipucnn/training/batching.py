@@ -1,7 +1,7 @@
-"""Whole numbers that a Program is made of: multiples, divisors, frequencies, and the SDK's rules about them.
+"""Computes the whole numbers of a Program: multiples, divisors and frequencies, by the SDK's rules.
 
-No TensorFlow.  The rules are those of the public Graphcore CNN application and of the Poplar SDK's pipelining API;
-every refusal names the nearest legal values.
+It does not import TensorFlow.  The rules are those of the public Graphcore CNN application and of the Poplar SDK's
+pipelining API; every error names the nearest legal values.
 """
 
 from fractions import Fraction
@@ -12,10 +12,10 @@ from ipucnn.text import counted
 
 
 def overlap_length(schedule: str, num_stages: int) -> int:
-    """What the gradient accumulation count must be a multiple of when training a pipeline.
+    """Returns the number that the gradient accumulation count must be a multiple of when training a pipeline.
 
-    Grouped fills and drains forward and backward apart: 2 x stages; Interleaved: stages; Sequential and
-    no pipeline: any count (``GetPipelineOverlapLength`` of the Poplar plugin).
+    It is 2 x stages for Grouped, which fills and drains forward and backward separately; stages for Interleaved; and 1
+    for Sequential and without a pipeline (``GetPipelineOverlapLength`` of the Poplar plugin).
     """
     if num_stages <= 1 or schedule == "Sequential":
         return 1
@@ -23,32 +23,35 @@ def overlap_length(schedule: str, num_stages: int) -> int:
 
 
 def nearest_multiples(value: int, base: int) -> List[int]:
-    """The positive multiples of ``base`` around ``value``: one if it is a multiple itself, else one or two."""
+    """Returns the positive multiples of ``base`` nearest to ``value``: one if it is a multiple, else one or two."""
     below = value // base * base
     return [m for m in sorted({below, -(-value // base) * base}) if m > 0] or [base]
 
 
 def divisors(number: int) -> List[int]:
-    """All divisors of a positive integer in rising order."""
+    """Returns all divisors of a positive integer in rising order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 def next_power_of_two(value: int) -> int:
-    """The SDK hands out IPUs in powers of two: three stages occupy four IPUs."""
+    """Returns the smallest power of two that is at least ``value``.
+
+    The SDK allocates IPUs in powers of two: three stages occupy four IPUs.
+    """
     return 1 << (value - 1).bit_length()
 
 
 def alternatives(values: Iterable[int]) -> str:
-    """Legal values as a hint names them."""
+    """Returns legal values as the text of a hint."""
     return " or ".join(map(str, values))
 
 
 def parse_frequency(value: object) -> Fraction:
-    """``2``, ``0.5``, ``1/3`` or ``0.3333333333333333`` as an exact fraction.
+    """Returns ``2``, ``0.5``, ``1/3`` or ``0.3333333333333333`` as an exact fraction.
 
     Raises:
-        ConfigurationError: not a number or fraction, or negative.
+        ConfigurationError: the value is not a number or fraction, or is negative.
     """
     try:
         fraction = Fraction(str(value).replace(" ", ""))
@@ -63,10 +66,11 @@ def parse_frequency(value: object) -> Fraction:
 
 
 def updates_per_event(updates_per_epoch: int, num_epochs: int, per_epoch: Fraction) -> int:
-    """Weight updates between two events of a frequency above 0, or of the nearest one that is possible.
+    """Returns the weight updates between two events of a frequency above 0, or of the nearest possible frequency.
 
-    The host can only be visited between weight updates, and all executions are equally long.  So the number of
-    events is a divisor of the updates per epoch from one event per epoch on, of those of the whole run below.
+    Events can only happen between weight updates, and all executions are equally long.  So from one event per epoch on,
+    the number of events per epoch divides the updates per epoch; below that, the number of events in the run divides
+    the updates of the run.
     """
     epochs = 1 if per_epoch >= 1 else num_epochs
     updates, events = updates_per_epoch * epochs, per_epoch * epochs
@@ -76,14 +80,17 @@ def updates_per_event(updates_per_epoch: int, num_epochs: int, per_epoch: Fracti
 def updates_from_steps_per_execution(
     steps_per_execution: int, count: int, updates_per_epoch: int, num_epochs: int
 ) -> int:
-    """Weight updates per execution from ``steps_per_execution``, micro-batches per replica as in Keras.
+    """Returns the weight updates per execution from ``steps_per_execution``, micro-batches per replica as in Keras.
 
     Args:
+        steps_per_execution: micro-batches per replica in an execution.
         count: the gradient accumulation count.
+        updates_per_epoch: weight updates per epoch.
+        num_epochs: epochs of the run.
 
     Raises:
-        ConfigurationError: not whole weight updates, or not a whole number of executions per epoch (or of
-            epochs per execution).
+        ConfigurationError: an execution is not a whole number of weight updates, or an epoch is not a whole number of
+            executions (nor an execution of epochs).
     """
     if steps_per_execution % count:
         raise ConfigurationError(
@@ -106,10 +113,10 @@ def updates_from_steps_per_execution(
 
 
 def check_distributed_batch_norm(group_size: int, num_replicas: int, ipus_per_replica: int) -> None:
-    """Distributed batch norm: whole groups of replicas, one IPU per replica (the SDK's condition).
+    """Checks that distributed batch norm has whole groups of replicas, and one IPU per replica (the SDK's condition).
 
     Raises:
-        ConfigurationError: otherwise.
+        ConfigurationError: a condition is not met.
     """
     if num_replicas % group_size:
         raise ConfigurationError(

@@ -1,10 +1,10 @@
-"""Checkpoints: one portable file that Keras 2.6 and Keras 3 models both load.
+"""Checkpoints: portable files that models of both Keras 2.6 and Keras 3 load.
 
-An uncompressed NumPy archive: ``weights/<layer>/<weight>`` and ``slots/<layer>/<weight>/<slot>`` in the
-project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over all of it.
+A checkpoint is an uncompressed NumPy archive: ``weights/<layer>/<weight>`` and ``slots/<layer>/<weight>/<slot>`` in the
+project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over the whole content.
 
-Of archives no more is read than what :func:`save_checkpoint` writes: stored members of plain little-endian numbers.
-Nothing in them is executed, nothing expands, and arrays take no more memory than the file is long.
+Reading accepts only what :func:`save_checkpoint` writes: stored members of plain little-endian numbers.  It executes
+nothing and decompresses nothing, and arrays take no more memory than the size of the file.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
 _AGAIN = "train again; checkpoints of this kind were written before the checksum covered the run's position"
 _MORE_MEMORY = "end other programs, raise the limit (ulimit -v), or use a machine with more memory"
 META_BYTES = 2**28
-"""How long the JSON text may be: the lines of ``metrics.jsonl`` are in it."""
+"""The maximum length of the JSON text, which includes the lines of ``metrics.jsonl``."""
 _TYPES = {"weights": ("<f4", "<f2"), "slots": ("<f4", "<f2", "<i8", "<i4")}
-"""Of arrays, by the first part of their names."""
+"""The allowed types of arrays, by the first part of their names."""
 _ARRAY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([ -~]{1,20})', 'fortran_order': False, "
     rb"'shape': \(((?:\d{1,12}, ?){0,8}(?:\d{1,12})?)\), \} *\n",
@@ -46,18 +46,18 @@ _ARRAY_HEADER = re.compile(
 _DAMAGES = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, KeyError, OverflowError, struct.error,
 )  # fmt: skip
-"""Errors that ``zipfile`` and NumPy have of bytes that are not those of a checkpoint."""
+"""The errors that ``zipfile`` and NumPy raise for bytes that are no checkpoint."""
 
 
 @dataclass
 class Checkpoint:
-    """A read checkpoint.
+    """The content of a checkpoint.
 
     Attributes:
-        weights: float32 (float16 of 16-bit runs) arrays by canonical name.
+        weights: float32 (float16 for 16-bit runs) arrays by canonical name.
         slots: optimizer state by ``<weight>/<slot>``.
-        meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (a read checkpoint has
-            them) and whatever else the writer put in; see :class:`Facts`.
+        meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (always present in a file) and
+            any other facts from the writer; see :class:`Facts`.
     """
 
     weights: Dict[str, Any]
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything in it."""
+        """Returns the SHA-256 over the whole content."""
         arrays = {f"weights/{k}": v for k, v in self.weights.items()}
         arrays.update({f"slots/{k}": v for k, v in self.slots.items()})
         return digest_of(arrays, self.meta)
@@ -81,13 +81,13 @@ class _Header(msgspec.Struct):
 
 
 class Setup(msgspec.Struct, kw_only=True):
-    """The facts that say how a run was set up; an export keeps them, too.
+    """The facts about the set-up of a run, which an export keeps as well.
 
     Attributes:
         config_text: YAML of the run's configuration.
-        image_shape: height and width, None where images differ, and channels.
+        image_shape: height and width, None if images differ in size, and channels.
         class_colours: red, green and blue of each class.
-        mean, std: of each channel, or one for all.
+        mean, std: one value per channel, or one for all channels.
     """
 
     config_text: str = msgspec.field(default="", name="config")
@@ -118,7 +118,7 @@ class _Position(msgspec.Struct):
 
 
 class _Run(msgspec.Struct):
-    """``history`` has the rows of ``metrics.jsonl``."""
+    """The state of a run; ``history`` has the rows of ``metrics.jsonl``."""
 
     history: str
     best: Optional[Figures]
@@ -132,7 +132,7 @@ class _Run(msgspec.Struct):
 
 
 class Facts(Setup, kw_only=True):
-    """What each fact of a checkpoint is, of those that it has; see :class:`Checkpoint`."""
+    """The types of a checkpoint's facts, some of which are optional; see :class:`Checkpoint`."""
 
     model: str
     num_classes: Positive
@@ -147,7 +147,7 @@ class Facts(Setup, kw_only=True):
 
 
 def digest_of(arrays: Mapping[str, np.ndarray], header: Mapping[str, PlainValue]) -> str:
-    """SHA-256 over the facts, their own checksum left out, and over all arrays."""
+    """Returns the SHA-256 over the facts, except for their own checksum, and over all arrays."""
     digest = hashlib.sha256()
     facts = {key: value for key, value in header.items() if key != "sha256"}
     digest.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii"))
@@ -171,15 +171,15 @@ def save_checkpoint(
     Args:
         path: the file; its name need not end in .npz.
         weights, slots: arrays by name.
-        meta: JSON-able facts.
+        meta: facts that JSON can represent.
     """
     arrays = {f"weights/{k}": np.asarray(v) for k, v in weights.items()}
     arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
-    # Through JSON once, so that the checksum is over what a reader sees: tuples become lists.
+    # A round trip through JSON makes the checksum cover what a reader sees: tuples become lists.
     header = json.loads(json.dumps({**meta, "format": FORMAT}))
     header["sha256"] = digest_of(arrays, header)
     text: Any = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
-    # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
+    # np.savez is unsuitable: it takes the names as keyword arguments, and writes the time of day into the archive.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in {"meta": text, **arrays}.items():
             entry = zipfile.ZipInfo(name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))
@@ -191,7 +191,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Raises:
-        DataError: absent, not a checkpoint, damaged, or with facts or arrays that no checkpoint has, naming them.
+        DataError: the file is absent, not a checkpoint, damaged, or has unknown facts or arrays, which the message
+            names.
         InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
@@ -228,10 +229,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_meta(path: Path) -> Dict[str, Any]:
-    """The facts of a checkpoint without its arrays: for a look at what it is; its checksum is not verified.
+    """Returns the facts of a checkpoint without reading its arrays; the checksum is not verified.
 
     Raises:
-        DataError: absent, not a checkpoint, or with facts that no checkpoint has.
+        DataError: the file is absent, not a checkpoint, or has facts that no checkpoint has.
         InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
@@ -243,11 +244,11 @@ def read_meta(path: Path) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Tuple[zipfile.ZipFile, int]]:
-    """The archive, of which nothing expands, and the length of its file.
+    """Opens an archive without compressed members; yields it and the length of its file.
 
     Raises:
-        DataError: it cannot be read, or the block finds that it is no checkpoint.
-        InfeasibleError: memory does not suffice to read it, which says nothing about the file.
+        DataError: the file cannot be read, or the block raises an error for a file that is no checkpoint.
+        InfeasibleError: memory does not suffice to read the file, which may be valid.
     """
     with open_regular(path, hint=_HINT) as file:
         size = file.seek(0, 2)
@@ -265,13 +266,13 @@ def _opened(path: Path) -> Iterator[Tuple[zipfile.ZipFile, int]]:
         except (*_DAMAGES, OSError) as error:
             if (
                 isinstance(error, OSError) and error.errno != errno.EINVAL
-            ):  # a place before the file's beginning
+            ):  # EINVAL: a position before the beginning of the file
                 raise
             raise DataError(f"{shown(path)} is damaged or no checkpoint", _HINT) from error
 
 
 def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
-    """The facts, as far as their format and checksum."""
+    """Reads the facts, and checks their format and that they have a checksum."""
     if archive.getinfo("meta.npy").file_size > META_BYTES:
         raise zipfile.BadZipFile
     text = _array(archive.read("meta.npy"), ("|u1",), f"{name}: the facts").tobytes()
@@ -294,7 +295,7 @@ def _check_facts(header: Mapping[str, PlainValue], name: str) -> None:
 
 
 def _array(data: bytes, types: Tuple[str, ...], what: str) -> Any:
-    """The array of a member, whose header is matched and not evaluated, as NumPy does it."""
+    """Returns the array of a member; matches the header with a pattern, rather than evaluating it as NumPy does."""
     end = 10 + int.from_bytes(data[8:10], "little")
     match = _ARRAY_HEADER.fullmatch(data[:end])
     kind = "" if match is None else match.group(1).decode("ascii")
@@ -311,9 +312,9 @@ def assign_weights(
 
     Args:
         variables: tf.Variables by canonical name.
-        checkpoint: what to copy.
-        what: for the error, for example the path.
-        skip: names left as they are.
+        checkpoint: the checkpoint to copy from.
+        what: the name of the checkpoint in error messages, for example its path.
+        skip: the names of variables to leave unchanged.
 
     Raises:
         DataError: a weight is missing, superfluous or of another shape.

@@ -1,7 +1,7 @@
-"""What ``ipucnn evaluate`` reports, summed over batches in int64 and float64: nothing is averaged before the end.
+"""Computes the figures of ``ipucnn evaluate`` from sums over batches in int64 and float64, averaged only at the end.
 
-Computed from logits with NumPy, so that the figures of a large set are exact to rounding of float64 and do not
-depend on the batch size, the session or the version of TensorFlow.
+NumPy computes them from logits, so the figures of a large set are exact to float64 rounding, and do not depend on the
+batch size, the session or the version of TensorFlow.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -12,20 +12,20 @@ from ipucnn.errors import DataError
 from ipucnn.training.metrics import mean_scores
 
 NUM_BINS = 15
-"""Bins of the calibration error; the number Guo et al. 2017 (arXiv:1706.04599) use."""
+"""Bins of the calibration error, as many as in Guo et al. 2017 (arXiv:1706.04599)."""
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float64 [..., classes] of logits [..., classes], shifted by the largest so that nothing overflows."""
+    """Returns float64 [..., classes] for logits [..., classes], shifted by the largest so that nothing overflows."""
     logits = np.asarray(logits, np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The mean over all classes of the Dice of probabilities, 2 sum(p t) / (sum(p p) + sum(t t)), of one image.
+    """Returns the soft Dice of one image, 2 sum(p t) / (sum(p p) + sum(t t)), averaged over all classes.
 
-    The public U-Net application reports the mean over images of this figure as its accuracy (``losses.py``,
+    The public U-Net application reports its mean over images as the accuracy (``losses.py``,
     ``dice_coef_accuracy_fn``).
 
     Args:
@@ -40,9 +40,9 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """int64 [n]: how many classes of logits [n, classes] come before the label.
+    """Returns int64 [n]: the number of classes that rank before the label in logits [n, classes].
 
-    Of equal logits the lower class comes first, as argmax has it.
+    The lower of two classes with equal logits ranks first, as in argmax.
     """
     label_logits = np.take_along_axis(logits, labels[:, None], axis=1)
     lower = np.arange(logits.shape[1])[None] < labels[:, None]
@@ -53,10 +53,10 @@ class EvaluationTotals:
     """Sums over the samples of an evaluation; for segmentation, over their pixels.
 
     Args:
-        num_classes: labels are 0 .. num_classes - 1.
-        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - mean soft Dice of the foreground classes, each
-            sample by itself).
-        label_smoothing: of the cross-entropy.
+        num_classes: the number of classes; labels are 0 .. num_classes - 1.
+        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - mean soft Dice of the foreground classes, for each
+            sample separately).
+        label_smoothing: the label smoothing of the cross-entropy.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class EvaluationTotals:
         self._bin_confidence: np.ndarray = np.zeros(NUM_BINS, np.float64)
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Adds samples, none of them padding.
+        """Adds samples, none of which is padding.
 
         Args:
             logits: (n, classes) or (n, h, w, classes).
             labels: integer (n,) or (n, h, w).
 
         Returns:
-            The predicted classes int64 and their probabilities float64, shaped like ``labels``.
+            The predicted classes, int64, and their probabilities, float64, shaped like ``labels``.
 
         Raises:
-            DataError: an output of the network is NaN or infinite, or a label is no class.
+            DataError: an output of the network is NaN or infinite, or a label is not a class.
         """
         logits, labels = np.asarray(logits), np.asarray(labels, np.int64)
         if not np.isfinite(logits).all():
@@ -103,7 +103,7 @@ class EvaluationTotals:
         self._pixels = labels.ndim > 1
         self._loss += float(self._losses(logs, labels).sum())
         flat, truth = logs.reshape(-1, self.num_classes), labels.reshape(-1)
-        # Not of ``logs``: rounding could make two logits equal, and the prediction another one.
+        # The prediction comes from the logits: rounding could make two entries of ``logs`` equal, and change it.
         predicted = logits.reshape(-1, self.num_classes).argmax(axis=1)
         cells = np.bincount(truth * self.num_classes + predicted, minlength=self.num_classes**2)
         self.confusion += cells.reshape(self.num_classes, self.num_classes)
@@ -114,7 +114,7 @@ class EvaluationTotals:
         return predicted.reshape(labels.shape), confidence.reshape(labels.shape)
 
     def _losses(self, logs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """float64 [n]."""
+        """Returns the loss of each sample, float64 [n]."""
         label_logs = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
         loss = -label_logs
         if self._smoothing:
@@ -138,10 +138,10 @@ class EvaluationTotals:
         self._bin_confidence += np.bincount(bins, weights=confidence, minlength=NUM_BINS)
 
     def result(self) -> Dict[str, Any]:
-        """``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, ``calibration_error``.
+        """Returns ``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, and ``calibration_error``.
 
-        Accuracy and calibration of a segmentation network are over pixels.  Dice and IoU of two classes are those of
-        class 1, of more the means of all classes but class 0 (``metrics.mean_scores``).
+        Accuracy and calibration of a segmentation network are over pixels.  With two classes, Dice and IoU are those of
+        class 1; with more, they are means over all classes but class 0 (``metrics.mean_scores``).
 
         Raises:
             ValueError: nothing was added.
@@ -165,7 +165,7 @@ class EvaluationTotals:
         return result
 
     def bins(self) -> List[Dict[str, Any]]:
-        """The reliability diagram: per bin its bounds, ``count``, mean ``confidence`` and ``accuracy``.
+        """Returns the reliability diagram: bounds, ``count``, mean ``confidence`` and ``accuracy`` of each bin.
 
         The means of an empty bin are None.
         """
@@ -184,9 +184,10 @@ class EvaluationTotals:
         return rows
 
     def classes(self, names: Sequence[str]) -> List[Dict[str, Any]]:
-        """Per class ``count`` (true samples or pixels), ``predicted``, ``accuracy`` (recall), ``precision``, ``iou``.
+        """Returns figures of each class.
 
-        A share of nothing is None.
+        They are ``count`` (true samples or pixels), ``predicted``, ``accuracy`` (recall), ``precision`` and ``iou``.
+        A ratio with denominator 0 is None.
         """
         matrix = self.confusion
         rows = []

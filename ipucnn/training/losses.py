@@ -1,7 +1,7 @@
-"""Losses per micro-batch, reduced in float32 whatever the logits' type.
+"""Losses per micro-batch, reduced in float32 for any type of logits.
 
-A loss maps logits and labels of several fused micro-batches to one value each; what couples samples (Dice)
-does so within a micro-batch only, as on an IPU.
+A loss maps logits and labels of several fused micro-batches to one value for each; a loss that couples samples (Dice)
+does so only within a micro-batch, as on an IPU.
 """
 
 from typing import Callable, Optional
@@ -11,22 +11,22 @@ from ipucnn.aliases import Tensor
 LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
 
-Pixels whose label is negative count nowhere (``ipucnn.datasets.segmentation.tiles.IGNORED``)."""
+Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.tiles.IGNORED``)."""
 
 
 def class_numbers(labels: "Tensor") -> "Tensor":
-    """Labels as class numbers: of a mixed image that of the larger share."""
+    """Returns labels as class numbers; for a mixed image, that of the class with the larger share."""
     import tensorflow as tf
 
     return tf.argmax(labels, -1, output_type=tf.int32) if labels.dtype.is_floating else labels
 
 
 def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
-    """Softmax cross-entropy, mean over the pixels of a sample that are not ignored.
+    """Returns the softmax cross-entropy, averaged over the pixels of a sample that are not ignored.
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
-        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.  float32 (n, classes) of mixed images.
+        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.  float32 (n, classes) for mixed images.
         label_smoothing: probability spread evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567).
 
     Returns:
@@ -49,13 +49,15 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
         return loss
     counts = tf.cast(labels >= 0, tf.float32)
     axes = list(range(1, len(labels.shape)))
-    # float32 whatever the logits' type: float16 ends at 65504, and an output of 388x388 has 150,544 pixels.
+    # The sum needs float32: float16 ends at 65504, and an output of 388x388 has 150,544 pixels.
     return tf.reduce_sum(loss * counts, axis=axes) / tf.maximum(tf.reduce_sum(counts, axis=axes), 1.0)
 
 
 def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches: int) -> "Tensor":
-    """1 - soft Dice (Milletari et al. 2016, arXiv:1606.04797), the mean of the foreground classes' Dice, so that a rare
-    class counts as much as a common one; float32 (micro-batches,)."""
+    """Returns 1 - soft Dice (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,).
+
+    It averages the Dice of the foreground classes, so that a rare class counts as much as a common one.
+    """
     import tensorflow as tf
 
     classes = int(logits.shape[-1])
@@ -70,14 +72,14 @@ def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches:
 
 
 def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunction:
-    """The loss as a function (logits, labels, number of fused micro-batches) -> float32 (micro-batches,).
+    """Returns the loss as a function (logits, labels, number of fused micro-batches) -> float32 (micro-batches,).
 
-    With weights (n,) as a fourth argument each sample's cross-entropy is multiplied by its own; the mean stays
-    one over all samples.
+    With weights (n,) as a fourth argument, each sample's cross-entropy is multiplied by its weight; the mean is still
+    over all samples.
 
     Args:
         name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).
-        label_smoothing: for the cross-entropy.
+        label_smoothing: the label smoothing of the cross-entropy.
     """
     import tensorflow as tf
 
