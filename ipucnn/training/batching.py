@@ -89,8 +89,8 @@ def updates_from_steps_per_execution(
         num_epochs: epochs of the run.
 
     Raises:
-        ConfigurationError: an execution is not a whole number of weight updates, or an epoch is not a whole number of
-            executions (nor an execution of epochs).
+        ConfigurationError: an execution is not a whole number of weight updates; or neither is an epoch a whole number
+            of executions, nor an execution a whole number of epochs; or the executions do not fill the run.
     """
     if steps_per_execution % count:
         raise ConfigurationError(

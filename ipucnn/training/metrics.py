@@ -1,4 +1,4 @@
-"""Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
+"""Metrics as sums over batches, which are averaged only after the last batch."""
 
 import functools
 from dataclasses import dataclass, field
@@ -14,18 +14,19 @@ from ipucnn.training.losses import LossFunction
 def batch_sums(
     logits: "Tensor", labels: "Tensor", weights: "Tensor", per_sample_loss: "Tensor"
 ) -> "Dict[str, Tensor]":
-    """What one batch adds to the totals, as float32 scalars; ``samples``, the sum of the weights, as float64.
+    """Returns the sums of one batch for the totals: float32 scalars, but ``samples``, the sum of weights, is float64.
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
         labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.
-        weights: float32 (n,), 0 for padding; of tiles, the pixels that count.
+        weights: float32 (n,), 0 for padding; for patches, the number of pixels that count.
         per_sample_loss: float32 (n,).
 
     Returns:
-        ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts; for segmentation ``top1`` counts pixel
-        fractions, and ``top5`` is replaced by ``pixels`` that count and, of each class K, ``actual_K``, ``right_of_K``
-        and ``either_of_K``: pixels that are K in truth, in both, and the sum of those in truth and in prediction).
+        ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts).  For segmentation ``top1`` counts pixel
+        fractions, and ``top5`` is replaced by ``pixels``, the number of pixels that count, and for each class K by
+        ``actual_K``, ``right_of_K`` and ``either_of_K``: the pixels that are K in truth, those that are K in both truth
+        and prediction, and the sum of those in truth and those in prediction.
     """
     import tensorflow as tf
 
@@ -39,7 +40,8 @@ def batch_sums(
         hits = tf.cast(tf.equal(predicted, labels), tf.float32)
         sums["top1"] = tf.reduce_sum(hits * weights)
         k = min(5, int(logits.shape[-1]))
-        # Of equal logits the lower class comes first, as argmax has it; what is not a number is never right.
+        # The lower of two classes with equal logits ranks first, as in argmax; a label's logit that is not finite is
+        # never right.
         label_logits = tf.gather(logits, labels, axis=1, batch_dims=1)[:, None]
         classes = tf.range(tf.shape(logits)[1], dtype=labels.dtype)[None]
         before = tf.logical_or(
@@ -49,7 +51,7 @@ def batch_sums(
         right = tf.logical_and(rank < k, tf.math.is_finite(label_logits[:, 0]))
         sums["top5"] = tf.reduce_sum(tf.cast(right, tf.float32) * weights)
         return sums
-    # Counts are of pixels that are not ignored, in samples that are not padding.
+    # Only pixels that are not ignored, in samples that are not padding, count.
     known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(predicted, labels), tf.float32)
     pixels = tf.maximum(tf.reduce_sum(known, axis=[1, 2]), 1.0)
@@ -69,7 +71,11 @@ SumsOfLogits = Callable[["Tensor", "Tensor", "Tensor"], "Dict[str, Tensor]"]
 
 
 def traced_sums(loss: Optional[LossFunction]) -> SumsOfLogits:
-    """:func:`batch_sums` of logits, labels and weights, traced once for each shape; None: nothing is evaluated."""
+    """Returns :func:`batch_sums` as a function of logits, labels and weights, traced once for each shape.
+
+    Args:
+        loss: the loss of each sample; None if the function is never called.
+    """
     import tensorflow as tf
 
     def sums(logits: "Tensor", labels: "Tensor", weights: "Tensor") -> "Dict[str, Tensor]":
@@ -87,17 +93,17 @@ class MetricTotals:
     totals: Dict[str, float] = field(default_factory=dict)
 
     def add(self, sums: "Mapping[str, Union[float, Tensor]]") -> None:
-        """Adds what :func:`batch_sums` returned, or its values."""
+        """Adds the result of :func:`batch_sums`, as tensors or as numbers."""
         for key, value in sums.items():
             self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))
 
     def result(self) -> Dict[str, float]:
-        """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
+        """Returns means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
 
-        With two classes of pixels also ``dice_background``, the score of class 0, and ``dice_all_foreground``,
-        what calling every pixel foreground scores: the figure that ``dice`` has to beat.  With more classes ``dice``
-        and ``iou`` are the means of :func:`mean_scores`, and ``dice_class_K`` is that of each; of one that is neither
-        there nor predicted it is 1.
+        With two classes of pixels it also returns ``dice_background``, the score of class 0, and
+        ``dice_all_foreground``, the score of predicting foreground for every pixel, which is the baseline for ``dice``.
+        With more classes ``dice`` and ``iou`` are the means of :func:`mean_scores`, and ``dice_class_K`` is the score
+        of each class, 1 if it is neither present nor predicted.
         """
         t = self.totals
         n = t.get("samples", 0.0)
@@ -124,13 +130,15 @@ class MetricTotals:
 
 
 def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
-    """The headline of three or more classes: the means of the Dice and of the IoU of all classes but class 0.
+    """Returns the means of Dice and IoU over all classes but class 0: the main scores of three or more classes.
 
     Args:
-        counts: of each class the pixels that are so in truth and prediction, and the sum of those in either.
+        counts: for each class, the pixels that have it in both truth and prediction, and the sum of those that have it
+            in truth and those that have it in prediction.
 
     Returns:
-        Both are 1 where no class but class 0 is there or predicted; such a class does not count.
+        The mean Dice and the mean IoU.  Classes that are neither present nor predicted do not count; both means are 1
+        if no other class is left.
     """
     known = [(right, both) for right, both in counts[1:] if both]
     if not known:
@@ -139,69 +147,70 @@ def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
     return sum(dice) / len(dice), sum(iou) / len(iou)
 
 
-# The ISBI 2012 challenge's scores of a membrane segmentation: V^Rand and V^Info, foreground-restricted.
+# The scores of a membrane segmentation in the ISBI 2012 challenge: V^Rand and V^Info, foreground-restricted.
 #
 # Arganda-Carreras et al. 2015, "Crowdsourcing the creation of image segmentation algorithms for connectomics",
 # Frontiers in Neuroanatomy 9:142.  A segmentation is the set of 4-connected components of the pixels that are
 # cell.  With T the components of the truth, S those of the prediction, over the n pixels that are cell in the
 # truth (the membrane of the truth is left out, hence foreground-restricted):
 #
-#   V^Rand  two pixels drawn at random are in one component.  split = P(in one of S | in one of T), which pieces
-#           of cells lower; merge = P(in one of T | in one of S), which cells that flow together lower.
+#   V^Rand  compares the components of two pixels drawn at random.  split = P(both in one of S | both in one of T),
+#           which is lower if cells are split; merge = P(both in one of T | both in one of S), which is lower if
+#           cells are merged.
 #   V^Info  I(S; T) is the information that S and T share.  split = I / H(S), merge = I / H(T).
 #
-# The score of both is the harmonic mean of split and merge.  Where the prediction has membrane in a cell of the
-# truth, each pixel is a component of its own, as in the challenge's script (RandError, VariationOfInformation
-# of Fiji's Trainable Segmentation).  As there, pairs of V^Rand are counted over all images together, and V^Info
-# is the mean over images.  The script of the final leader board ("after border thinning") first thins the
-# prediction's membranes to lines: how wide a membrane is drawn then does not count.  Both kinds are computed.
+# The score of both is the harmonic mean of split and merge.  Each pixel that is membrane in the prediction and cell
+# in the truth is its own component, as in the challenge's script (RandError, VariationOfInformation of Fiji's
+# Trainable Segmentation).  As in the script, pairs of V^Rand are counted over all images, and V^Info is the mean
+# over images.  The script of the final leader board ("after border thinning") first thins the prediction's
+# membranes to lines, so that their width does not count.  Both kinds are computed.
 
 SCORES = ("rand", "info", "rand_thinned", "info_thinned")
 """The scores of a segmentation, by their names in reports."""
 
 THRESHOLDS = tuple(i / 10 for i in range(10))
-"""Probabilities above which a pixel is cell; the script's, without 1.0, above which there is nothing."""
+"""Probabilities above which a pixel is cell: those of the script without 1.0, which no probability exceeds."""
 
 
 def segment_pixels(
     predicted: np.ndarray, truth: np.ndarray, thin: bool = False
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """The components that the pixels of cells belong to.
+    """Returns the components of the pixels that are cell in the truth.
 
     Args:
-        predicted, truth: bool [h, w], True where there is cell.
-        thin: thin the membranes of the prediction first.
+        predicted, truth: bool [h, w], True for cell.
+        thin: whether to thin the membranes of the prediction first.
 
     Returns:
-        int64 [n] numbers of the truth's components and of the prediction's, of the pixels that are cell in the truth.
+        The number of each pixel's component in the truth, and in the prediction, both int64 [n].
     """
     from scipy.ndimage import label  # its default structure connects 4 neighbours
 
     components = label(truth)[0]
     inside = components > 0
-    true = components[inside].astype(np.int64)
+    true_components = components[inside].astype(np.int64)
     everywhere = thinned_components(predicted) if thin else label(predicted)[0]
-    found = everywhere[inside].astype(np.int64)
-    alone = found == 0
-    found[alone] = int(everywhere.max()) + 1 + np.arange(int(alone.sum()))
-    return true, found
+    predicted_components = everywhere[inside].astype(np.int64)
+    is_membrane = predicted_components == 0
+    predicted_components[is_membrane] = int(everywhere.max()) + 1 + np.arange(int(is_membrane.sum()))
+    return true_components, predicted_components
 
 
-# What a pixel is while membranes are flooded, beside the positive number of a component.
+# The states of a pixel while membranes are flooded, besides the positive number of a component.
 _DAM, _DRY, _WAITING, _OUTSIDE = 0, -2, -3, -4
 
 
 def thinned_components(cell: np.ndarray) -> np.ndarray:
-    """The components of cells after membranes were thinned to lines.
+    """Returns the components of cells after thinning the membranes to lines.
 
-    Components grow into the membrane around them, all at the same pace, until they meet; where they meet, a dam
-    remains.  That is the watershed of Vincent and Soille (IEEE PAMI 13(6), 1991, algorithm 4.1, its flooding of
-    one level) with 4 neighbours, as the challenge's script takes it of a mask.  Where a membrane has an even width, the
-    order of pixels decides which side the dam is on; here it is the script's: column by column, and of a pixel the
+    Components grow into the membrane around them, all at the same pace, until they meet, which leaves a dam.  This is
+    the watershed of Vincent and Soille (IEEE PAMI 13(6), 1991, algorithm 4.1, its flooding of one level) with 4
+    neighbours, as the challenge's script applies it to a mask.  If a membrane has an even width, the order of pixels
+    decides on which side the dam is.  The order here is that of the script: column by column, and for each pixel the
     neighbours to the left, above, to the right and below.
 
     Args:
-        cell: bool [h, w], True where there is cell.
+        cell: bool [h, w], True for cell.
 
     Returns:
         int64 [h, w] numbers of components from 1 on, 0 on dams.  An image without any cell is one component.
@@ -211,7 +220,7 @@ def thinned_components(cell: np.ndarray) -> np.ndarray:
     components, count = label(cell)
     if not count:
         return np.ones(cell.shape, np.int64)
-    # Column by column, with a frame around: neighbours are 1 and ``step`` away, and nothing needs a check of bounds.
+    # Columns are stored as rows with a frame: neighbours are 1 and ``step`` away, and need no check of bounds.
     framed = np.pad(np.where(cell, components, _DRY).T, 1, constant_values=_OUTSIDE)
     state: np.ndarray = np.ascontiguousarray(framed, np.int64)
     shore = binary_dilation(state > 0) & (state == _DRY)
@@ -225,29 +234,29 @@ def thinned_components(cell: np.ndarray) -> np.ndarray:
 
 
 def _flood_level(pixels, queue, filled, step):  # type: ignore[no-untyped-def]
-    """Floods ``pixels`` in place, from the first ``filled`` of ``queue`` on, which has room for all that are dry."""
+    """Floods ``pixels`` in place, from the first ``filled`` entries of ``queue`` on; it has room for all dry pixels."""
     at = 0
     while at < filled:
         pixel = queue[at]
         at += 1
-        own, meet = _DAM, False
+        component, meet = _DAM, False
         for neighbour in (pixel - step, pixel - 1, pixel + step, pixel + 1):
-            there = pixels[neighbour]
-            if there > 0:
-                if own != _DAM and own != there:
+            state = pixels[neighbour]
+            if state > 0:
+                if component != _DAM and component != state:
                     meet = True
-                own = there
-            elif there == _DRY:
+                component = state
+            elif state == _DRY:
                 pixels[neighbour] = _WAITING
                 queue[filled] = neighbour
                 filled += 1
-        # Next to nothing but dams it goes on with the dam.
-        pixels[pixel] = _DAM if meet else own
+        # A pixel whose only flooded neighbours are dams becomes a dam.
+        pixels[pixel] = _DAM if meet else component
 
 
 @functools.lru_cache(maxsize=None)
 def _flood() -> Callable[[np.ndarray, np.ndarray, int, int], None]:
-    """:func:`_flood_level`, compiled where Numba compiles anything; lists are faster than arrays where it does not."""
+    """Returns :func:`_flood_level`, compiled if Numba is in use; otherwise it runs on lists, which are faster."""
     if HAS_KERNELS:
         numba = import_numba()
         numbers = numba.int64[::1]
@@ -257,21 +266,21 @@ def _flood() -> Callable[[np.ndarray, np.ndarray, int, int], None]:
         return compiled
 
     def interpreted(pixels: np.ndarray, queue: np.ndarray, filled: int, step: int) -> None:
-        found = pixels.tolist()
-        _flood_level(found, queue.tolist(), filled, step)
-        pixels[:] = found
+        values = pixels.tolist()
+        _flood_level(values, queue.tolist(), filled, step)
+        pixels[:] = values
 
     return interpreted
 
 
 @dataclass(frozen=True)
 class Overlaps:
-    """How the truth's components and the prediction's overlap: what all the scores are sums over.
+    """The overlaps of the truth's components with the prediction's, over which all scores are sums.
 
     Attributes:
-        both: int64 [m] pixels in one component of each, of the m pairs of components that have any.
-        in_true, in_found: int64 [t], [f] pixels of each component.
-        true, found: int64 [m] the two components of each pair.
+        both: int64 [m], the number of pixels in both components of each of the m pairs that overlap.
+        in_true, in_found: int64 [t], [f], the number of pixels in each component of the truth and of the prediction.
+        true, found: int64 [m], the components of each pair in the truth and in the prediction.
     """
 
     both: np.ndarray
@@ -282,13 +291,13 @@ class Overlaps:
 
 
 def overlaps(true: np.ndarray, found: np.ndarray) -> Overlaps:
-    """Counts pixels.
+    """Counts the pixels in each pair of components.
 
-    scikit-learn's ``pair_confusion_matrix`` and ``homogeneity_completeness_v_measure`` count the same, each of
-    them twice, which takes a second per image and threshold where most pixels are components of their own.
+    scikit-learn's ``pair_confusion_matrix`` and ``homogeneity_completeness_v_measure`` count the same, but twice each,
+    which takes a second per image and threshold if most pixels are their own components.
 
     Args:
-        true, found: of :func:`segment_pixels`.
+        true, found: the components of the truth and of the prediction from :func:`segment_pixels`.
     """
     width = int(found.max()) + 1 if len(found) else 1
     keys, both = np.unique(true * width + found, return_counts=True)
@@ -296,21 +305,22 @@ def overlaps(true: np.ndarray, found: np.ndarray) -> Overlaps:
 
 
 def pairs(counts: Overlaps) -> np.ndarray:
-    """float64 [3]: ordered pairs of pixels, a pixel with itself included, that are in one component of both, of the
-    truth, and of the prediction.
+    """Returns float64 [3]: the ordered pairs of pixels that share a component in both, in the truth, in the prediction.
+
+    The pair of a pixel with itself is included.
     """
     sizes = (counts.both, counts.in_true, counts.in_found)
     return np.array([float((size.astype(np.int64) ** 2).sum()) for size in sizes])
 
 
 def information(counts: Overlaps) -> Tuple[float, float, float]:
-    """(split, merge, score) of V^Info; a share of no information is 1.
+    """Returns (split, merge, score) of V^Info; split or merge is 1 if its entropy is 0.
 
     Args:
-        counts: of at least one pixel.
+        counts: the overlaps of at least one pixel.
     """
     pixels = float(counts.both.sum())
-    # p_ij log(p_ij / (p_i p_j)), in which each term is exact where the components are the same.
+    # p_ij log(p_ij / (p_i p_j)); each term is exact if the components are the same.
     expected = counts.in_true[counts.true] * (counts.in_found[counts.found] / pixels)
     shared = max(float((counts.both / pixels * np.log(counts.both / expected)).sum()), 0.0)
     split, merge = (
@@ -327,7 +337,7 @@ def _entropy(sizes: np.ndarray, pixels: float) -> float:
 
 
 class SegmentScores:
-    """V^Rand and V^Info over several images and thresholds, of the membranes as predicted and of thinned ones.
+    """V^Rand and V^Info over several images and thresholds, for membranes as predicted and for thinned ones.
 
     Args:
         thresholds: probabilities above which a pixel is cell; 0.5 must be one of them.
@@ -343,17 +353,17 @@ class SegmentScores:
 
         Args:
             cell: [h, w] probability of cell in [0, 1].
-            truth: [h, w], nonzero where there is cell.
+            truth: [h, w], nonzero for cell.
 
         Returns:
-            Each of ``SCORES`` of this image alone at threshold 0.5; None if its truth has no cell, in which case it
-            counts nowhere.
+            Each of ``SCORES`` for this image alone at threshold 0.5; None if its truth has no cell, in which case the
+            image is ignored.
         """
         truth = np.asarray(truth) > 0
         if not truth.any():
             return None
         masks = [np.asarray(cell) > threshold for threshold in self._thresholds]
-        own: Dict[str, float] = {}
+        scores: Dict[str, float] = {}
         for sums, ending in ((self._predicted, ""), (self._thinned, "_thinned")):
             counted: List[Overlaps] = []
             for number, mask in enumerate(masks):
@@ -363,23 +373,24 @@ class SegmentScores:
                     counted[-1] if same else overlaps(*segment_pixels(mask, truth, thin=bool(ending)))
                 )
             of_image = sums.add(counted)
-            own["rand" + ending] = _rand(of_image[self._middle])["score"]
-            own["info" + ending] = sums.information[-1][self._middle][2]
-        return {name: own[name] for name in SCORES}
+            scores["rand" + ending] = _rand(of_image[self._middle])["score"]
+            scores["info" + ending] = sums.information[-1][self._middle][2]
+        return {name: scores[name] for name in SCORES}
 
     def result(self) -> Optional[Dict[str, Any]]:
-        """Each of ``SCORES``, with ``score``, ``split`` and ``merge`` at 0.5 and, below ``best``, at the ``threshold``
-        with the highest score; None if no image had a cell.
+        """Returns ``score``, ``split`` and ``merge`` for each of ``SCORES``; None if no image had a cell.
+
+        The values are those at threshold 0.5; ``best`` has those at the ``threshold`` with the highest score.
         """
         if not self._predicted.information:
             return None
-        found = {}
+        scores_by_name = {}
         for sums, ending in ((self._predicted, ""), (self._thinned, "_thinned")):
             measures = np.mean(sums.information, axis=0)
             info = [dict(zip(("split", "merge", "score"), map(float, row))) for row in measures]
-            found["rand" + ending] = self._with_best([_rand(counts) for counts in sums.pairs])
-            found["info" + ending] = self._with_best(info)
-        return {name: found[name] for name in SCORES}
+            scores_by_name["rand" + ending] = self._with_best([_rand(counts) for counts in sums.pairs])
+            scores_by_name["info" + ending] = self._with_best(info)
+        return {name: scores_by_name[name] for name in SCORES}
 
     def _with_best(self, rows: List[Dict[str, float]]) -> Dict[str, Any]:
         best = max(range(len(rows)), key=lambda i: rows[i]["score"])
@@ -387,11 +398,11 @@ class SegmentScores:
 
 
 class _Sums:
-    """What is kept of the images, for each threshold.
+    """The sums over images for each threshold.
 
     Attributes:
-        pairs: float64 [thresholds, 3] of :func:`pairs`, added up over images.
-        information: for each image and threshold what :func:`information` gave.
+        pairs: float64 [thresholds, 3], the sums of :func:`pairs` over images.
+        information: the results of :func:`information` for each image and threshold.
     """
 
     def __init__(self, thresholds: int) -> None:
@@ -399,13 +410,13 @@ class _Sums:
         self.information: List[List[Tuple[float, float, float]]] = []
 
     def add(self, counted: Sequence[Overlaps]) -> np.ndarray:
-        """Adds an image, with its overlaps at each threshold; returns its own pairs."""
-        own: np.ndarray = np.array([pairs(counts) for counts in counted])
-        self.pairs += own
+        """Adds an image, with its overlaps at each threshold; returns the pairs of this image."""
+        pairs_of_image: np.ndarray = np.array([pairs(counts) for counts in counted])
+        self.pairs += pairs_of_image
         self.information.append([information(counts) for counts in counted])
-        return own
+        return pairs_of_image
 
 
 def _rand(counts: np.ndarray) -> Dict[str, float]:
-    both, true, found = (float(count) for count in counts)
-    return {"split": both / true, "merge": both / found, "score": 2 * both / (true + found)}
+    both, true, predicted = (float(count) for count in counts)
+    return {"split": both / true, "merge": both / predicted, "score": 2 * both / (true + predicted)}

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the weight update; NumPy only.
+"""Learning-rate schedules as pure functions of the weight update, with NumPy only.
 
 ``initial_learning_rate`` is per sample, as in the public Graphcore CNN application: it is multiplied by the
 global batch size (linear scaling, Goyal et al. 2017, arXiv:1706.02677).  ``--learning-rate`` is absolute.
@@ -14,7 +14,7 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 Schedule = Callable[[np.ndarray], np.ndarray]
 """Weight updates (int array) -> learning rates."""
 
-# Weight updates whose rates are computed at once where those of a whole run are looked at.
+# The number of weight updates whose rates are computed at once to find the largest rate of a run.
 PIECE = 2**20
 
 _REQUIRED: Dict[str, Sequence[str]] = {
@@ -27,7 +27,7 @@ _REQUIRED: Dict[str, Sequence[str]] = {
 
 
 def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
-    """The largest learning rate of a run of any length, in the memory that :data:`PIECE` weight updates take."""
+    """Returns the largest learning rate of a run; the memory it takes is that of :data:`PIECE` weight updates."""
     pieces = range(0, num_weight_updates, PIECE)
     return max(
         float(schedule(np.arange(first, min(first + PIECE, num_weight_updates))).max()) for first in pieces
@@ -62,19 +62,19 @@ def make_schedule(
     warmup: Optional[Mapping[str, PlainValue]] = None,
     staircase: bool = False,
 ) -> Schedule:
-    """The learning rate as a function of the number of weight updates done.
+    """Returns the learning rate as a function of the number of weight updates done.
 
     Args:
         name: const, cosine, stepped, polynomial or exponential.
-        params: the schedule's own parameters, lengths in epochs.  ``epochs_to_total_decay`` defaults to
-            the run's epochs less the shifted warm-up.
+        params: the schedule's own parameters, with lengths in epochs.  ``epochs_to_total_decay`` defaults to
+            the run's epochs minus a shifted warm-up.
         global_batch_size: samples per weight update.
         weight_updates_per_epoch: weight updates per epoch.
         num_epochs: epochs of the run.
         learning_rate: absolute initial rate, instead of ``initial_learning_rate`` per sample.
         warmup: ``warmup_mode`` shift (the schedule starts after the warm-up) or mask (the schedule runs
             from the start under a rising ramp), and ``warmup_epochs``.
-        staircase: hold the rate through each epoch.
+        staircase: whether to keep the rate constant in each epoch.
 
     Returns:
         A function from an integer array of weight updates to float32 rates of the same shape.
@@ -103,7 +103,7 @@ def make_schedule(
             raise ConfigurationError(f"warmup_mode '{mode}' does not exist", "use shift or mask")
         warmup_epochs = _number("lr-warmup-params", "warmup_epochs", warmup["warmup_epochs"], 0)
     if name in ("cosine", "polynomial") and "epochs_to_total_decay" not in values:
-        # Decay until the end of the run: what a user who names no length means.
+        # Without a length, the rate decays until the end of the run.
         values["epochs_to_total_decay"] = max(num_epochs - (warmup_epochs if mode == "shift" else 0), 1e-9)
     if name == "polynomial":
         values.setdefault("end_learning_rate_ratio", 0.0)
@@ -142,7 +142,7 @@ def _base_schedule(
             raise ConfigurationError(f"boundaries of {what} do not rise: {boundaries}", "sort them")
         edges = np.floor(edges * weight_updates_per_epoch)
         levels = np.array([_number(what, "values", v, 0) for v in rates])
-        # Keras' PiecewiseConstantDecay: the boundary itself still has the value before it.
+        # As in Keras' PiecewiseConstantDecay, the boundary itself still has the value before it.
         return lambda steps: levels[np.searchsorted(edges, steps, side="left")]
     initial = _number(what, "initial_learning_rate", values["initial_learning_rate"], 0) * scale
     if name == "const":
@@ -169,7 +169,7 @@ def _base_schedule(
 
 
 def _with_warmup(schedule: Schedule, mode: str, warmup_updates: int) -> Schedule:
-    """A linear ramp over ``warmup_updates``; its first rate is 1/(n+1) of the target, not zero."""
+    """Returns the schedule with a linear ramp over n warm-up updates; its first rate is 1/(n+1) of the target."""
 
     def shifted(steps: np.ndarray) -> np.ndarray:
         ramp = (steps + 1) / (warmup_updates + 1)
