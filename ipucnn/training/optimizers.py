@@ -1,11 +1,11 @@
-"""Optimizers of the host session: Keras' formulas over TensorFlow's kernels, with state that can be saved.
+"""Optimizers of the host session: Keras' formulas with TensorFlow's kernels, and state that can be saved.
 
 Keras 2.6 and Keras 3 keep optimizer state in different classes and orders; here a slot is a variable named
-after its weight, so one checkpoint serves both.  The settings are checked without TensorFlow.
+after its weight, so one checkpoint works with both.  The settings are checked without TensorFlow.
 
 TensorFlow's kernels compute in the weights' type.  In 16 bits a squared gradient above 65504 would make the state
-infinite and the weight not a number, so 16-bit weights are updated in float32 by the kernels' formulas, and weights and
-state are rounded to 16 bits.
+infinite and the weight not a number.  So the kernels' formulas update 16-bit weights in float32, and weights and state
+are then rounded to 16 bits.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ipucnn.aliases import PlainValue, Tensor, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 
-# Per optimizer: parameter -> default.  None: no default, and not needed.
+# The parameters of each optimizer with their defaults; None: no default, and not required.
 _PARAMETERS: Dict[str, Dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "nesterov": False},
     "lars": {"momentum": 0.9, "weight_decay": 1e-4, "eeta": 1e-3, "epsilon": 0.0, "nesterov": False},
@@ -32,9 +32,9 @@ _SLOTS = {
 }
 OPTIMIZERS = tuple(_PARAMETERS)
 AVERAGE = "/average"
-"""Ends the names of averaged weights among the slots."""
+"""The suffix of averaged weights among the slots."""
 LOSS_SCALE = "loss_scale/factor"
-"""Where the state of a run has the loss scale, if it is found while training."""
+"""The name of the automatic loss scale in the state of a run."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class OptimizerSettings:
 
     Attributes:
         name: one of OPTIMIZERS.
-        params: its own parameters, complete.
-        weight_decay: decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
-        l2_regularization: added to the gradient of every trainable weight: g += l2 * w.
-        clip_gradient_norm: the largest norm of all gradients of a weight update together; 0: any.
-        ema_decay: of the averages of all weights; 0: there are none.
+        params: all of the optimizer's own parameters.
+        weight_decay: decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
+        l2_regularization: the factor of the term added to the gradient of every trainable weight: g += l2 * w.
+        clip_gradient_norm: the largest global norm of the gradients of a weight update; 0: no limit.
+        ema_decay: the decay of the averages of all weights; 0: no averages.
     """
 
     name: str
@@ -59,13 +59,13 @@ class OptimizerSettings:
 
     @property
     def slots(self) -> Tuple[str, ...]:
-        """Names of the state tensors that every weight has, on the host and on IPUs.
+        """Returns the names of the state tensors of every weight, on the host and on IPUs.
 
-        RMSprop's operation takes both of its tensors, with momentum or without.
+        RMSprop's operation always takes both of its tensors, with momentum or without.
         """
         unused = self.name != "rmsprop" and not self.params.get("momentum")
-        own = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
-        return (*own, AVERAGE[1:]) if self.ema_decay else own
+        names = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
+        return (*names, AVERAGE[1:]) if self.ema_decay else names
 
 
 def make_settings(
@@ -80,11 +80,11 @@ def make_settings(
 ) -> OptimizerSettings:
     """Checks an optimizer's parameters and fills in the defaults.
 
-    ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the memory
-    is the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
+    ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the moving average
+    extends over the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
 
     Raises:
-        ConfigurationError: unknown optimizer or parameter, or one that is out of range.
+        ConfigurationError: the optimizer or a parameter is unknown, or a parameter is out of range.
     """
     if name not in _PARAMETERS:
         hint = did_you_mean(name, OPTIMIZERS) or f"one of {', '.join(OPTIMIZERS)}"
@@ -94,7 +94,7 @@ def make_settings(
     for key, value in params.items():
         if key not in known:
             if key == "momentum" and not value:
-                continue  # the general default {"momentum": 0} says nothing to an optimizer without momentum
+                continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
             raise ConfigurationError(
                 f"optimizer {name} has no parameter '{key}'",
                 did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
@@ -120,7 +120,7 @@ def make_settings(
 
 
 def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:
-    """The optimizer of a run's configuration; raises as :func:`make_settings` does."""
+    """Returns the optimizer settings of a run's configuration; raises the errors of :func:`make_settings`."""
     return make_settings(
         config.optimizer,
         config.optimizer_params,
@@ -135,12 +135,13 @@ def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSetti
 class LossScaler:
     """Automatic loss scaling as the SDK's ``ALSOptimizer`` does it (keras/ipu/optimizers of graphcore/keras).
 
-    The scale begins at 1.  After every 8th weight update it is halved if more than 1e-5 of the gradients since the last
-    look, times the scale, were beyond 2**13, and doubled otherwise; it stays where that would make it less than 1, or
-    2**15.  No weight update is left out.  State is kept in variables, to be saved with the optimizer's slots.
+    The scale begins at 1, and is adjusted after every 8th weight update.  If more than 1e-5 of the scaled gradients of
+    these weight updates exceeded 2**13, the scale is halved.  Otherwise it is doubled.  It does not change if the
+    result would be less than 1, or 2**15 or more.  No weight update is skipped.  The state is kept in variables, to be
+    saved with the optimizer's slots.
 
     Args:
-        num_gradients: numbers in the gradients of a weight update.
+        num_gradients: the number of gradient values in a weight update.
 
     Attributes:
         factor: the loss scale, a float32 variable.
@@ -148,24 +149,24 @@ class LossScaler:
     """
 
     PERIOD, EDGE, LARGEST = 8, 2.0**13, 2.0**15
-    # One part in so many may be beyond the edge.
+    # One value in this many may exceed the edge.
     _SHARE = 100_000
 
     def __init__(self, num_gradients: int) -> None:
         import tensorflow as tf
 
         self.factor = tf.Variable(1.0, trainable=False, name="loss_scale")
-        # Exact up to 2**24, which is more than may be of any network.
+        # The count is exact up to 2**24, which is more than the allowed number for any network.
         self._beyond = tf.Variable(0.0, trainable=False, name="gradients_beyond")
         self._allowed = float(self.PERIOD * num_gradients // self._SHARE)
         self.slots: Dict[str, TfVariable] = {LOSS_SCALE: self.factor, "loss_scale/beyond": self._beyond}
 
     def unscaled(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "Tuple[List[Tensor], Tensor]":
-        """Gradients without the scale, and how many of them were beyond the edge with it.
+        """Returns the gradients without the scale, and the number of scaled values beyond the edge.
 
         Args:
-            gradients: of the scaled loss.
-            times: what they are multiplied by besides.
+            gradients: the gradients of the scaled loss.
+            times: an additional factor that they contain.
         """
         import tensorflow as tf
 
@@ -175,11 +176,11 @@ class LossScaler:
         return [g / factor for g in wide], beyond
 
     def rescale(self, beyond: "Tensor", update: "Tensor") -> "List[Tensor]":
-        """Counts what :meth:`unscaled` found, and moves the scale if it is time.
+        """Adds to the count of values beyond the edge, and adjusts the scale if it is due.
 
         Args:
-            beyond: gradients beyond the edge in this weight update.
-            update: its number, from 0.
+            beyond: the number of values beyond the edge in this weight update, from :meth:`unscaled`.
+            update: the number of the weight update, from 0.
 
         Returns:
             The assignments.
@@ -204,7 +205,7 @@ class Optimizer:
         settings: from :func:`make_settings`.
         variables: the tf.Variables to train.
         names: their canonical names, unique.
-        statistics: moving statistics by name, which are averaged as weights are, where those are.
+        statistics: moving statistics by name, which are averaged if weights are.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Optimizer:
         self.slots: Dict[str, TfVariable] = {}
         for slot in settings.slots:
             for variable, name in zip(self._variables, self._names):
-                # In 16 bits an average would stand still: what a weight update adds to it is too small.
+                # In 16 bits an average would not move: the change in one weight update is too small.
                 dtype = tf.float32 if slot == AVERAGE[1:] else variable.dtype
                 self.slots[f"{name}/{slot}"] = tf.Variable(
                     tf.zeros(variable.shape, dtype), trainable=False, name=f"{slot}_slot"
@@ -241,14 +242,14 @@ class Optimizer:
         weight_update: "Tensor",
         rounded: "Optional[Callable[[List[Tensor]], List[Tensor]]]" = None,
     ) -> "List[Tensor]":
-        """One weight update.
+        """Applies one weight update.
 
         Args:
-            gradients: one per variable, in their order.
+            gradients: one gradient per variable, in their order.
             learning_rate: scalar float32 tensor.
-            weight_update: scalar int tensor, updates done before this one (Adam's bias correction).
-            rounded: brings the new weights and state, float32, to the numbers that they are kept in; None: that is
-                float32.
+            weight_update: scalar int tensor, the number of updates before this one (for Adam's bias correction).
+            rounded: the function that rounds new float32 weights and state to the precision in which they are kept;
+                None: they are kept in float32.
 
         Returns:
             The operations, for control dependencies in graph mode.
@@ -278,14 +279,14 @@ class Optimizer:
         return done
 
     def clipped(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "List[Tensor]":
-        """Gradients whose norm, of all of them together, is at most ``clip_gradient_norm``.
+        """Returns the gradients, scaled down if their global norm is above ``clip_gradient_norm``.
 
-        All are multiplied by the same number, so that their direction stays (Pascanu et al. 2013, arXiv:1211.5063,
-        section 3.2; Keras' ``global_clipnorm``).  A norm that is not finite makes them not a number.
+        All are multiplied by the same number, which keeps their direction (Pascanu et al. 2013, arXiv:1211.5063,
+        section 3.2; Keras' ``global_clipnorm``).  If the norm is not finite, the gradients become not-a-number.
 
         Args:
-            gradients: of a weight update, before anything is added for decay.
-            times: what they are multiplied by.
+            gradients: the gradients of a weight update, before terms for weight decay are added.
+            times: an additional factor that they contain.
         """
         import tensorflow as tf
 
@@ -294,16 +295,17 @@ class Optimizer:
             return list(gradients)
         wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in wide])) / times
-        # What is added is 0, or not a number where the norm is none or infinite.
+        # norm * 0 is 0, or not-a-number if the norm is infinite or not-a-number.
         factor = tf.where(norm > largest, largest / norm, 1.0) + norm * 0.0
         return [g * factor for g in wide]
 
     def _average(self, name: str, variable: "TfVariable", count: "Tensor") -> "Tensor":
         """Moves an average after weight update number ``count``, from 1 on: d average + (1 - d) value.
 
-        Polyak and Juditsky 1992 (doi:10.1137/0330046), exponentially as in timm's ``ModelEma``.  The decay grows to
-        d = min(ema_decay, (count - 1) / (count + 9)), so that an average begins as the first updated value and short
-        runs forget it; TensorFlow's ``ExponentialMovingAverage`` has (1 + n) / (10 + n), beginning one earlier.
+        This is the averaging of Polyak and Juditsky 1992 (doi:10.1137/0330046), with exponential weights as in timm's
+        ``ModelEma``.  The decay is d = min(ema_decay, (count - 1) / (count + 9)), so that an average begins as the
+        first updated value, and short runs forget it; TensorFlow's ``ExponentialMovingAverage`` has
+        (1 + n) / (10 + n), which begins one update earlier.
         """
         import tensorflow as tf
 
@@ -315,7 +317,7 @@ class Optimizer:
     def average_statistics(
         self, weight_update: "Tensor", only: "Optional[TfVariable]" = None
     ) -> "List[Tensor]":
-        """Moves the averages of moving statistics, or of one; none where nothing is averaged."""
+        """Moves the averages of moving statistics, or of ``only`` one; does nothing if nothing is averaged."""
         import tensorflow as tf
 
         count = tf.cast(weight_update, tf.float32) + 1.0
@@ -327,20 +329,20 @@ class Optimizer:
 
     @property
     def variables(self) -> "List[TfVariable]":
-        """What is trained, in order."""
+        """Returns the trained variables, in order."""
         return list(self._variables)
 
     @property
     def num_weights(self) -> int:
-        """Numbers in what is trained."""
+        """Returns the number of values in all trained variables."""
         return sum(int(variable.shape.num_elements()) for variable in self._variables)
 
     def apply_one(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
     ) -> "List[Tensor]":
-        """:meth:`apply` for the ``index``-th variable alone, without clipping and moving statistics.
+        """Applies a weight update to the ``index``-th variable alone, without clipping and moving statistics.
 
-        ``weight_update`` is a float32 scalar.
+        The arguments are those of :meth:`apply`, but ``weight_update`` is a float32 scalar.
         """
         import tensorflow as tf
 
@@ -354,12 +356,12 @@ class Optimizer:
     def _apply(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
     ) -> "List[Tensor]":
-        """The update of one weight; ``count`` is its number from 1 on."""
+        """Updates one weight; ``count`` is the number of the weight update from 1 on."""
         import tensorflow as tf
 
         s, variable = self.settings, self._variables[index]
         if variable.dtype == tf.float16:
-            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
+            # Values that are too large become the largest number, as on IPUs without --fp-exceptions.
             return [
                 kept.assign(tf.cast(tf.clip_by_value(value, kept.dtype.min, kept.dtype.max), kept.dtype))
                 for kept, value in self._new_values(index, gradient, learning_rate, count)
@@ -374,7 +376,7 @@ class Optimizer:
             return [self._kernel(index, gradient, learning_rate, count)]
 
     def _kernel(self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor") -> "Tensor":
-        """TensorFlow's operation that updates a weight of 32 bits and its state in place."""
+        """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
         import tensorflow as tf
 
         name, p, variable = self.settings.name, self.settings.params, self._variables[index]
@@ -424,9 +426,9 @@ class Optimizer:
     def _scaled_by_layer(
         self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor"
     ) -> "Tuple[Tensor, Tensor]":
-        """Gradient and rate of LARS: You et al. 2017, arXiv:1708.03888.
+        """Returns gradient and learning rate of LARS (You et al. 2017, arXiv:1708.03888).
 
-        Biases and norm scales (vectors) take the plain rate.
+        Biases and norm scales (vectors) use the plain rate.
         """
         import tensorflow as tf
 
@@ -443,7 +445,10 @@ class Optimizer:
     def _new_values(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
     ) -> "List[Tuple[TfVariable, Tensor]]":
-        """The state of a weight and the weight itself, each with its new value, by the kernels' formulas in float32."""
+        """Returns the state of a weight and the weight, each with its new value.
+
+        The values follow from the kernels' formulas in float32.
+        """
         import tensorflow as tf
 
         s, p, variable = self.settings, self.settings.params, self._variables[index]

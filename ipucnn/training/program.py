@@ -1,7 +1,7 @@
-"""The Program: exactly what will execute, computed before anything does.
+"""The Program: a complete description of a run, computed before the run starts.
 
-Both sessions take the same Program; it is printed, saved with the run as ``program.json`` and compared on
-resume.  No TensorFlow here.
+Both sessions take the same Program; it is printed, saved with the run as ``program.json`` and compared when a run is
+resumed.  This module does not import TensorFlow.
 """
 
 import json
@@ -32,7 +32,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """What executes. Counts are per run unless the name says otherwise; sizes in samples."""
+    """The counts and settings of a run.  Counts are per run unless the name says otherwise; sizes are in samples."""
 
     # Batch arithmetic
     micro_batch_size: int
@@ -69,60 +69,64 @@ class Program:
     precision: str
     loss_scaling: float
     seed: int
-    # The host's choice of how many micro-batches to compute as one (0: not chosen yet)
+    # The number of fused micro-batches, which the host session chooses (0: not chosen yet)
     fused_micro_batches: int = 0
-    # Who chose the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline
+    # The source of the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline
     splits_from: str = field(default="", compare=False)
-    # Samples of weight 0 that fill up the last weight update of each epoch (--pad-dataset)
+    # Samples of weight 0 that pad the last weight update of each epoch (--pad-dataset)
     samples_padded_per_epoch: int = 0
-    # More than 1 where checkpoints, which end an execution, are more frequent than logs
+    # More than 1 if checkpoints, which end an execution, are more frequent than logs
     executions_per_log: int = 1
-    # In 16 bits the loss scale is found while training, and ``loss_scaling`` is not used
+    # Whether the loss scale is adjusted during training in 16 bits; ``loss_scaling`` is then not used
     auto_loss_scaling: bool = False
-    # What is done to gradients, weights and images beyond the optimizer and the set's own augmentation; 0: not done
+    # Changes to gradients, weights and images in addition to the optimizer and the data set's augmentation; 0: off
     clip_gradient_norm: float = 0.0
     ema_decay: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
     random_erasing: float = 0.0
-    # Layers whose weights stay as they are, in the network's order; empty until the network is known
+    # Layers whose weights are not trained, in the network's order; empty until the network is known
     frozen_layers: Tuple[str, ...] = ()
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def num_weight_updates(self) -> int:
-        """Weight updates of the whole run."""
+        """Returns the weight updates of the whole run."""
         return self.weight_updates_per_epoch * self.num_epochs
 
     def samples_before(self, weight_updates: int) -> int:
-        """Samples that count in so many weight updates from the start; padding does not."""
+        """Returns the samples in the first ``weight_updates`` weight updates, without padding."""
         epochs = weight_updates // self.weight_updates_per_epoch
         return weight_updates * self.global_batch_size - epochs * self.samples_padded_per_epoch
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches per weight update over all replicas."""
+        """Returns the micro-batches per weight update over all replicas."""
         return self.gradient_accumulation_count * self.num_replicas
 
     def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
-        """The same program with the pipeline splits filled in (their number is checked), and who chose them."""
+        """Returns the same Program with the pipeline splits and their source filled in.
+
+        Raises:
+            ValueError: the number of splits does not fit the number of stages.
+        """
         if len(splits) != self.num_stages - 1:
             raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
         return replace(self, pipeline_splits=tuple(splits), splits_from=splits_from)
 
     def with_frozen(self, frozen_layers: Sequence[str]) -> "Program":
-        """The same program with the layers filled in whose weights stay as they are."""
+        """Returns the same Program with the frozen layers filled in."""
         return replace(self, frozen_layers=tuple(frozen_layers))
 
     def with_fused(self, fused_micro_batches: int) -> "Program":
-        """The same program with the host's choice filled in."""
+        """Returns the same Program with the number of fused micro-batches filled in."""
         return replace(self, fused_micro_batches=fused_micro_batches)
 
     def with_checked_fused(self, fused: int) -> "Program":
-        """:meth:`with_fused` for a number that a user gave.
+        """Returns the same Program with a number of fused micro-batches that a user gave.
 
         Raises:
-            ConfigurationError: it does not divide a weight update into whole groups of micro-batches.
+            ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
         """
         group = self.dbn_replica_group_size
         legal = [d for d in divisors(self.num_micro_batches) if d % group == 0]
@@ -136,30 +140,30 @@ class Program:
         return self.with_fused(fused)
 
     def to_dict(self) -> PlainDict:
-        """Plain values, ready for JSON."""
+        """Returns the Program as plain values, ready for JSON."""
         return asdict(self)
 
     def to_json(self) -> str:
-        """The program as indented JSON text."""
+        """Returns the Program as indented JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: PlainDict) -> "Program":
-        """The inverse of :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
+        """Returns the Program of values from :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
         fields: PlainDict = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**fields)
 
 
 def _named_splits(splits: Sequence[str]) -> Tuple[str, ...]:
-    """The splits that are named; none where the planner is to choose them."""
+    """Returns the named splits; none if the planner chooses them."""
     return () if tuple(splits) == (AUTO,) else tuple(splits)
 
 
 def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
-    """The IPU of each pipeline stage, counted from 0 within a replica.
+    """Returns the IPU of each pipeline stage, counted from 0 within a replica.
 
     Raises:
-        ConfigurationError: splits, mapping and IPUs name different numbers of stages.
+        ConfigurationError: splits, mapping and IPUs imply different numbers of stages.
     """
     splits, ipus, mapping = (
         len(_named_splits(config.pipeline_splits)),
@@ -197,13 +201,17 @@ def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
 
 
 def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tuple[float, float], ...]:
-    """What ``--available-memory-proportion`` says of single pipeline stages.
+    """Returns the values of ``--available-memory-proportion`` for each pipeline stage.
+
+    Args:
+        percentages: the values of the option.
+        num_stages: the number of pipeline stages.
 
     Returns:
-        Shares of each stage's forward and backward pass, in (0, 1]; nothing where one value, or none, holds for all.
+        Shares for each stage's forward and backward pass, in (0, 1]; empty if one value, or none, applies to all.
 
     Raises:
-        ConfigurationError: values for another number of stages.
+        ConfigurationError: the number of values does not fit the number of stages.
     """
     shares = [value / 100 for value in percentages]
     if len(shares) < 2:
@@ -221,10 +229,10 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
 
 
 def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
-    """Automatic loss scaling goes with plain SGD at one learning rate, as in the public application.
+    """Checks that automatic loss scaling comes with plain SGD at a constant rate, as in the public application.
 
     Raises:
-        ConfigurationError: naming all that it does not go with.
+        ConfigurationError: there are conflicting options; the message names all of them.
     """
     named, changes = auto_loss_scaling_conflicts(config)
     if named:
@@ -237,9 +245,9 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
 
 
 def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
-    """The options that automatic loss scaling does not go with, and what to give instead of each."""
+    """Returns the options that conflict with automatic loss scaling, and the replacement of each."""
     is_sgd, momentum = config.optimizer == "sgd", config.optimizer_params.get("momentum")
-    plain = "--optimizer-params '{momentum: 0}'"  # beside another optimizer, too: presets have one
+    plain = "--optimizer-params '{momentum: 0}'"  # also when changing the optimizer, as presets have momentum
     others = (
         (not is_sgd, f"--optimizer {config.optimizer}", f"--optimizer sgd {plain}"),
         (is_sgd and momentum, f"momentum {momentum}", plain),
@@ -252,7 +260,11 @@ def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tup
 
 
 def _replicas(ipus: Optional[int], replicas: int, ipus_per_replica: int) -> int:
-    """Replicas that were asked for, or that fill the IPUs that were."""
+    """Returns the requested number of replicas, or the number that fills the requested IPUs.
+
+    Raises:
+        ConfigurationError: the IPUs are not a multiple of a replica's, or contradict the number of replicas.
+    """
     if ipus is None:
         return replicas
     if ipus % ipus_per_replica:
@@ -271,11 +283,11 @@ def _replicas(ipus: Optional[int], replicas: int, ipus_per_replica: int) -> int:
 
 
 def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: Warn) -> int:
-    """The gradient accumulation count: as it was asked for, or nearest to the global batch that was.
+    """Returns the requested gradient accumulation count, or the one nearest to the requested global batch.
 
     Raises:
-        ConfigurationError: both are given, the schedule does not allow the count, or the global batch is more than 32
-            bits count: each of its factors may be legal, and the product not.
+        ConfigurationError: both are given, the schedule does not allow the count, or the global batch does not fit into
+            32 bits, although each of its factors may be legal.
     """
     size, count, batch = (
         config.micro_batch_size,
@@ -318,26 +330,28 @@ def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: W
 def validation_replicas(
     config: RunConfig, num_replicas: int, ipus_per_replica: int, num_instances: int = 1
 ) -> int:
-    """Replicas of the validation model on the IPUs that training has, in one process.
+    """Returns the number of replicas of the validation model on the IPUs of training, in one process.
 
-    The model has a pipeline as in training, or is whole on each IPU.
+    The model has a pipeline as in training, or each IPU has the whole model.
 
     Args:
-        num_replicas: of training, in all processes.
-        num_instances: processes of ``poprun``, which share the samples; each has IPUs of its own.
+        config: the options, with ``pipeline_validation_model``.
+        num_replicas: the number of replicas in training, over all processes.
+        ipus_per_replica: the number of IPUs of a replica in training.
+        num_instances: the number of processes of ``poprun``, which share the samples; each has its own IPUs.
     """
     whole = 1 if config.pipeline_validation_model else ipus_per_replica
     return num_replicas * whole // num_instances
 
 
 def make_layout(config: RunConfig) -> Program:
-    """The part of the Program that needs no data set: what depends on one is 0, and so is the seed.
+    """Returns the part of the Program that needs no data set; the fields that depend on one, and the seed, are 0.
 
     Raises:
-        ConfigurationError: an illegal combination, with the nearest legal values.
+        ConfigurationError: a combination is illegal; the hint has the nearest legal values.
     """
     warnings: List[str] = []
-    if config.auto_loss_scaling and config.precision != "32.32":  # in 32 bits it is refused if it was typed
+    if config.auto_loss_scaling and config.precision != "32.32":  # in 32 bits a typed option is refused
         _check_auto_loss_scaling(config, warnings.append)
     mapping = _device_mapping(config)
     stages, used = len(mapping), max(mapping) + 1
@@ -404,14 +418,14 @@ def make_program(
     """Turns a configuration and a training-set size into the Program.
 
     Args:
-        config: validated option by option; combinations are checked here.
-        num_samples: training samples.
+        config: the configuration, whose options are valid one by one; combinations are checked here.
+        num_samples: the number of training samples.
         seed: the run's seed (drawn by the caller if the configuration has none).
-        num_instances: processes of ``poprun`` that share the replicas.
-        layout: that of the configuration, from :func:`make_layout`, where it is known.
+        num_instances: the number of processes of ``poprun`` that share the replicas.
+        layout: the configuration's layout from :func:`make_layout`, if it is known.
 
     Raises:
-        ConfigurationError: an illegal combination, with the nearest legal values.
+        ConfigurationError: a combination is illegal; the hint has the nearest legal values.
     """
     layout = layout or make_layout(config)
     warnings, size = list(layout.warnings), layout.global_batch_size
@@ -450,12 +464,12 @@ def make_program(
 
 
 def _weight_updates_per_epoch(config: RunConfig, layout: Program, num_samples: int) -> int:
-    """Whole weight updates only: samples that are left over are discarded, or one more weight update is padded.
+    """Returns the whole weight updates per epoch: remaining samples are discarded, or padded to one more weight update.
 
-    A prescribed number may be more than the data set holds: another permutation of it then starts within the epoch.
+    A prescribed number may exceed the data set: another permutation of it then starts within the epoch.
 
     Raises:
-        ConfigurationError: the data set holds less than one global batch and is not padded, or the number is
+        ConfigurationError: the data set is smaller than one global batch and is not padded, or the number is
             prescribed and the data set padded.
     """
     prescribed, size = config.weight_updates_per_epoch, layout.global_batch_size
@@ -480,9 +494,9 @@ def _weight_updates_per_epoch(config: RunConfig, layout: Program, num_samples: i
 
 
 def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
-    """The hint where the global batch is more than the data set holds.
+    """Returns the hint for a global batch that is larger than the data set.
 
-    The accumulation is made smaller if that is enough, then the micro-batch, then the number of replicas.
+    It suggests a smaller accumulation count if that is enough, else a smaller micro-batch, else fewer replicas.
     """
     base = overlap_length(layout.pipeline_schedule, layout.num_stages)
     size, replicas = layout.micro_batch_size, layout.num_replicas
@@ -504,7 +518,7 @@ def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
 
 
 def _checkpoint_frequency(config: RunConfig) -> Fraction:
-    """Checkpoints per epoch; 0 for none."""
+    """Returns the checkpoints per epoch; 0 for none."""
     if not config.checkpoints:
         return Fraction(0)
     return parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
@@ -513,13 +527,13 @@ def _checkpoint_frequency(config: RunConfig) -> Fraction:
 def _executions_per_checkpoint(
     config: RunConfig, per_epoch: int, per_execution: int, executions_per_log: int, warn: Warn
 ) -> int:
-    """0: there are none."""
+    """Returns the number of executions from one checkpoint to the next; 0 without checkpoints."""
     frequency, executions_per_epoch = _checkpoint_frequency(config), Fraction(per_epoch, per_execution)
     if not frequency:
         return 0
     exact = executions_per_epoch / frequency
     executions = max(1, round(exact))
-    if executions_per_log > 1:  # executions are as short as checkpoints need them
+    if executions_per_log > 1:  # executions are then as short as checkpoints require
         executions = updates_per_event(per_epoch, config.num_epochs, frequency) // per_execution
     if executions != exact and config.ckpts_per_epoch is not None:
         warn(
@@ -530,13 +544,14 @@ def _executions_per_checkpoint(
 
 
 def _execution_length(config: RunConfig, layout: Program, per_epoch: int, warn: Warn) -> Tuple[int, int]:
-    """Weight updates of an execution, and executions from one log to the next.
+    """Returns the weight updates of an execution, and the number of executions from one log to the next.
 
-    An execution ends with a log.  Where checkpoints were asked for more often than logs, it is as long as both allow:
-    the greatest common divisor of both periods, as in the public application (``program_steps.py``).
+    An execution normally ends with a log.  If checkpoints are requested more often than logs, its length is the
+    greatest common divisor of both periods, as in the public application (``program_steps.py``).
 
     Raises:
-        ConfigurationError: a prescribed length, or less than one log per epoch, that the epochs do not divide into.
+        ConfigurationError: a prescribed length, or the period of less than one log per epoch, does not divide the
+            epochs evenly.
     """
     epochs, steps, total = config.num_epochs, config.steps_per_execution, per_epoch * config.num_epochs
     if steps is not None:
