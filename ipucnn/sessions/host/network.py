@@ -115,9 +115,9 @@ class Network:
                 tensors_after = self._run(number, dict(zip(sources, inputs)), training, rounding, context)
                 return [tensors_after[name] for name in leaving]
 
-            given = [tensors[name] for name in sources]
+            stage_inputs = [tensors[name] for name in sources]
             is_last = number == len(self._stages) - 1
-            outputs = stage(given, context) if is_last else _recomputed(stage, given, context)
+            outputs = stage(stage_inputs, context) if is_last else _recomputed(stage, stage_inputs, context)
             tensors.update(zip(leaving, outputs))
         return tensors[self._output]
 

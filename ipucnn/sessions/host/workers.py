@@ -304,24 +304,24 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
     Raises:
         ConfigurationError: the division is uneven; the message has the numbers that work.
     """
-    together, most = workers * devices, config.max_workers
+    all_devices, most = workers * devices, config.max_workers
     who = sharers(workers, devices)
     if program.fused_micro_batches:
         chunks = program.num_micro_batches // program.fused_micro_batches
-        for sharing, name in ((together, who), (most, sharers(most, 1))):
+        for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
             if chunks % sharing:
                 raise ConfigurationError(
                     f"{name} cannot share the {counted(chunks, 'chunk')} of a weight update evenly",
                     f"use {_legal(chunks)} of them; a new run with --max-workers {sharing} makes chunks for {sharing}",
                 )
         return
-    if most > 1 and most % together:
+    if most > 1 and most % all_devices:
         raise ConfigurationError(
-            f"--max-workers {most} with {who}: it has to be a multiple of {together}",
+            f"--max-workers {most} with {who}: it has to be a multiple of {all_devices}",
             f"use {_legal(most, devices if workers > 1 else 1)} of them; a new run can have another --max-workers, for "
-            f"example {most * together}",
+            f"example {most * all_devices}",
         )
-    sharing, group_size = max(most, together), program.dbn_replica_group_size
+    sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
     num_groups = program.num_micro_batches // group_size
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
@@ -331,7 +331,7 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
                 f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
             )
         raise ConfigurationError(
-            f"a weight update has {what}, which {who if sharing == together else sharers(sharing, 1)} cannot share "
+            f"a weight update has {what}, which {who if sharing == all_devices else sharers(sharing, 1)} cannot share "
             "evenly",
             f"add --gradient-accumulation-count {program.gradient_accumulation_count * times}, and divide "
             f"--micro-batch-size by {times} to keep the global batch"
@@ -357,12 +357,12 @@ def notes_of_sharing(
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
-    chunks, together = program.num_micro_batches // fused, count * devices
-    if together > 1:
+    chunks, sharing = program.num_micro_batches // fused, count * devices
+    if sharing > 1:
         threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
             f"{sharers(count, devices)}{threads}: a weight update is {chunks} chunks of "
-            f"{counted(fused, 'micro-batch')}, {chunks // together} for each {'worker' if devices == 1 else 'device'}"
+            f"{counted(fused, 'micro-batch')}, {chunks // sharing} for each {'worker' if devices == 1 else 'device'}"
         )
     if devices < present:
         lines.append(
@@ -375,9 +375,9 @@ def notes_of_sharing(
             f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
             "authentication"
         )
-    if is_new and config.fused_micro_batches is None and config.max_workers < together:
+    if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
         lines.append(
-            f"the chunks are those of --max-workers {together}: a run with another number of workers"
+            f"the chunks are those of --max-workers {sharing}: a run with another number of workers"
             f"{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
         )
     if workers is not None and not os.environ.get(SECRET_VARIABLE):
