@@ -353,14 +353,19 @@ def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
     Raises:
         DataError: the path is absent, not a regular file, too large, or not readable.
     """
+    parts: List[bytes] = []
     with open_regular(path, hint) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= at_most:
-            data = file.read(min(at_most, max(size, _UNMEASURED_BYTES)) + 1)
-            size = len(data)
+            # To the end: a file may hold more than it says (those of /proc say 0).
+            step, left = max(size + 1, _UNMEASURED_BYTES), at_most + 1
+            while left and (part := file.read(min(step, left))):
+                parts.append(part)
+                left -= len(part)
+            size = at_most + 1 - left
     if size > at_most:
         raise DataError(f"{shown(path)} is larger than {at_most:,} bytes", hint or "give another file")
-    return data
+    return b"".join(parts)
 
 
 def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
@@ -530,7 +535,7 @@ def is_locked(path: Path) -> bool:
     """
     try:
         handle = _lock(path, shared=True)
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):  # locked, or deleted meanwhile
         return True
     if handle is not None:
         os.close(handle)

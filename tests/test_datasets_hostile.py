@@ -347,3 +347,42 @@ def test_a_changed_byte_raises_nothing_but_data_errors(tmp_path_factory, positio
 @settings(max_examples=60)
 def test_plain_data_is_read_as_pickle_reads_it(value, protocol):
     assert safe_unpickle(pickle.dumps({"value": value}, protocol=protocol), "file") == {"value": value}
+
+
+def _with_labels(labels):
+    """A protocol 2 batch of two images whose labels are the value that ``labels`` (a stream) leaves on the stack."""
+    data = pickle.dumps(np.zeros((2, 3072), np.uint8), 2)[2:-1]
+    return b"\x80\x02}(X\x04\x00\x00\x00data" + data + b"X\x06\x00\x00\x00labels" + labels + b"u."
+
+
+def _value(value):
+    return pickle.dumps(value, 2)[2:-1]
+
+
+NESTED = [0] * 100
+for _ in range(4):
+    NESTED = [NESTED] * 100
+# NumPy would read the address; the others are no whole numbers, or 10**10 of them.
+ADDRESS = {"__array_interface__": {"shape": (2,), "typestr": "<i8", "data": (16, True), "version": 3}}
+LABELS = {
+    "an address": b"c__builtin__\nbytes\n" + _value((None, ADDRESS)) + b"b",
+    "an address in a list": b"]c__builtin__\nbytes\n" + _value((None, ADDRESS)) + b"ba",
+    "nothing": _value([None, None]),
+    "a large number": _value([2**70, 1]),
+    "nested lists": _value(NESTED),
+    "truths": _value([True, False]),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_labels_are_plain_whole_numbers_before_numpy_sees_them(tmp_path, labels):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(_with_labels(labels))
+    with pytest.raises(DataError, match="not a list of whole numbers"):
+        cifar.read_pickle(path, "labels", None)
+
+
+def test_keys_that_are_not_text_are_ignored(tmp_path):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({10**5001: 1, "data": np.zeros((1, 3072), np.uint8), b"labels": [3]}, 2))
+    assert cifar.read_pickle(path, "labels", 10)[1].tolist() == [3]

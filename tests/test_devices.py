@@ -244,11 +244,19 @@ def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
 
 def test_workers_use_their_common_capacity():
     """Workers use the smallest number of devices and of bytes, so that all divide a weight update equally."""
-    other = [1, 3, 2**20]
-    cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, other])
     least = min(operations_at_once(), 3)
-    for kind, expected in (("gpu", Capacity(1, 1, 0, 0)), ("cpu", Capacity(1, least, 2**20, 0))):
+    for kind, others, expected in (
+        ("gpu", "gpu", Capacity(1, 1, 0, 0)),
+        ("cpu", "cpu", Capacity(1, least, 2**20, 0)),
+        ("gpu", "cpu", None),
+    ):
+        other = [others, 1, 3, 2**20]
+        cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value, other=other: [value, other])
         session = HostSession(DeviceInfo(kind, "x", 1, 2**30), "/GPU:0", None, cluster, ["/GPU:1"])
+        if expected is None:
+            with pytest.raises(ConfigurationError, match="worker 1 computes on a cpu, and worker 0 on a gpu"):
+                session._take_capacity(SimpleNamespace(layers=[]))
+            continue
         session._take_capacity(SimpleNamespace(layers=[]))
         assert session._capacity == expected
 

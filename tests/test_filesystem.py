@@ -261,6 +261,14 @@ def test_files_of_proc_are_read_and_devices_are_refused(here):
     assert filesystem.read_bytes(version, len(data)) == data and version.stat().st_size == 0
     with pytest.raises(DataError, match="larger than"):
         filesystem.read_bytes(version, len(data) - 1)
+    symbols = Path("/proc/kallsyms")  # several megabytes
+    if os.access(symbols, os.R_OK):
+        assert len(filesystem.read_bytes(symbols, 2**26)) > 2**20
+
+
+def test_a_folder_deleted_meanwhile_counts_as_locked(here):
+    (here / "folder").mkdir()
+    assert not filesystem.is_locked(here / "folder") and filesystem.is_locked(here / "absent")
 
 
 def test_invalid_utf_8_is_reported_with_its_line(here):

@@ -1,5 +1,7 @@
 """Options without effect in a run are refused if they are typed, and only then."""
 
+import contextlib
+
 import pytest
 
 from ipucnn.config.resolve import resolve
@@ -133,9 +135,11 @@ def test_options_without_effect_are_refused(name, value, lacking, text, having):
         check(flags)
     assert "--" + name.replace("_", "-") in raised.value.message and text in raised.value.message
     assert raised.value.hint.startswith("drop it")
-    # A preset, a plan or a saved configuration may have it.
+    # A preset, a plan or a saved configuration may have it, unless its effect would be lost silently.
     for origin in ("preset toy", "plan p.yml", "run"):
-        check(flags, **{name: origin})
+        is_refused = lacking == {"micro_batch_size": "1"}
+        with pytest.raises(ConfigurationError) if is_refused else contextlib.nullcontext():
+            check(flags, **{name: origin})
     if having is not None:
         check({**having, name: value, "device": "ipu"})
     on_the_host = {**flags, "device": "cpu"}

@@ -582,3 +582,12 @@ def test_rich_markup_in_names_is_shown_as_it_is(capsys):
     console(sys.stdout).print("[/] d")
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("[red]a[/]", "[link=x]b[/link] :smile:", "[bold]c", "[/] d"))
+
+
+@pytest.mark.parametrize("pattern", ["cat**.png", "**.png", "**/cat*.png", "***/cat.png"])
+def test_stars_within_a_name_are_one_star(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    place = tmp_path / ("folder" if "/" in pattern else "") / "cat.png"
+    place.write_bytes(b"")
+    assert [Path(found).name for found in find_images([pattern])[0]] == ["cat.png"]

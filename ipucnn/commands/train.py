@@ -25,20 +25,21 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.sessions.host.workers import find_group
 
     if is_cross_validation(resolved):
-        from ipucnn.runs.kfold import CrossValidation, FoldStarted
+        from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
 
         with one_speaks(find_group(resolved.config)):
-            validation, runs = CrossValidation(resolved, verbose), []
+            validation = CrossValidation(resolved, verbose)
             if resolved.config.dry_run:
                 show_dry_run(validation.first, json_output, validation.folds)
                 return
             with RunDisplay() as display:
                 for event in validation.events():
                     display.show(event)
-                    runs += [event.run] if isinstance(event, FoldStarted) else []
+                    if isinstance(event, FoldStarted):
+                        run = event.run
+                    elif isinstance(event, FoldFinished):
+                        write_page_of(run)
             print_result_of_folds(validation, json_output)
-            for run in runs:
-                write_page_of(run)
         return
     from ipucnn.runs.train import TrainingRun
 

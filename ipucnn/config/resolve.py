@@ -229,6 +229,10 @@ def resolve(
     dataset = named or record.home_dataset
     # If no data are read or named, the preset is the network's own, not one for a data set.
     preset = chosen or _own_preset(command, record, named, given)
+    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
+        # The weights were trained on images of the network's size, not on small photographs.
+        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        preset = preset._replace(values=kept)
     layers: List[Layer] = list(reversed(typed[:-1]))
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", preset.values))
@@ -309,12 +313,7 @@ def _own_preset(
     from ipucnn.config import presets
 
     names = presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
-    preset = presets.find_built_in(*names)
-    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # The weights were trained on images of the network's size, not on small photographs.
-        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
-        return preset._replace(values=kept)
-    return preset
+    return presets.find_built_in(*names)
 
 
 def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, PlainValue]) -> PlainDict:

@@ -243,7 +243,9 @@ class RunFolder:
             self.check_writer()
             if self._checkpoints():
                 return
-            self._remove_files()
+            # Without a lock or a token, the files belong to another process.
+            if self._locks or self._token is not None:
+                self._remove_files()
             _remove_empty((self.path / TENSORBOARD, *reversed(new_folders)))
 
     def _remove_files(self, kept: Sequence[str] = ()) -> None:
@@ -312,9 +314,8 @@ class RunFolder:
     def _processes(self) -> List[PlainDict]:
         """Returns the entries of ``environment.json``, without those of processes killed before they added facts."""
         known = read_record_if_whole(self.path / ENVIRONMENT)
-        if misfit(known, List[Dict[str, PlainValue]]):
-            return []
-        return [entry for entry in known if set(entry) != {"writer"}]
+        processes = known if isinstance(known, list) else []
+        return [entry for entry in processes if isinstance(entry, dict) and set(entry) != {"writer"}]
 
     def _claim(self, before: Sequence[PlainDict]) -> None:
         """Adds this process's token to ``environment.json``, before it changes files another process may still write.
@@ -358,7 +359,8 @@ class RunFolder:
     def thresholds(self) -> Dict[str, float]:
         """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints."""
         stored = read_record_if_whole(self.path / THRESHOLDS)
-        return {} if misfit(stored, Dict[str, _Threshold]) else stored
+        entries_there = stored.items() if isinstance(stored, dict) else ()
+        return {key: value for key, value in entries_there if not misfit(value, _Threshold)}
 
     def keep_threshold(self, weight_updates: int, threshold: float) -> None:
         """Saves the threshold of a checkpoint for ``ipucnn infer``.

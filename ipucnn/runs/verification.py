@@ -6,6 +6,7 @@ same weights. The file's difference may be a few times the session's.  The Pytho
 image files, too, and must produce the session's inputs.
 """
 
+import contextlib
 import io
 import os
 import tempfile
@@ -18,7 +19,7 @@ from scipy import special
 
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.datasets.base import ArrayExamples, Examples
-from ipucnn.errors import ThresholdError
+from ipucnn.errors import ThresholdError, UserError
 from ipucnn.filesystem import write_text
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
@@ -188,7 +189,8 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
             runtime, run = process.runtime, process.run
             _check_ports("input", process.inputs, record["input"])
             _check_ports("output", process.outputs, record["output"])
-            check_lines(python_lines(record["input"]), samples)
+            with _failures_of_lines():
+                check_lines(python_lines(record["input"]), samples)
         outputs = np.concatenate([run(part) for part in runtimes.batches(samples.images, batch)])
         outputs = outputs[: len(samples.images)]
         if outputs.dtype != np.float32 or outputs.shape != samples.expected.shape:
@@ -212,6 +214,17 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
         "allowed_relative": largest,
         "least_agreement": least,
     }
+
+
+@contextlib.contextmanager
+def _failures_of_lines() -> Iterator[None]:
+    """Turns what the page's lines raise into :class:`RuntimeFailed`, but for errors of users, the system and memory."""
+    try:
+        yield
+    except (UserError, RuntimeFailed, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise RuntimeFailed(f"the lines of its README.md raise {type(error).__name__}: {error}") from error
 
 
 def open_runtime(form: str, path: Path) -> Any:

@@ -3,7 +3,6 @@
 The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).
 """
 
-import contextlib
 import io
 import pickle
 from dataclasses import dataclass
@@ -136,7 +135,8 @@ def _names_in_pickles() -> Dict[str, Callable[..., object]]:
 
 def _text_keys(content: Mapping[object, PlainValue]) -> Dict[str, PlainValue]:
     """Returns a dictionary with ``str`` keys; keys are bytes in pickles of Python 3."""
-    return {str(k, "latin1") if isinstance(k, bytes) else str(k): v for k, v in content.items()}
+    texts = {k.decode("latin1") if type(k) is bytes else k: v for k, v in content.items()}
+    return {k: v for k, v in texts.items() if type(k) is str}
 
 
 def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
@@ -153,13 +153,14 @@ def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple
         raise DataError(
             f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN, "wrong-dtype"
         )
-    labels: np.ndarray = np.zeros((), object)
-    with contextlib.suppress(ValueError):  # lists of several lengths
-        labels = np.asarray(content[label_key], None if len(data) else int)
-    is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"
-    if not is_whole or (len(labels) and not -(2**31) <= labels.min() <= labels.max() < 2**31):
+    labels = content[label_key]
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu":
+        labels = labels.tolist()
+    # Only numbers reach NumPy: it reads memory at the address that an object's ``__array_interface__`` names.
+    is_list = type(labels) in (list, tuple)
+    if not is_list or not all(type(label) is int and -(2**31) <= label < 2**31 for label in labels):
         raise DataError(f"{path}: '{label_key}' is not a list of whole numbers", AGAIN)
-    return _checked(path, data, labels, num_classes)
+    return _checked(path, data, np.array(labels, np.int64), num_classes)
 
 
 def read_binary(

@@ -4,7 +4,7 @@ sets that users' functions return."""
 import contextlib
 import hashlib
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import msgspec
 import numpy as np
@@ -147,8 +147,9 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     is_masks = train.labels.ndim == 3
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
     given = made[2] if len(made) == 3 else range(max(most + 1, 2))
-    is_listed = isinstance(given, Iterable) and not isinstance(given, str)
-    names = [str(class_name) for class_name in given] if is_listed else []
+    names: List[str] = []
+    with contextlib.suppress(TypeError):  # not iterable
+        names = [] if isinstance(given, str) else [str(class_name) for class_name in given]
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them"
         raise DataError(text, _HINT)
@@ -231,7 +232,7 @@ def _checked(made: DataSource, location: str) -> DataSource:
     for what, number in (("train", info.num_train), ("eval", info.num_eval)):
         examples = getattr(made, what)
         kind = type(examples).__name__
-        need(type(examples) in _CONTENTS, f"has {what} of the type {kind}")
+        need(isinstance(examples, tuple(_CONTENTS)), f"has {what} of the type {kind}")
         shape: Tuple[int, ...] = (len(examples),)
         if isinstance(examples, ArrayExamples):
             size, shape = examples.images.shape[1:], examples.images.shape[: 3 if is_masks else 1]
@@ -243,7 +244,7 @@ def _checked(made: DataSource, location: str) -> DataSource:
             )
         else:
             need(not is_masks, f"has masks in {kind}, which is for classes")
-        attribute, content = _CONTENTS[type(examples)]
+        attribute, content = next(_CONTENTS[kind] for kind in _CONTENTS if isinstance(examples, kind))
         is_right = all(isinstance(value, content) for value in getattr(examples, attribute))
         need(is_right, f"has {what} with {kind} that are not all {content.__name__}")
         labels: np.ndarray = np.zeros(0)

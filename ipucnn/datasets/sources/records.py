@@ -13,7 +13,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -179,14 +179,30 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
     return cache_folder("records") / f"{key[:32]}.npz"
 
 
-def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Columns]]:
-    """Reads the columns of both subsets; returns None if the file is absent or damaged."""
+def _read_cached(
+    path: Path, shards: Mapping[str, Sequence[Path]], num_classes: int
+) -> Optional[Dict[str, _Columns]]:
+    """Reads the columns of both subsets; returns None if the file is absent, damaged, or does not fit the records."""
     with contextlib.suppress(UserError, OSError, ValueError, KeyError, EOFError):
         digest, _, packed = read_bytes(path, _MOST_INDEX_BYTES).partition(b"\n")
         if digest.decode() == hashlib.sha256(packed).hexdigest():
             with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
-                return {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in subsets}
+                subsets = {
+                    subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in shards
+                }
+            if all(_fits(subsets[subset], len(shards[subset]), num_classes) for subset in shards):
+                return subsets
     return None
+
+
+def _fits(columns: _Columns, num_shards: int, num_classes: int) -> bool:
+    """Whether columns have the declared types, one length, and numbers of shards and classes that exist."""
+    size = len(columns["labels"])
+    types = {name: column.dtype.type for name, column in columns.items()}
+    if types != _COLUMNS or any(column.shape != (size,) for column in columns.values()) or not size:
+        return False
+    limits = ((columns["shards"], num_shards), (columns["labels"], num_classes))
+    return all(column.min() >= 0 and column.max() < limit for column, limit in limits)
 
 
 def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
@@ -221,7 +237,7 @@ def open_records(folder: Path) -> DataSource:
                 )
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
-    subsets = _read_cached(cached, shards)
+    subsets = _read_cached(cached, shards, len(names))
     if subsets is None:
         done, total, tell = 0, sum(map(len, shards.values())), _progress.get()
 

@@ -8,6 +8,7 @@ import fnmatch
 import glob
 import itertools
 import os
+import re
 import threading
 from collections import deque
 from concurrent.futures import Future, wait
@@ -127,7 +128,9 @@ def _matching(pattern: str, problems: List[str]) -> List[str]:
     ``**`` follows no links to folders, unlike ``glob.glob``: with two links that lead back up, it would visit 2^40
     folders. Names that begin with a dot match only if the pattern spells the dot.
     """
-    pattern_path = Path(pattern)
+    # Within a name, two stars are one; ``Path.glob`` refuses them.
+    parts = (part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).parts)
+    pattern_path = Path(*parts)
     spelled = [part for part in pattern_path.parts if part.startswith(".")]
     paths: Set[str] = set()
     for match in Path(pattern_path.anchor).glob(str(pattern_path.relative_to(pattern_path.anchor))):

@@ -197,8 +197,15 @@ class HostSession(Session):
     def _take_capacity(self, model: KerasModel) -> None:
         """Agrees with the other workers on the capacity to assume: the minimum over all workers."""
         operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
-        everyone = self._cluster.exchange("capacity", [len(self._devices), operations, memory])
-        devices, operations, memory = (int(min(values)) for values in zip(*everyone))
+        own = [self.device.kind, len(self._devices), operations, memory]
+        kinds, *numbers = zip(*self._cluster.exchange("capacity", own))
+        if len(set(kinds)) > 1:
+            other = next(worker for worker, kind in enumerate(kinds) if kind != kinds[0])
+            raise ConfigurationError(
+                f"worker {other} computes on a {kinds[other]}, and worker 0 on a {kinds[0]}",
+                "give all workers the same kind of device: --device cpu, or --device gpu",
+            )
+        devices, operations, memory = (int(min(values)) for values in numbers)
         self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
 
     def _choose_devices(self, program: Program) -> int:
