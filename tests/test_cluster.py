@@ -796,9 +796,9 @@ def test_a_run_resumes_with_another_number_of_workers(tmp_path, capfd):
         )
     processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
     assert [process.get("workers") for process in processes] == [None, 2, None]
-    # Four workers cannot share two groups of micro-batches; the error comes before any import.
-    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
-    assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+    # Three workers cannot share four groups of micro-batches; the error comes before any import.
+    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=3)
+    assert ended.returncode == 2 and "3 workers cannot share the 4 chunks" in ended.stderr
 
 
 @pytest.mark.slow
