@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -260,6 +261,19 @@ def test_folds_of_other_labels_are_refused(of_pairs, capsys):
         error = capsys.readouterr().err
         assert "images or labels differ" in error and "another --run-dir" in error
         assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
+
+
+def test_folds_of_other_labels_are_refused_without_their_list(of_pairs, tmp_path, capsys):
+    """Without folds.json, a finished fold's checkpoint knows its data."""
+    whole, _, other = of_pairs
+    copy = tmp_path / "cv"
+    shutil.copytree(str(whole), str(copy))
+    (copy / "folds.json").unlink()
+    options = ["--kfold", "2", "--run-dir", str(copy), "--dataset-path", str(other)]
+    assert cli.run(["train", "unet", "--resume", *options]) == 2
+    error = capsys.readouterr().err
+    assert "images or labels differ" in error and "another --run-dir" in error
+    assert not (copy / "folds.json").exists() and not (copy / "fold-2").exists()
 
 
 def test_validation_counts_whole_images(of_pairs):

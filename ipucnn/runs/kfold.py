@@ -159,12 +159,25 @@ class CrossValidation:
         # Preparing the first run makes the checks of all runs, before anything is written.
         self.first = self._make_run(self.folds[0])
         self.data_sha256 = self.first.context.source.pool_sha256
-        if former.get("data_sha256") not in (None, self.data_sha256):
+        digest = former.get("data_sha256")
+        if config.resume and not (digest == self.data_sha256 if digest else self._are_folds_of_this_data()):
             raise ConfigurationError(
                 f"the folds in {self.root} are of other data than {self.first.context.info.location} (images or "
                 "labels differ), so this run cannot go on with them",
                 "give their data with --dataset-path, or another --run-dir",
             )
+
+    def _are_folds_of_this_data(self) -> bool:
+        """Whether all checkpoints were trained on the data that their folds have here, for a missing ``folds.json``."""
+        for fold in self._present():
+            try:
+                meta = open_run(fold_path(self.root, fold)).checkpoint.meta
+            except UserError:
+                continue  # there is nothing to continue
+            run = self.first if fold == self.folds[0] else self._make_run(fold)
+            if meta.get("data_sha256") != run.context.data_sha256:
+                return False
+        return True
 
     def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         """Yields FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
