@@ -544,7 +544,7 @@ def test_numbers_of_workers_that_can_share_a_weight_update():
         check_sharing(sharing(groups, 1), RunConfig(), workers)
     with pytest.raises(ConfigurationError) as refused:
         check_sharing(sharing(12, 2), RunConfig(), 4)
-    assert "4 workers cannot share the 6 chunks" in refused.value.message
+    assert "4 workers cannot share the 6 groups of fused micro-batches" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
     # A later fold, or a run that starts over, keeps --max-workers, so the hint names numbers of workers.
     for micro_batches, most, who, legal in (
@@ -668,7 +668,7 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
-    assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
+    assert "the groups of fused micro-batches are those of --max-workers 2" in " ".join(ended.stderr.split())
     # A restart forms its groups of fused micro-batches for the same number of workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
@@ -697,7 +697,7 @@ def test_a_missing_secret_is_noted(monkeypatch, secret):
     notes = notes_of_sharing(workers, RunConfig(max_workers=2), program, True)
     assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
     # The user chose the groups of fused micro-batches.
-    assert not any("the chunks are those" in note for note in notes)
+    assert not any("groups of fused micro-batches are those" in note for note in notes)
 
 
 # -- writing the run folder -------------------------------------------------------------------------------------------
@@ -798,7 +798,9 @@ def test_a_run_resumes_with_another_number_of_workers(tmp_path, capfd):
     assert [process.get("workers") for process in processes] == [None, 2, None]
     # Three workers cannot share four groups of micro-batches; the error comes before any import.
     ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=3)
-    assert ended.returncode == 2 and "3 workers cannot share the 4 chunks" in ended.stderr
+    assert (
+        ended.returncode == 2 and "3 workers cannot share the 4 groups of fused micro-batches" in ended.stderr
+    )
 
 
 @pytest.mark.slow

@@ -185,9 +185,9 @@ def test_devices_that_cannot_share_a_weight_update_are_refused():
         ConfigurationError, match="--max-workers 2 with 4 devices: it has to be a multiple of 4"
     ):
         chosen(4, devices=0, max_workers=2)
-    with pytest.raises(ConfigurationError, match="2 workers with 3 devices each cannot share the 4 chunks"):
+    with pytest.raises(ConfigurationError, match="2 workers with 3 devices each cannot share the 4 groups"):
         check_sharing(shared(4, fused=1), RunConfig(), 2, 3)
-    with pytest.raises(ConfigurationError, match="3 workers cannot share the 4 chunks"):
+    with pytest.raises(ConfigurationError, match="3 workers cannot share the 4 groups"):
         check_sharing(shared(4, fused=1), RunConfig(max_workers=3), 1)
     with pytest.raises(
         ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
@@ -264,8 +264,11 @@ def test_workers_use_their_common_capacity():
 def test_notes_describe_the_devices():
     program = SimpleNamespace(num_micro_batches=8, fused_micro_batches=2)
     two, groups = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
-    assert two == "2 devices: a weight update is 4 chunks of 2 micro-batches, 2 for each device"
-    assert groups.startswith("the chunks are those of --max-workers 2") and "or devices" in groups
+    assert two == "2 devices: a weight update is 4 groups of 2 fused micro-batches, 2 for each device"
+    assert (
+        groups.startswith("the groups of fused micro-batches are those of --max-workers 2")
+        and "or devices" in groups
+    )
     (idle,) = notes_of_sharing(None, RunConfig(), program, True, (1, 3))
     assert idle.startswith("1 of 3 devices takes part: more cannot share the 8 micro-batches")
     workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")

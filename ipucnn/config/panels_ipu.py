@@ -247,7 +247,7 @@ class HostOptions:
     )
     threads: Optional[int] = option(
         None,
-        "Threads that share an operation. A CPU computes as many chunks of a weight update side by side as it has "
+        "Threads that share an operation. A CPU computes as many groups of fused micro-batches in parallel as it has "
         "cores for. The number of threads decides the order of sums: the same bytes come only from the same number. "
         "A run that is continued keeps its number.",
         within=Range(1, bounds.MAX_THREADS),
@@ -289,8 +289,8 @@ class WorkerOptions:
     )
     reduction: str = option(
         "ordered",
-        "How workers add up gradients: ordered adds them chunk by chunk and gives the same bytes as one worker; ring "
-        "is TensorFlow's all-reduce, which sends less and is equal within rounding.",
+        "How workers add up gradients: ordered adds them group by group of fused micro-batches, and gives the same "
+        "bytes as one worker; ring is TensorFlow's all-reduce, which sends less and is equal within rounding.",
         choices=("ordered", "ring"),
     )
     start_timeout: float = option(

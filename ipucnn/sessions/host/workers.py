@@ -307,12 +307,13 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
     all_devices, most = workers * devices, config.max_workers
     who = sharers(workers, devices)
     if program.fused_micro_batches:
-        chunks = program.num_micro_batches // program.fused_micro_batches
+        num_groups = program.num_micro_batches // program.fused_micro_batches
         for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
-            if chunks % sharing:
+            if num_groups % sharing:
+                groups = f"{counted(num_groups, 'group')} of fused micro-batches"
                 raise ConfigurationError(
-                    f"{name} cannot share the {counted(chunks, 'chunk')} of a weight update evenly",
-                    f"use {_legal(chunks)} of them; a new run with --max-workers {sharing} makes chunks for {sharing}",
+                    f"{name} cannot share the {groups} of a weight update evenly",
+                    f"use {_legal(num_groups)} of them, or begin a new run with --max-workers {sharing}",
                 )
         return
     if most > 1 and most % all_devices:
@@ -357,12 +358,13 @@ def notes_of_sharing(
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
-    chunks, sharing = program.num_micro_batches // fused, count * devices
+    num_groups, sharing = program.num_micro_batches // fused, count * devices
     if sharing > 1:
         threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
-            f"{sharers(count, devices)}{threads}: a weight update is {chunks} chunks of "
-            f"{counted(fused, 'micro-batch')}, {chunks // sharing} for each {'worker' if devices == 1 else 'device'}"
+            f"{sharers(count, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
+            f"{counted(fused, 'fused micro-batch')}, {num_groups // sharing} for each "
+            f"{'worker' if devices == 1 else 'device'}"
         )
     if devices < present:
         lines.append(
@@ -377,8 +379,8 @@ def notes_of_sharing(
         )
     if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
         lines.append(
-            f"the chunks are those of --max-workers {sharing}: a run with another number of workers"
-            f"{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
+            f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
+            f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
         )
     if workers is not None and not os.environ.get(SECRET_VARIABLE):
         lines.append(
