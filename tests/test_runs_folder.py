@@ -9,7 +9,8 @@ import pytest
 
 import ipucnn
 from ipucnn.errors import DataError
-from ipucnn.runs.start import claim_default, default_run_dir, is_unfinished, latest_run_dir
+from ipucnn.runs.folder import claim_default, default_run_dir
+from ipucnn.runs.start import is_unfinished, latest_run_dir
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def begin(path):
 
 def test_simultaneous_processes_get_a_folder_each(here):
     code = (
-        "import sys; from ipucnn.runs.start import claim_default; sys.stdin.read(1)\n"
+        "import sys; from ipucnn.runs.folder import claim_default; sys.stdin.read(1)\n"
         "for _ in range(20):\n"
         "    claim = claim_default('lenet', 'digits'); print(claim.path.name)\n"
         "    (claim.path / 'config.yml').write_text('model-name: lenet'); claim.unlock()\n"

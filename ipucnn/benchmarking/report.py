@@ -10,8 +10,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
-from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
-from ipucnn.runs.start import claim_default, default_run_dir
+from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT, claim_default, default_run_dir
 from ipucnn.text import shown_value
 
 

@@ -24,7 +24,8 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.runs.compare import RunRecord, read_run
-from ipucnn.runs.start import claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.folder import claim_default, default_run_dir
+from ipucnn.runs.start import latest_run_dir
 from ipucnn.text import shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"

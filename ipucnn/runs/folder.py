@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from ipucnn.filesystem import (
     locked,
     make_folder,
     read_text,
+    reason_of,
     remove_file,
     remove_folder,
     remove_temporaries,
@@ -38,7 +40,7 @@ from ipucnn.filesystem import (
     write_atomically,
     write_text,
 )
-from ipucnn.models.registry import natural_key
+from ipucnn.models.registry import folder_name, natural_key
 from ipucnn.training.program import Program
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
@@ -60,6 +62,9 @@ LAST, BEST = "last.npz", "best.npz"
 # The largest number of runs or checkpoints that a hint names.
 NAMED = 5
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, THRESHOLDS, MLPERF, PAGE)
+RUNS = Path("runs")
+"""The folder of all runs without ``--run-dir``."""
+ELSEWHERE = "choose another --run-dir"
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -516,3 +521,40 @@ def runs_there_are(path: Path, command: Optional[str] = None) -> str:
             line = f"; type: ipucnn {command} {names[0]}" if command is not None else ""
             return f"there are: {', '.join(names[:NAMED])}{more}{line}"
     return "train one with: ipucnn train toy_model"
+
+
+def numbered_run_dirs(model: str, dataset: str) -> Iterator[Path]:
+    """Yields the default names: ``runs/<model>-<dataset>``, then the same with ``-2``, ``-3``, ... appended."""
+    base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
+    yield RUNS / base
+    yield from (RUNS / f"{base}-{number}" for number in itertools.count(2))
+
+
+def is_taken(path: Path) -> bool:
+    """Tells whether a name is in use, a link to nothing included."""
+    return exists(path) or is_link(path)
+
+
+def default_run_dir(model: str, dataset: str) -> Path:
+    """Returns the first default name that is free."""
+    return next(path for path in numbered_run_dirs(model, dataset) if not is_taken(path))
+
+
+def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunFolder:
+    """Makes the folder of the first default name that is free.
+
+    Several processes that call this at the same time get different folders.
+
+    Raises:
+        DataError: the folder cannot be made.
+    """
+    make_folder(RUNS)
+    for path in numbered_run_dirs(model, dataset):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
+        return RunFolder(path, checkpoint_dir, is_claimed=True)
+    raise AssertionError("names do not end")

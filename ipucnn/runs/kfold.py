@@ -37,13 +37,11 @@ from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder
+from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.start import (
     check_new,
-    claim_default,
-    default_run_dir,
     latest_run_dir,
     network_to_continue,
 )

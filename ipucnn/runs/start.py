@@ -5,11 +5,10 @@ All checks are made here before anything is computed or written; ``folder.py`` w
 
 import itertools
 import json
-import os
 import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
@@ -25,15 +24,12 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     is_link,
-    make_folder,
-    reason_of,
     temporary_of,
 )
 from ipucnn.models.registry import (
     ModelRecord,
     check_buildable,
     check_same_network,
-    folder_name,
     saved_network,
 )
 from ipucnn.python_files import name_it
@@ -41,6 +37,7 @@ from ipucnn.runs.checkpoints import is_whole, keras_checkpoints
 from ipucnn.runs.folder import (
     CHECKPOINTS,
     CONFIG,
+    ELSEWHERE,
     FOLDS,
     LAST,
     METRICS,
@@ -48,15 +45,16 @@ from ipucnn.runs.folder import (
     TENSORBOARD,
     WANDB,
     RunFolder,
+    claim_default,
+    default_run_dir,
     is_checkpoint_name,
+    is_taken,
+    numbered_run_dirs,
 )
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
-RUNS = Path("runs")
-"""The folder of all runs without ``--run-dir``."""
-ELSEWHERE = "choose another --run-dir"
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD, WANDB)
 
 
@@ -68,46 +66,10 @@ def is_cross_validation(resolved: Resolved) -> bool:
     return bool(config.resume and config.run_dir is not None and is_file(expand(config.run_dir) / FOLDS))
 
 
-def _numbered(model: str, dataset: str) -> Iterator[Path]:
-    """Yields the default names: ``runs/<model>-<dataset>``, then the same with ``-2``, ``-3``, ... appended."""
-    base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
-    yield RUNS / base
-    yield from (RUNS / f"{base}-{number}" for number in itertools.count(2))
-
-
-def _is_taken(path: Path) -> bool:
-    return exists(path) or is_link(path)
-
-
-def default_run_dir(model: str, dataset: str) -> Path:
-    """Returns the first default name that is free."""
-    return next(path for path in _numbered(model, dataset) if not _is_taken(path))
-
-
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
     """Returns the folder of the latest run with a default name, skipping runs killed before they began; else None."""
-    taken = list(itertools.takewhile(_is_taken, _numbered(model, dataset)))
+    taken = list(itertools.takewhile(is_taken, numbered_run_dirs(model, dataset)))
     return next((path for path in reversed(taken) if is_folder(path) and not is_unfinished(path)), None)
-
-
-def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunFolder:
-    """Makes the folder of the first default name that is free.
-
-    Several processes that call this at the same time get different folders.
-
-    Raises:
-        DataError: the folder cannot be made.
-    """
-    make_folder(RUNS)
-    for path in _numbered(model, dataset):
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
-        return RunFolder(path, checkpoint_dir, is_claimed=True)
-    raise AssertionError("names do not end")
 
 
 def check_new(path: Path, overwrite: bool) -> None:
