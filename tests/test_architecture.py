@@ -165,7 +165,7 @@ BUDGET = {
     "models": (2835, 2220),
     "planning": (5240, 4090),
     "reports": (3640, 2875),
-    "runs": (5995, 4545),
+    "runs": (6000, 4552),
     "sessions": (5360, 4200),
     "training": (1480, 1115),
     "modules at the top": (2385, 1910),

@@ -129,7 +129,7 @@ def trained():
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Opens exported files in this process: starting a process for them takes most of the time."""
-    monkeypatch.setattr(verification, "open_runtime", runtimes.load)
+    monkeypatch.setattr(verification, "RuntimeProcess", runtimes.load)
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +152,10 @@ def test_an_export_records_its_contents_and_verification(exported):
     assert sorted(p.name for p in exported.iterdir()) == files
     assert json.loads((exported / "labels.json").read_text()) == labels == record["setup"]["class_names"]
     assert json.loads((exported / "input.json").read_text()) == record["input"]
-    proof = record["proof"]
-    assert proof["samples"] == 104 - 4 and proof["of"] == "40 of evaluation and 60 of training"
-    assert proof["relative"] <= 1e-4 and proof["agreement"] == 1
-    assert proof["runtime"].startswith("onnxruntime ")
+    verified = record["verification"]
+    assert verified["samples"] == 104 - 4 and verified["of"] == "40 of evaluation and 60 of training"
+    assert verified["relative"] <= 1e-4 and verified["agreement"] == 1
+    assert verified["runtime"].startswith("onnxruntime ")
     assert record["input"]["shape"] == [None, 8, 8, 3] and record["opset"] == 15
     page = (exported / "README.md").read_text()
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
@@ -165,7 +165,7 @@ def test_a_verification_on_few_samples_is_noted(exported, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     record = {**record_of(exported), "folder": "x"}
     for samples in (100, 99):
-        record["proof"]["samples"] = samples
+        record["verification"]["samples"] = samples
         print_export(record)
         assert ("(fewer than 100: the data set has no more)" in capsys.readouterr().out) == (samples < 100)
 
@@ -222,12 +222,12 @@ def test_each_format(trained, run, in_this_process, form, options):
     assert code == 0, err
     record = json.loads(out)
     folder = Path("exports") / f"resnet-{form}"
-    assert record["folder"] == str(folder) and record_of(folder)["proof"] == record["proof"]
+    assert record["folder"] == str(folder) and record_of(folder)["verification"] == record["verification"]
     assert record["input"]["dtype"] == ("uint8" if "--raw-uint8" in options else "float32")
     assert record["output"]["name"] == ("probabilities" if "--probabilities" in options else "logits")
     opsets = {"onnx": 13 if "--opset" in options else 15}
     assert record["opset"] == opsets.get(form)
-    assert record["half"] == ("--half" in options) and record["proof"]["agreement"] == 1
+    assert record["half"] == ("--half" in options) and record["verification"]["agreement"] == 1
     assert sorted(p.name for p in Path("exports").iterdir()) == [folder.name]
 
 
@@ -235,7 +235,7 @@ def test_each_format(trained, run, in_this_process, form, options):
 @pytest.mark.parametrize("form", ["saved-model", "keras", pytest.param("tflite", marks=needs("tflite"))])
 def test_each_format_in_a_separate_process(trained, run, form):
     code, out, err = run("export", trained, "--format", form, "--json")
-    assert code == 0 and json.loads(out)["proof"]["relative"] <= 1e-4, err
+    assert code == 0 and json.loads(out)["verification"]["relative"] <= 1e-4, err
 
 
 def test_a_runtime_process_cannot_import_this_package():
@@ -262,7 +262,7 @@ def test_a_program_for_an_ipu_is_written_and_verified(trained, run):
     assert call["batch_size"] == 8 and call["output_names"] == "logits"
     assert (record["format"], record["file"], record["input"]["name"]) == ("ipu", "1", "input")
     assert record["input"]["shape"][0] == record["output"]["shape"][0] == 8
-    assert record["proof"]["relative"] <= 1e-4 and record["proof"]["samples"] >= 8
+    assert record["verification"]["relative"] <= 1e-4 and record["verification"]["samples"] >= 8
     assert {"1/saved_model.pb", "1/assets/application.popef"} <= set(record["files"])
     assert Path("served/labels.json").exists()
     assert "the Poplar SDK's runtime" in Path("served/README.md").read_text()
@@ -347,10 +347,23 @@ def test_a_corrupted_file_is_refused(exported, prepared, tmp_path, monkeypatch, 
         model = onnx.load(str(path))
         change(model.graph)
         onnx.save(model, str(path))
-        monkeypatch.setattr(verification, "open_runtime", runtimes.load)
+        monkeypatch.setattr(verification, "RuntimeProcess", runtimes.load)
     with pytest.raises(ThresholdError) as caught:
         verification.verify(record_of(exported), path, prepared[3])
     assert reason in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize("answer", ["another size in each batch", "no batch", "float64"])
+def test_outputs_that_do_not_fit_together_are_refused(exported, prepared, answer):
+    """The file's process answers with arrays that NumPy cannot join, or with another type."""
+
+    def run(images):
+        size = len(images) + (answer == "another size in each batch")
+        outputs = np.zeros((size, 10), np.float64 if answer == "float64" else np.float32)
+        return outputs[0] if answer == "no batch" else outputs
+
+    with pytest.raises(ThresholdError, match=r"its outputs are float.*, not float32"):
+        verification.verify(record_of(exported), Path("model.onnx"), prepared[3], run)
 
 
 @pytest.mark.parametrize(
@@ -579,7 +592,7 @@ def pixels_in(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pixels") / form
     options = f"--format {form} --raw-uint8 --probabilities --batch 7 --output {folder}".split()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "open_runtime", runtimes.load)
+        patch.setattr(verification, "RuntimeProcess", runtimes.load)
         assert cli.run(["export", str(trained), *options]) == 0
     return folder / f"model.{form}"
 
@@ -663,7 +676,7 @@ def test_a_forged_file_ends_in_an_error(exported, run, tmp_path, values):
     code, out, err = run("evaluate", file)
     lines = err.splitlines()
     assert (code, out) == (3, "") and lines[-2].startswith("error: ") and lines[-1].startswith("hint: "), err
-    assert ("cannot be " if values > 1 else "gives float32") in lines[-2]
+    assert ("cannot be " if values > 1 else "its outputs are float32") in lines[-2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import ipucnn
-from ipucnn.errors import DataError
-from ipucnn.runs.folder import claim_default, default_run_dir
-from ipucnn.runs.start import is_unfinished, latest_run_dir
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.folder import claim_default, default_run_dir, is_unfinished
+from ipucnn.runs.start import latest_run_dir
 
 
 @pytest.fixture
@@ -122,6 +122,42 @@ def test_simultaneous_cross_validations_get_a_folder_each(here):
     with pytest.raises(DataError):
         CrossValidation(resolve("train", {**flags, "weights": "none.npz"}, model="toy_model"))
     assert names() == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+@pytest.mark.parametrize("leftover", [None, "checkpoints", ".config.yml.123.tmp"])
+def test_failed_folder_leaves_nothing_that_stops_the_same_command(here, monkeypatch, leftover, error):
+    """The folder is new, or a killed process left it; the disk or memory is full after the first file."""
+    from ipucnn.runs import folder as run_folder
+    from ipucnn.runs.start import check_new
+
+    path = here / "run"
+    if leftover is not None:
+        path.mkdir()
+        (path / leftover).mkdir() if leftover == "checkpoints" else (path / leftover).write_text("half")
+    write_text = run_folder.write_text
+
+    def write(file, text):
+        if file.name == "program.json":
+            raise error
+        write_text(file, text)
+
+    monkeypatch.setattr(run_folder, "write_text", write)
+    run = make_run(run_dir="run")
+    with pytest.raises((DataError, MemoryError)):
+        list(run.events())
+    assert path.exists() == (leftover is not None)
+    check_new(path, overwrite=False)
+
+
+def test_folder_refused_for_its_checkpoints_is_removed(lightly, here):
+    """Another run wrote checkpoints into the same folder after both were prepared."""
+    run = make_run(run_dir="run", checkpoint_dir="shared")
+    Path("shared").mkdir()
+    (Path("shared") / "last.npz").write_text("another run's")
+    with pytest.raises(ConfigurationError, match="written by another run meanwhile"):
+        list(run.events())
+    assert names(".") == ["shared"] and names("shared") == ["last.npz"]
 
 
 # -- a folder from others -------------------------------------------------------------------------------------

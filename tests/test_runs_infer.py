@@ -430,7 +430,7 @@ def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images)
 
 
 def test_keras_export_is_not_accepted_as_weights(trained, run, images, monkeypatch):
-    monkeypatch.setattr("ipucnn.runs.verification.open_runtime", runtimes.load)
+    monkeypatch.setattr("ipucnn.runs.verification.RuntimeProcess", runtimes.load)
     code, _, err = run("export", trained, "--format", "keras", "--output", "out")
     assert code == 0, err
     (exported,) = [path for path in Path("out").rglob("model.*") if path.suffix in (".keras", ".h5")]

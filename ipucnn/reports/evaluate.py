@@ -33,7 +33,7 @@ from ipucnn.reports.console import (
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
 from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.images.outputs import mask_picture
-from ipucnn.runs.network_input import compared_with, shape_text
+from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
 from ipucnn.text import counted, printable
 from ipucnn.training.metrics import SCORES
 
@@ -77,9 +77,9 @@ def evaluation_json(result: PlainDict) -> str:
 
 def print_export(record: PlainDict) -> None:
     """Prints the exported file, and the results of its verification."""
-    proof, size = record["proof"], sum(file["bytes"] for file in record["files"].values())
-    least = proof["wanted_samples"]
-    few = "" if proof["samples"] >= least else f" (fewer than {least}: the data set has no more)"
+    verified, size = record["verification"], sum(file["bytes"] for file in record["files"].values())
+    least = verified["wanted_samples"]
+    few = "" if verified["samples"] >= least else f" (fewer than {least}: the data set has no more)"
     what = "pixels" if record["task"] == "segmentation" else "samples"
     described = record["input"]
     rows = [
@@ -87,14 +87,11 @@ def print_export(record: PlainDict) -> None:
         ("file", f"{record['folder']}/{record['file']}, {units.mebibytes(size)}"),
         ("input", f"{described['name']}, {described['dtype']}, {shape_text(described['shape'])}"),
         ("output", f"{record['output']['name']}, float32"),
-        ("loaded in", proof["runtime"]),
-        ("samples run", f"{proof['samples']:,}: {proof['of']}{few}"),
-        (
-            "difference",
-            f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:.2g} is allowed)",
-        ),
-        ("compared with", compared_with(proof)),
-        (f"{what} of one class", f"{proof['agreement']:.2%}"),
+        ("loaded in", verified["runtime"]),
+        ("samples run", f"{verified['samples']:,}: {verified['of']}{few}"),
+        ("largest difference", allowed_difference(verified)),
+        ("compared with", compared_with(verified)),
+        (f"{what} of one class", f"{verified['agreement']:.2%}"),
     ]
     console(sys.stdout).print(fact_table(rows))
 

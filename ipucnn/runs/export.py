@@ -144,7 +144,7 @@ def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
             file, run = _write_network(request, trained, model, folder)
         record.update(_describe(request, trained, folder, file))
         told.now("verifying what was written, in a process of its own")
-        record["proof"] = verify(record, file, samples, run)
+        record["verification"] = verify(record, file, samples, run)
         _write_json(folder / LABELS, record["setup"]["class_names"])
         _write_json(folder / INPUT, record["input"])
         _write_json(folder / RECORD, record)

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Literal, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -251,6 +251,31 @@ class RuntimeFailed(Exception):
     """The runtime cannot load or run a file; the message is one line with the reason."""
 
 
+def outputs_of(
+    run: Callable[[np.ndarray], np.ndarray], images: np.ndarray, batch: Optional[int], shape: Sequence[int]
+) -> np.ndarray:
+    """Returns the float32 outputs [images, *shape] of a file for images, in batches of one size.
+
+    Args:
+        run: the function from the images of a batch to its outputs.
+        images: the file's inputs.
+        batch: the images of a batch; None: see ``runtimes.batches``.
+        shape: the shape of one image's outputs.
+
+    Raises:
+        RuntimeFailed: the outputs have another type or shape.
+    """
+    outputs = []
+    for part in runtimes.batches(images, batch):
+        result, expected = run(part), [len(part), *shape]
+        if result.dtype != np.float32 or list(result.shape) != expected:
+            raise RuntimeFailed(
+                f"its outputs are {result.dtype} {list(result.shape)}, not float32 {expected}"
+            )
+        outputs.append(result)
+    return np.concatenate(outputs)[: len(images)]
+
+
 class RuntimeProcess:
     """Runs an exported network in its own runtime, in a process that cannot import ipucnn and ends with this object.
 
@@ -365,15 +390,9 @@ class RuntimeSession(Session):
             )
         if self._network.takes_pixels:
             images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-        parts = runtimes.batches(images, record.input.shape[0] or min(_BATCH, len(images)))
+        batch, shape = record.input.shape[0] or min(_BATCH, len(images)), record.output.shape[1:]
         with self._errors("run"):
-            outputs = np.concatenate([self._process.run(part) for part in parts])[: len(images)]
-        shape = [len(images), *record.output.shape[1:]]
-        if outputs.dtype != np.float32 or list(outputs.shape) != shape:
-            raise DataError(
-                f"{self._network.path} gives {outputs.dtype} {list(outputs.shape)}, not float32 {shape}",
-                _HINT,
-            )
+            outputs = outputs_of(self._process.run, images, batch, shape)
         if record.output.name == "probabilities":
             outputs = np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
         return outputs

@@ -36,6 +36,7 @@ from ipucnn.filesystem import (
     remove_folder,
     remove_temporaries,
     shown,
+    temporary_of,
     used_bytes,
     write_atomically,
     write_text,
@@ -145,6 +146,16 @@ class _Report(msgspec.Struct):
     checkpoints: List[str]
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a folder was left by a process that was killed while it made its run folder."""
+    # A link is never such a folder: a run that used it would write somewhere else.
+    if is_link(path) or not is_folder(path):
+        return False
+    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
+        return False
+    return not entries(path / CHECKPOINTS)
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a file name is that of a run's checkpoint."""
     return name in (LAST, BEST) or re.fullmatch(r"checkpoint-\d{8,}\.npz", name) is not None
@@ -170,7 +181,7 @@ class RunFolder:
         self._locks: List[int] = []
         # The token of this process in ``environment.json``; None before it created or reopened the folder.
         self._token: Optional[str] = None
-        # The new folders, if the run folder was empty before; else None.
+        # The folders that this process made, if the run folder has no files of an earlier run; else None.
         self._made: Optional[List[Path]] = [path] if is_claimed else None
         self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
@@ -210,24 +221,27 @@ class RunFolder:
             ConfigurationError: another process is writing the folder, or has written it since ``check_new``.
         """
         self._refuse_links()
-        was_empty = not exists(self.path) or not entries(self.path)
-        new_folders = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
+        made = None
+        if not exists(self.path) or is_unfinished(self.path):
+            made = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
         try:
             # The new folders first: a former run is deleted only after this one could be written.
             make_folder(self.path)
             make_folder(self.checkpoints)
             self.lock()
+            # Without the lock, new folders may be those of another process.
+            self._made = made
             if not replace:
                 self._check_still_free()
+            self._token = secrets.token_hex(8)
             write_text(self.path / CONFIG, config.to_yaml())
             self._claim([])
             self._remove_files(kept=(CONFIG, ENVIRONMENT))
             for old in self._checkpoints():
                 remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
-            self._made = new_folders if was_empty else None
         except (OSError, DataError) as error:
-            self._made = new_folders if was_empty else None
+            self._made = made
             self.discard()
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
@@ -238,7 +252,7 @@ class RunFolder:
     def discard(self) -> None:
         """Removes what :meth:`create` and a run without results wrote, so that the same command works again.
 
-        A folder that was not empty before :meth:`create` stays.  So does one that has a checkpoint or a foreign file.
+        A folder that had files of a run before :meth:`create` stays.  So does one with a checkpoint or a foreign file.
         """
         new_folders, self._made = self._made, None
         if new_folders is None:
@@ -246,10 +260,10 @@ class RunFolder:
         # The error that ended the run is reported, not an error of removing its folder.
         with contextlib.suppress(OSError, DataError, WorkersError):
             self.check_writer()
-            if self._checkpoints():
-                return
-            # Without a lock or a token, the files belong to another process.
-            if self._locks or self._token is not None:
+            # Without a token, files and checkpoints belong to another process.
+            if self._token is not None:
+                if self._checkpoints():
+                    return
                 self._remove_files()
             _remove_empty((self.path / TENSORBOARD, *reversed(new_folders)))
 
@@ -328,7 +342,7 @@ class RunFolder:
         Args:
             before: the entries of earlier processes.
         """
-        self._token = secrets.token_hex(8)
+        self._token = self._token or secrets.token_hex(8)
         write_text(self.path / ENVIRONMENT, json.dumps([*before, {"writer": self._token}], indent=2) + "\n")
 
     def check_writer(self) -> None:

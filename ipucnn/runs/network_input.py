@@ -228,11 +228,16 @@ def _range_step(described: PlainDict) -> Step:
     ]
 
 
-def compared_with(proof: PlainDict) -> str:
+def compared_with(verified: PlainDict) -> str:
     """Returns in words the reference that the outputs of an export were compared with."""
-    if proof["session_relative"] is None:
+    if verified["session_relative"] is None:
         return "the run's own session"
-    return f"a 64-bit computation (the run's own session: {proof['session_relative']:.2g})"
+    return f"a 64-bit computation (the run's own session: {verified['session_relative']:.2g})"
+
+
+def allowed_difference(verified: PlainDict) -> str:
+    """Returns in words how far the outputs of an export differ, and how far they may."""
+    return f"{verified['relative']:.2g} of the outputs' deviation ({verified['allowed_relative']:.2g} is allowed)"
 
 
 def shape_text(shape: Sequence[Optional[int]]) -> str:
@@ -246,7 +251,7 @@ def page(record: PlainDict) -> str:
     Args:
         record: the complete ``export.json``.
     """
-    proof, environment, described = record["proof"], record["environment"], record["input"]
+    verified, environment, described = record["verification"], record["environment"], record["input"]
     shape = shape_text(described["shape"])
     classes = record["setup"]["class_names"]
     of = f" of {printable(classes[1])}" if len(classes) == 2 else ", mean of all classes but the first"
@@ -262,6 +267,7 @@ def page(record: PlainDict) -> str:
     )
     name = record["trained_on"]["name"]
     source = "Weights of " if name is None else f"Trained on {name}; weights of "
+    difference = allowed_difference(verified)
     averaged = ", averaged over training" if record["averaged_weights"] else ""
     return f"""# {record["model"]}, as {record["format"]}
 
@@ -286,12 +292,12 @@ In the run's own validation of these weights:
 
 {measured}
 
-## Proof
+## Verification
 
-{proof["samples"]:,} samples ({proof["of"]}) in {proof["runtime"]}, compared with {compared_with(proof)}:
+{verified["samples"]:,} samples ({verified["of"]}) in {verified["runtime"]}, compared with {compared_with(verified)}:
 
-- largest difference: {proof["relative"]:.2g} of the outputs' deviation ({proof["allowed_relative"]:.2g} is allowed)
-- the same class as the run's own session: {proof["agreement"]:.2%}
+- largest difference: {difference}
+- the same class as the run's own session: {verified["agreement"]:.2%}
 
 ## Where it comes from
 

@@ -23,7 +23,6 @@ from ipucnn.filesystem import (
     expand,
     is_file,
     is_folder,
-    is_link,
     temporary_of,
 )
 from ipucnn.models.registry import (
@@ -49,6 +48,7 @@ from ipucnn.runs.folder import (
     default_run_dir,
     is_checkpoint_name,
     is_taken,
+    is_unfinished,
     numbered_run_dirs,
 )
 from ipucnn.text import counted, shown_value
@@ -121,16 +121,6 @@ def _check_checkpoint_dir(path: Path, folder: Path, overwrite: bool) -> None:
 def has_checkpoints(folder: Path) -> bool:
     """Whether a folder has a checkpoint, readable or not."""
     return any(is_checkpoint_name(path.name) for path in entries(folder))
-
-
-def is_unfinished(path: Path) -> bool:
-    """Whether a folder was left by a process that was killed while it made its run folder."""
-    # A link is never such a folder: a run that used it would write somewhere else.
-    if is_link(path) or not is_folder(path):
-        return False
-    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
-        return False
-    return not entries(path / CHECKPOINTS)
 
 
 # The number of replicas that validate does not change training.  The other fields follow from options, which are

@@ -23,7 +23,7 @@ from ipucnn.errors import ThresholdError, UserError
 from ipucnn.filesystem import write_text
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess
+from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
 from ipucnn.runs.network_input import python_lines
 from ipucnn.runs.predicting import Progress, check_finite
 from ipucnn.runs.setup import Setup
@@ -174,7 +174,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
             IPU that this process has acquired.  None uses a :class:`RuntimeProcess`.
 
     Returns:
-        ``proof`` of ``export.json``.
+        ``verification`` of ``export.json``.
 
     Raises:
         ThresholdError: the file differs from its description, or its outputs differ too much.
@@ -185,18 +185,13 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
     try:
         runtime = "the Poplar SDK's runtime"
         if run is None:
-            process = open_runtime(record["format"], path)
+            process = RuntimeProcess(record["format"], path)
             runtime, run = process.runtime, process.run
             _check_ports("input", process.inputs, record["input"])
             _check_ports("output", process.outputs, record["output"])
             with _failures_of_lines():
                 check_lines(python_lines(record["input"]), samples)
-        outputs = np.concatenate([run(part) for part in runtimes.batches(samples.images, batch)])
-        outputs = outputs[: len(samples.images)]
-        if outputs.dtype != np.float32 or outputs.shape != samples.expected.shape:
-            raise RuntimeFailed(
-                f"its outputs are {outputs.dtype} {list(outputs.shape)}, not float32 {list(samples.expected.shape)}"
-            )
+        outputs = outputs_of(run, samples.images, batch, samples.expected.shape[1:])
         findings = {"runtime": runtime, "samples": len(outputs)}
         findings.update(compare(outputs, samples.expected, samples.exact))
         largest, least = limits(is_half, findings["session_relative"])
@@ -225,11 +220,6 @@ def _failures_of_lines() -> Iterator[None]:
         raise
     except Exception as error:
         raise RuntimeFailed(f"the lines of its README.md raise {type(error).__name__}: {error}") from error
-
-
-def open_runtime(form: str, path: Path) -> Any:
-    """Opens the file in a runtime process."""
-    return RuntimeProcess(form, path)
 
 
 def _check_ports(kind: str, ports: Sequence[runtimes.Port], declared: PlainDict) -> None:
