@@ -161,7 +161,7 @@ BUDGET = {
     "commands": (1830, 1075),
     "config": (2640, 1450),
     "datasets": (5740, 4430),
-    "diagnosis": (600, 460),
+    "diagnosis": (514, 402),
     "models": (2835, 2220),
     "planning": (5240, 4090),
     "reports": (3640, 2875),

@@ -1160,15 +1160,6 @@ def test_a_benchmark_refuses_several_workers(monkeypatch, capfd, command):
     )
 
 
-def test_doctor_shows_the_cluster(monkeypatch):
-    from ipucnn.diagnosis.look import find_cluster
-
-    assert find_cluster({}).line == "" and find_cluster({}).cluster_facts()["workers"] == 1
-    seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
-    assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
-    assert find_cluster({"TF_CONFIG": "{"}).cluster_facts()["problem"].startswith("TF_CONFIG cannot be used")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "more"),

@@ -99,7 +99,7 @@ def test_train_and_evaluate_execute_nothing(hostile):
 @pytest.mark.slow
 def test_doctor_executes_nothing(hostile):
     folder, sprung = hostile
-    done = ipucnn(folder, "doctor", "--deep", "--json")
+    done = ipucnn(folder, "doctor", "--full", "--json")
     assert done.returncode in (0, 6), done.stderr
     assert not sprung.exists(), sprung.read_text()
 

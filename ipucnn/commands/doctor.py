@@ -8,15 +8,14 @@ import typer
 from ipucnn.aliases import PlainValue
 from ipucnn.config.signature import with_run_options
 
-DEEP = typer.Option(
-    False,
-    "--deep",
-    help="Also import TensorFlow, in a process of its own, to find what goes wrong only then.",
+FULL = typer.Option(
+    False, "--full", help="Also import TensorFlow in a separate process, to find errors that occur only then."
 )
+DEEP = typer.Option(False, "--deep", hidden=True)  # the name of --full in an earlier version
 
 
 @with_run_options("doctor", from_flags=True)
-def doctor(flags: Mapping[str, PlainValue], json_output: bool, deep: bool = DEEP) -> None:
+def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL, deep: bool = DEEP) -> None:
     """Show what this machine has, what commands would run on, and what to do next.
 
     It looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
@@ -31,12 +30,13 @@ def doctor(flags: Mapping[str, PlainValue], json_output: bool, deep: bool = DEEP
     from ipucnn.reports.doctor import print_diagnosis
 
     given = convert_flags(flags)
-    if deep and not json_output:
+    full = full or deep
+    if full and not json_output:
         note("importing TensorFlow in another process")
     diagnosis = diagnose(
         given.get("device", RunConfig.device),
         dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path)),
-        deep=deep,
+        full=full,
     )
     if json_output:
         print(json.dumps(diagnosis.to_dict(), indent=2))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.diagnosis.ipus import Ipus
-from ipucnn.diagnosis.look import Gpu, Group, Probe
+from ipucnn.diagnosis.look import Gpu, Probe
 from ipucnn.errors import MissingError, UserError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
@@ -12,8 +12,6 @@ from ipucnn.text import counted
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"  # the name of an IPU-POD's partition
-_TOGETHER = ("train", "evaluate", "infer", "benchmark")
-"""The commands that several instances of poprun share."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Finding:
 
     Attributes:
         level: PROBLEM (prevents the requested operation), WARNING or NOTE.
-        topic: "tensorflow", "sdk", "ipu", "poprun", "cluster" or "gpu".
+        topic: "tensorflow", "sdk", "ipu" or "gpu".
         message, hint: the texts, as in an error.
     """
 
@@ -45,8 +43,7 @@ class Machine:
         software: Python, packages and the Poplar SDK.
         ipus: the IPUs as gc-info lists them.
         gpus: the GPUs as the driver lists them; ``gpu_problem`` is the reason why there are none.
-        probe: the probe of TensorFlow, None without --deep.
-        poprun: the facts from ``poprun`` for this process.
+        probe: the probe of TensorFlow, None without --full.
     """
 
     software: Surroundings
@@ -54,7 +51,6 @@ class Machine:
     gpus: Tuple[Gpu, ...] = ()
     gpu_problem: Optional[str] = None
     probe: Optional[Probe] = None
-    poprun: Group = field(default_factory=Group)
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,7 @@ def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     broken_sdk = surroundings.problems(software)
     is_ipu = asked == "ipu" or (asked == "auto" and software.has_ipu_package)
     findings = list(_of_tensorflow(machine))
-    of_poprun = [] if machine.poprun.problem is None else [problem("poprun", machine.poprun.problem)]
-    is_host_broken = bool(findings or of_poprun)
+    is_host_broken = bool(findings)
     if is_ipu:
         messages = [finding.message for finding in findings]
         findings += [problem("sdk", each) for each in broken_sdk if each.message not in messages]
@@ -98,7 +93,6 @@ def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     elif ipus.num_ipus and broken_sdk:
         message = f"there is hardware ({counted(ipus.num_ipus, 'IPU')}), but {broken_sdk[0].message}"
         findings.append(Finding(WARNING, "sdk", message, broken_sdk[0].hint))
-    findings += of_poprun
     worst = next((f for f in findings if f.level == PROBLEM), None)
     if is_ipu:
         reason = _why_ipu(machine) if worst is None else worst.message
@@ -175,7 +169,7 @@ def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     if count:
         names = ", ".join(gpu.name for gpu in gpus) or counted(count, "GPU")
         them = "it" if count == 1 else "them"
-        sure = f"TensorFlow sees {them}" if probe else f"if TensorFlow can use {them}, which --deep tells"
+        sure = f"TensorFlow sees {them}" if probe else f"if TensorFlow can use {them}, which --full tells"
         return Choice(asked, "gpu", True, f"{names}; {sure}"), findings
     if asked == "gpu":
         message = f"there is no GPU to use: {reason}"
@@ -184,7 +178,7 @@ def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     return Choice(asked, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here"), findings
 
 
-def command_devices(choice: Choice, poprun: Group) -> Iterator[Choice]:
+def command_devices(choice: Choice) -> Iterator[Choice]:
     """Yields the device of each command."""
     from ipucnn.command_table import COMMANDS
     from ipucnn.config.options import BY_NAME
@@ -193,28 +187,12 @@ def command_devices(choice: Choice, poprun: Group) -> Iterator[Choice]:
         if name == "doctor":
             continue
         if name in BY_NAME["device"].commands:
-            yield _under_poprun(replace(choice, command=name), poprun)
+            yield replace(choice, command=name)
         elif name == "plan-splits":
             reason = "plans on the host; the networks' layers are shipped, others TensorFlow reads once"
             yield Choice("", "cpu", True, reason, name)
         else:
             yield Choice("", "cpu", True, "works on the host", name)
-
-
-def _under_poprun(choice: Choice, poprun: Group) -> Choice:
-    """Returns the choice under poprun: several processes can share IPUs, while a host computes in one process."""
-    count = poprun.instances.count
-    if not choice.usable or not poprun.instances.is_distributed:
-        return choice
-    if choice.command not in _TOGETHER:
-        return replace(choice, usable=False, reason="refused under poprun: it works in one process")
-    if choice.device == "ipu":
-        reason = f"{choice.reason}; with PopDist, as one of {counted(count, 'instance')} of poprun"
-        return replace(choice, reason=reason)
-    if count > 1:
-        reason = f"refused with {count} instances of poprun: only IPUs work together"
-        return replace(choice, usable=False, reason=reason)
-    return choice
 
 
 def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) -> List[str]:
@@ -235,7 +213,7 @@ def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) ->
         if num_ipus > 1:
             steps.append(f"ipucnn plan-splits resnet50 --ipus {num_ipus}: how to spend them on a network")
     if machine.probe is None:
-        steps.append("ipucnn doctor --deep: imports TensorFlow, too, in a process of its own")
+        steps.append("ipucnn doctor --full: imports TensorFlow, too, in a process of its own")
     return list(dict.fromkeys(steps))
 
 

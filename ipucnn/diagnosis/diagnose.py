@@ -1,6 +1,5 @@
 """Diagnoses the machine: its facts, the chosen device with the reason, and the next steps."""
 
-import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ from ipucnn.diagnosis.decision import (
     choose,
     command_devices,
     next_steps,
-    problem,
 )
 from ipucnn.diagnosis.ipus import find_ipus
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # The prefixes of variables that determine which IPUs there are and how they are used.
 _PREFIXES = ("IPUOF_", "POPDIST_", "POPLAR_", "POPLIBS_", "TF_POPLAR_", "GCDA_")
@@ -36,7 +34,6 @@ class Diagnosis:
         machine: the facts that determine which device is used.
         choice: the requested device, and the one that is used.
         commands: the device of each command.
-        cluster: the workers to which this process belongs.
         datasets: the place of each data set, None for missing ones.
         findings: the findings, problems first.
         next_steps: what to type, most useful first.
@@ -45,7 +42,6 @@ class Diagnosis:
     machine: Machine
     choice: Choice
     commands: Tuple[Choice, ...]
-    cluster: look.Group
     host: look.Host
     disk: look.Disk
     dataset_path: str
@@ -92,8 +88,6 @@ class Diagnosis:
             "packages": dict(machine.software.versions),
             "sdk": self.sdk,
             "ipus": machine.ipus.to_dict(),
-            "poprun": machine.poprun.poprun_facts(),
-            "cluster": self.cluster.cluster_facts(),
             "gpus": [asdict(gpu) for gpu in machine.gpus],
             "gpu_problem": machine.gpu_problem,
             "host": asdict(self.host),
@@ -107,29 +101,25 @@ class Diagnosis:
         }
 
 
-def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), deep: bool = False) -> Diagnosis:
+def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), full: bool = False) -> Diagnosis:
     """Diagnoses this machine.
 
     Args:
         asked: the device, as for ``--device``.
         dataset_path: the folder in which to look for data sets.
-        deep: whether to import TensorFlow in another process.
+        full: whether to import TensorFlow in another process.
     """
     software = surroundings.look_around()
     gpus, gpu_problem = look.find_gpus()
-    can_probe = deep and software.versions.get("tensorflow") is not None
+    can_probe = full and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None
-    poprun, cluster = look.find_poprun(software.variables), look.find_cluster(os.environ)
-    machine = Machine(software, find_ipus(), tuple(gpus), gpu_problem, probe, poprun)
+    machine = Machine(software, find_ipus(), tuple(gpus), gpu_problem, probe)
     choice, findings = choose(asked, machine)
-    if cluster.problem is not None:
-        findings.append(problem("cluster", cluster.problem))
     findings.sort(key=lambda finding: finding.level != PROBLEM)
     return Diagnosis(
         machine=machine,
         choice=choice,
-        commands=tuple(command_devices(choice, poprun)),
-        cluster=cluster,
+        commands=tuple(command_devices(choice)),
         host=look.find_host(),
         disk=look.find_disk(Path("runs")),
         dataset_path=str(dataset_path),

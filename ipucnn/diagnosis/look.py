@@ -1,4 +1,4 @@
-"""Collects facts about this machine: processor, memory, GPUs, disk, data sets, ``poprun``, and TensorFlow.
+"""Collects facts about this machine: processor, memory, GPUs, disk, data sets, and TensorFlow.
 
 It only collects and draws no conclusions.  TensorFlow is imported in a process of its own, so a crash or hang is a
 result, too.
@@ -10,16 +10,13 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.config.options import RunConfig
 from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import absolute, free_bytes
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
-from ipucnn.sessions.host.workers import Workers, find_workers
 from ipucnn.sessions.poplar.errors import translate_output
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted
 
 
@@ -132,80 +129,6 @@ def find_datasets(path: Path) -> Dict[str, Optional[str]]:
             location = None
         places[name] = None if location is None else str(location)
     return places
-
-
-@dataclass(frozen=True)
-class Group:
-    """The group of processes that this process belongs to, from environment variables.
-
-    Attributes:
-        instances: the instances of ``poprun``, and the index of this one; one instance without poprun, or if
-            ``problem`` is set.
-        workers: the workers of the host session from ``TF_CONFIG`` or Slurm; None for one, or if ``problem`` is set.
-        problem: the error in the variables, None if there is none.
-    """
-
-    instances: Instances = field(default_factory=Instances)
-    workers: Optional[Workers] = None
-    problem: Optional[UserError] = None
-
-    @property
-    def line(self) -> str:
-        """Returns a description; empty if this process is alone."""
-        instances, workers = self.instances, self.workers
-        if self.problem is not None:
-            return self.problem.message
-        if workers is not None:
-            shown = ", ".join(workers.addresses[:4]) + (", ..." if workers.count > 4 else "")
-            return f"worker {workers.index} of {workers.count} ({workers.source}): {shown}"
-        if not instances.is_distributed:
-            return ""
-        writes = "writes" if instances.is_writer else "leaves to the first"
-        return (
-            f"instance {instances.index + 1} of {instances.count}, {instances.local_replicas} of "
-            f"{counted(instances.total_replicas or 0, 'replica')}, {counted(instances.ipus_per_replica or 0, 'IPU')} "
-            f"each; {writes} checkpoints and logs"
-        )
-
-    def poprun_facts(self) -> Dict[str, Any]:
-        """Returns the facts from ``poprun`` for this process, as plain values; all keys are always present."""
-        instances = self.instances
-        return {
-            "is_distributed": instances.is_distributed,
-            "num_instances": instances.count,
-            "instance": instances.index,
-            "total_replicas": instances.total_replicas,
-            "local_replicas": None if instances.total_replicas is None else instances.local_replicas,
-            "ipus_per_replica": instances.ipus_per_replica,
-            "problem": self.problem and self.problem.message,
-        }
-
-    def cluster_facts(self) -> Dict[str, Any]:
-        """Returns the host session's workers, as plain values; all keys are always present."""
-        workers = self.workers or Workers()
-        return {
-            "workers": workers.count,
-            "rank": workers.index,
-            "addresses": list(workers.addresses),
-            "source": workers.source or None,
-            "problem": self.problem and self.problem.message,
-        }
-
-
-def find_poprun(variables: Mapping[str, str]) -> Group:
-    """Returns the facts from ``poprun``, by a process's environment variables; never raises."""
-    try:
-        return Group(find_instances(variables))
-    except UserError as error:
-        return Group(problem=error)
-
-
-def find_cluster(variables: Mapping[str, str]) -> Group:
-    """Returns the other workers, by a process's environment variables; never raises."""
-    try:
-        return Group(workers=find_workers(RunConfig(), variables))
-    except UserError as error:
-        return Group(problem=error)
 
 
 PROBE_TIMEOUT_S = 180.0

@@ -55,12 +55,8 @@ def _ipus(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
         versions = (("driver", ipus.driver), ("firmware", ipus.firmware))
         yield "IPUs", ", ".join([" ".join(parts), *(f"{name} {value}" for name, value in versions if value)])
         yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
-    lines = {
-        "partition": ipus.partition,
-        "poprun": diagnosis.machine.poprun.line,
-        "cluster": diagnosis.cluster.line,
-    }
-    yield from ((name, line) for name, line in lines.items() if line)
+    if ipus.partition:
+        yield "partition", ipus.partition
     yield from ((name, value) for name, value in diagnosis.variables.items() if name != "POPLAR_SDK_ENABLED")
 
 
