@@ -1,10 +1,10 @@
 """Fits the constants of the cost model on published throughput and prints its errors; judges published fits.
 
-Usage: python benchmarks/fit_cost_model.py [--rows published_throughput.json]
-       python benchmarks/fit_cost_model.py --memory [--rows published_fits_and_splits.json]
+Usage: python benchmarks/fit_cost_model.py [--csv results/throughput.csv]
+       python benchmarks/fit_cost_model.py --memory --rows published_fits_and_splits.json
 
-Only rows marked ``"suggested_use": "calibrate"`` are used for the fit.  The fit is a maximum a posteriori estimate:
-least squares of log(predicted / published), where each network and task has the weight of one row, and a log-normal
+The constants are fitted to the rows of ``results/published.csv``.  The fit is a maximum a posteriori estimate: least
+squares of log(predicted / published), where each network and task has the weight of one row, and a log-normal
 prior for each constant.  The sources named below give its centre and width.  Tile splits are searched again between
 rounds of the fit until they no longer change.  "left out" is the prediction of a network's rows by constants fitted
 without any of its rows.  The 80 % band beside each prediction is the quantile of those errors.  Its coverage is counted
@@ -18,16 +18,17 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 from published_rows import Program, Skipped, memory_program, throughput_program
 from scipy.optimize import least_squares
 
+import results
 from ipucnn.planning.cost.memory import published_at, published_bin
 from ipucnn.planning.cost.products import BAND_FACTOR, BAND_SHARE, DEFAULT_CONSTANTS, CostConstants
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
+PUBLISHED = results.ROOT / "results" / "published.csv"
 
 # Centre of each constant before any row is used, and the factor by which it may be off (one standard deviation).
 PRIOR = {
@@ -49,14 +50,13 @@ ROW_SIGMA = 0.15
 ROUNDS = 8
 
 
-def read_rows(path: Path, key: str) -> List[Dict[str, Any]]:
+def read_fits(path: Path, key: str) -> List[Dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8"))[key]
 
 
-def calibration_programs(path: Path) -> List[Any]:
-    """Returns (program, published images per second) of the rows marked for calibration."""
-    rows = [row for row in read_rows(path, "rows") if row.get("suggested_use") == "calibrate"]
-    return [(throughput_program(row), float(row["value"])) for row in rows]
+def calibration_programs() -> List[Any]:
+    """Returns (program, published images per second) of each published row."""
+    return [(throughput_program(row), float(row["images_per_s"])) for row in results.read_rows(PUBLISHED)]
 
 
 def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstants:
@@ -116,9 +116,9 @@ def describe(program: Program) -> str:
     )
 
 
-def report_throughput(path: Path) -> int:
+def report_throughput(output: Optional[Path]) -> int:
     started = time.perf_counter()
-    pairs = calibration_programs(path)
+    pairs = calibration_programs()
     programs, published = [p for p, _ in pairs], [v for _, v in pairs]
     fitted = fit(programs, published)
     models = [p.graph.model for p in programs]
@@ -161,6 +161,19 @@ def report_throughput(path: Path) -> int:
         f"({', '.join(f'{model} {sum(own)}/{len(own)}' for model, own in covered.items())})"
     )
     print(f"{time.perf_counter() - started:.0f} s, NumPy {np.__version__}")
+    if output is not None:
+        rows = [
+            {
+                **row,
+                "predicted_images_per_s": round(program.images_per_s(DEFAULT_CONSTANTS)),
+                "predicted_without_this_network": round(ratio * value),
+                "ratio_without_this_network": round(ratio, 3),
+            }
+            for row, (program, value), ratio in zip(results.read_rows(PUBLISHED), pairs, other_ratios)
+        ]
+        results.write_rows(
+            output, rows, results.Measurement("python benchmarks/fit_cost_model.py", ("numpy",))
+        )
     return 0
 
 
@@ -172,7 +185,7 @@ def report_memory(path: Path) -> int:
     skipped = []
     print("published  fill of the fullest IPU, verdict")
     for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
-        for row in read_rows(path, key):
+        for row in read_fits(path, key):
             try:
                 program = memory_program(row)
             except Skipped as reason:
@@ -207,15 +220,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=Path, help="file of published rows")
-    parser.add_argument("--memory", action="store_true", help="judge the published fits instead")
+    parser.add_argument("--csv", type=Path, help="also write the predictions there")
+    parser.add_argument("--memory", action="store_true", help="judge published fits instead")
+    parser.add_argument("--rows", type=Path, help="with --memory: file of published fits")
     arguments = parser.parse_args()
-    name = "published_fits_and_splits.json" if arguments.memory else "published_throughput.json"
-    path = arguments.rows or SHARED / name
-    if not path.is_file():
-        print(f"error: no rows at {path}\nhint: --rows FILE", file=sys.stderr)
+    if not arguments.memory:
+        return report_throughput(arguments.csv)
+    if arguments.rows is None or not arguments.rows.is_file():
+        print(f"error: no rows at {arguments.rows}\nhint: --rows FILE", file=sys.stderr)
         return 3
-    return report_memory(path) if arguments.memory else report_throughput(path)
+    return report_memory(arguments.rows)
 
 
 if __name__ == "__main__":

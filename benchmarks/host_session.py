@@ -22,17 +22,17 @@ PyTorch: ``pip install torch torchvision timm``; a side that cannot be imported 
 """
 
 import argparse
-import csv
 import importlib.util
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import results
 
 CLASSES = 10
 ROUND_S = 2.5
@@ -445,38 +445,6 @@ def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]
     return rows
 
 
-COLUMNS = (
-    *Case._fields,
-    "norm",
-    "side",
-    "images_per_s",
-    "ratio",
-    "ratio_of_processor_time",
-    "fused",
-    "share_of_peak",
-    "memory_mib",
-    "conditions",
-)
-
-
-def conditions(against: List[str]) -> str:
-    """Returns the conditions that the figures depend on."""
-    from ipucnn.machine import cpu_name
-
-    packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=os.path.dirname(os.path.abspath(__file__)),
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    return (
-        f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}; "
-        f"revision {revision or 'unknown'}; load {os.getloadavg()[0]:.1f}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -485,7 +453,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="a network")
     parser.add_argument("--micro-batch", type=int)
-    parser.add_argument("--csv", help="also write the rows there")
+    parser.add_argument("--csv", type=Path, help="also write the rows there; its rows of other cases stay")
     parser.add_argument("--serve", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -497,13 +465,13 @@ def main() -> None:
     if "torch" in against and not all(map(importlib.util.find_spec, ("torch", "timm"))):
         against.remove("torch")
         print("PyTorch or timm is not installed: left out")
-    notes = conditions(against)
-    print(
-        f"{notes}; training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time"
-    )
+    packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]
+    how = results.Measurement(f"python benchmarks/host_session.py --against {' '.join(against)}", packages)
+    notes = how.columns()
+    print(f"{notes['conditions']}; revision {notes['revision']}")
+    print(f"training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time")
     print(f"{'network':16} {'size':>4} {'batch':>5} {'of':>5} {'side':15} {'images/s':>8} {'ratio':>12} "
           f"{'fused':>5} {'of peak':>7} {'MiB':>6}")  # fmt: skip
-    rows: List[Dict[str, Any]] = []
     cases = [
         case
         for case in CASES
@@ -514,18 +482,15 @@ def main() -> None:
             f"no row of that network and micro-batch; there are {', '.join(c.network for c in CASES)}"
         )
     for case in cases:
-        for row in measure(case, against, arguments.rounds):
-            rows.append({**row, "conditions": notes})
+        rows = measure(case, against, arguments.rounds)
+        for row in rows:
             ratio = f"{row['ratio']:.2f}, {row['ratio_of_processor_time']:.2f}" if "ratio" in row else ""
             peak = f"{row['share_of_peak']:.0%}" if "share_of_peak" in row else ""
             print(f"{row['network']:16} {row['size']:4} {row['micro_batch']:5} {row['global_batch']:5} "
                   f"{row['side']:15} {row['images_per_s']:8.1f} {ratio:>12} {row.get('fused', ''):>5} {peak:>7} "
                   f"{row.get('memory_mib', ''):>6}", flush=True)  # fmt: skip
-    if arguments.csv:
-        with open(arguments.csv, "w", encoding="utf-8", newline="") as handle:
-            writer = csv.DictWriter(handle, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        if arguments.csv:
+            results.write_rows(arguments.csv, rows, how, (*Case._fields, "side"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kills training runs at random moments, continues them, and compares every byte with an uninterrupted run.
 
 Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--jobs N]
-           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...]
+           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...] [--csv FILE]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
 at a random moment, while a checkpoint is being written, before an older one is deleted, during validation, or between
@@ -37,6 +37,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
+
+import results
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
@@ -611,6 +613,7 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
             shutil.rmtree(folder)
         saved.write_text(json.dumps(counts))
         print(", ".join(f"{name} {value}" for name, value in counts.items()), flush=True)
+    write_counts(options, [{"configuration": "workers", **counts}])
     if counts["kills"] < options.kills:
         print(f"{options.kills - counts['kills']} kills are left: the same command with --continue goes on")
     return 5 if counts["differing"] or counts["wrong end"] else 0
@@ -640,6 +643,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on with what is in --keep")
     parser.add_argument("--minutes", type=float, help="begin no run after so long; --continue goes on")
     parser.add_argument("--broken", nargs="*", choices=list(BROKEN), help="self-check with broken builds")
+    parser.add_argument("--csv", type=Path, help="also write the counts of each configuration there")
     parser.add_argument("--workers", type=int, nargs="+", help="kill workers of a run: how many there may be")
     options = parser.parse_args(arguments)
     place = options.keep or Path(tempfile.mkdtemp(prefix="kill-campaign-"))
@@ -656,6 +660,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if options.keep is None:
         shutil.rmtree(place)
     return code
+
+
+def write_counts(options: argparse.Namespace, rows: List[Dict[str, Any]]) -> None:
+    """Writes the counts to the CSV file, if there is one; its rows of other configurations stay."""
+    if options.csv is None:
+        return
+    which = " ".join(map(str, options.workers)) if options.workers else ""
+    words = ["--kills", str(options.kills), "--per-run", str(options.per_run), "--seed", str(options.seed)]
+    words += ["--workers", which] if which else ["--only", *(row["configuration"] for row in rows)]
+    how = results.Measurement(f"python benchmarks/kill_campaign.py {' '.join(words)}")
+    results.write_rows(options.csv, rows, how, ("configuration",))
 
 
 def all_campaigns(options: argparse.Namespace, place: Path) -> int:
@@ -677,6 +692,7 @@ def all_campaigns(options: argparse.Namespace, place: Path) -> int:
             rows.append(done.result())
             print(line(begun[done], rows[-1]), flush=True)
     print(line("together", {head: sum(row[head] for row in rows) for head in COUNTS}))
+    write_counts(options, [{"configuration": row["name"], **{k: row[k] for k in COUNTS}} for row in rows])
     left = sum(max(0, options.kills - row["kills"]) for row in rows)
     if left:
         print(f"{left} kills are left: the same command with --keep {place} --continue goes on")

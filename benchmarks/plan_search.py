@@ -1,6 +1,6 @@
 """Measures processor time and memory of the whole command `ipucnn plan-splits` for every registered model.
 
-Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--markdown] [-- OPTION ...]
+Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--csv FILE] [-- OPTION ...]
 
 Each model has its default image size and number of classes (shipped layer graphs), or the options after "--".  "s" is
 the processor time of the whole command, user and system, "MB" its peak resident memory; Python's byte code is compiled
@@ -20,6 +20,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
+import results
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.extract import layer_graph
@@ -64,7 +65,7 @@ def main() -> int:
     )
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--csv", type=Path, help="also write the rows there")
     mine, options = sys.argv[1:], []  # type: List[str], List[str]
     if "--" in mine:
         place = mine.index("--")
@@ -73,11 +74,9 @@ def main() -> int:
     head = ["model", "cut points"]
     for count in arguments.stages:
         head += [f"{count} stages: s", "MB", "tick ms", "gap"]
-    row = "| {} |".format if arguments.markdown else "{}".format
-    glue = " | " if arguments.markdown else "  "
-    print(row(glue.join(f"{name:<17}" if i == 0 else name for i, name in enumerate(head))))
-    if arguments.markdown:
-        print("|" + "---|" * len(head))
+    print("  ".join(f"{name:<17}" if i == 0 else name for i, name in enumerate(head)))
+    how = results.Measurement("python benchmarks/plan_search.py", ("numpy",))
+    rows = []
     slowest, largest, bad, plans = 0.0, 0.0, 0, 0
     with tempfile.TemporaryDirectory() as cache:
         run("lenet", 2, options, cache)
@@ -101,11 +100,24 @@ def main() -> int:
                 )
                 tick = f"{1e3 * plan['predicted_tick_s']:.3f}" if plan else ""
                 cells += [f"{seconds:>11.2f}", f"{megabytes:>4.0f}", f"{tick:>7}", answer]
-            print(row(glue.join(cells)), flush=True)
+                rows.append(
+                    {
+                        "model": name,
+                        "cut_points": cuts,
+                        "stages": count,
+                        "processor_s": round(seconds, 2),
+                        "memory_mb": round(megabytes),
+                        "tick_ms": tick,
+                        "gap_or_reason": answer,
+                    }
+                )
+            print("  ".join(cells), flush=True)
     print(
         f"\n{plans} plans; slowest command {slowest:.2f} s, largest {largest:.0f} MB; {bad} not as they should be; "
         f"Python {sys.version.split()[0]}, NumPy {np.__version__}"
     )
+    if arguments.csv is not None:
+        results.write_rows(arguments.csv, rows, how)
     return 5 if bad else 0
 
 

@@ -1,7 +1,7 @@
 """Turns rows of published IPU results into programs of this package: network, splits, settings, system.
 
-Rows are dictionaries of ``published_throughput.json`` and ``published_fits_and_splits.json``.  This
-module alone decides what the model needs and a row doesn't say (optimizer slots, split names of another framework).
+Rows are those of ``results/published.csv`` and of a ``published_fits_and_splits.json``.  This module alone decides what
+the model needs and a row doesn't say (optimizer slots, split names of another framework).
 """
 
 import dataclasses
@@ -174,31 +174,27 @@ def _optimizer_slots(name: Optional[str]) -> int:
     return 2 if "rmsprop" in name or "adam" in name else 0 if name == "sgd" else 1
 
 
-def throughput_program(row: Dict[str, Any]) -> Program:
-    """Turns a row of published throughput into a program.
-
-    Raises:
-        Skipped: this package cannot represent the row.
-    """
-    generation = row["ipu_generation"].split()[0]
-    name = registered_name(row)
-    training = row["task"] == "train"
-    graph = _graph(name, row)
+def throughput_program(row: Dict[str, str]) -> Program:
+    """Turns a row of results/published.csv into a program."""
+    name, training = row["network"], row["task"] == "train"
+    record, size = get_model(name), int(row["image_size"])
+    graph = layer_graph(record, BuildOptions((size, size, record.input_shape[2]), record.num_classes))
+    num_ipus = int(row["ipus"])
     settings: Dict[str, Any] = dict(
-        micro_batch_size=row["micro_batch"],
-        gradient_accumulation_count=row.get("gradient_accumulation") or 1,
-        num_replicas=row["replicas"],
-        num_stages=row["pipeline_stages"],
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_count=int(row["gradient_accumulation"]),
+        num_replicas=int(row["replicas"]),
+        num_stages=int(row["stages"]),
         precision=row["precision"],
         training=training,
+        recomputation=training,
     )
     splits: Tuple[str, ...] = ()
-    label = f"{name} {row['task']} {generation} x{row['n_ipus']} mb {row['micro_batch']} {row['precision']}"
+    label = f"{name} {row['task']} {row['ipu']} x{num_ipus} mb {row['micro_batch']} {row['precision']}"
     if not training:
-        return Program(label, graph, (), PlanSettings(**settings), get_system("c600"))
-    settings["recomputation"] = True
+        return Program(label, graph, (), PlanSettings(**settings), get_system(row["ipu"]))
     if name == "resnet50":
-        manual = "manual recompute" in row["notes"]
+        manual = row["recomputation"] == "10 checkpoints"
         splits = TEN_CHECKPOINTS if manual else SEVEN_SEGMENTS
         settings.update(
             schedule="Sequential",
@@ -212,7 +208,7 @@ def throughput_program(row: Dict[str, Any]) -> Program:
         settings.update(available_memory_proportion=uniform(0.4), optimizer_slots=2)
     elif name == "resnext101_32x4d":
         splits = ("conv4_block4_out",)
-    elif name == "unet":
+    else:
         splits = tuple(
             graph.layers[graph.index(last) + 1].name
             for last in (
@@ -224,11 +220,9 @@ def throughput_program(row: Dict[str, Any]) -> Program:
         settings.update(available_memory_proportion=by_stage((0.7, 0.3, 0.45, 0.7), 4))
         # Its pipeline keeps the SDK's default for the optimizer state: offloaded.
         settings.update(optimizer_state_offloading=True)
-    else:
-        raise Skipped(f"splits of {row['model']} are not known")
-    prefix = {"mk2": "", "bow": "bow-"}[generation]
-    small = {"mk2": "m2000", "bow": "bow-2000"}[generation]
-    system = get_system(small if row["n_ipus"] <= 4 else f"{prefix}pod{row['n_ipus']}")
+    prefix = {"mk2": "", "bow": "bow-"}[row["ipu"]]
+    small = {"mk2": "m2000", "bow": "bow-2000"}[row["ipu"]]
+    system = get_system(small if num_ipus <= 4 else f"{prefix}pod{num_ipus}")
     return Program(label, graph, splits, PlanSettings(**settings), system)
 
 

@@ -24,8 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ipucnn.machine import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,26 +74,67 @@ PRESETS: Dict[str, Preset] = {
         "cifar-10-batches-py",
     ),
 }
-COLUMNS = (
-    "preset",
-    "command",
-    "figure",
-    "mean",
-    "std",
-    "seeds",
-    "values",
-    "epochs",
-    "evaluation_samples",
-    "wall_s",
-    "cpu_s",
-    "images_per_s",
-    "cpu",
-    "cores",
-    "python",
-    "tensorflow",
-    "ipucnn",
-    "revision",
-)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How rows were measured.
+
+    Attributes:
+        command: what measures them again.
+        packages: packages that the figures depend on.
+        load: the machine's load when the measurement began.
+    """
+
+    command: str
+    packages: Sequence[str] = ("tensorflow", "keras")
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def columns(self) -> Dict[str, str]:
+        """Returns the columns: command, revision of the working tree, conditions, and the load at the start."""
+        head = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=8", "--dirty", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        versions = ", ".join(f"{name} {version(name)}" for name in self.packages)
+        conditions = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+        return {
+            "command": self.command,
+            "revision": head.stdout.strip() or "unknown",
+            "conditions": conditions,
+            "load": f"{self.load:.1f}",
+        }
+
+
+def read_rows(path: Path) -> List[Dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+def write_rows(
+    path: Path, rows: Sequence[Dict[str, Any]], how: Measurement, keys: Sequence[str] = ()
+) -> None:
+    """Writes rows to a CSV file, with what ``how`` says behind them.
+
+    Args:
+        keys: columns that identify a row; the rows of the file with other values in them stay, in front.
+    """
+    rows = [{**row, **how.columns()} for row in rows]
+    if keys and path.exists():
+        new = {tuple(str(row[key]) for key in keys) for row in rows}
+        rows = [row for row in read_rows(path) if tuple(row[key] for key in keys) not in new] + list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    temporary.replace(path)
 
 
 def train(arguments: List[str], seed: int, chooses: bool = False) -> Dict[str, Any]:
@@ -131,10 +176,9 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     )
     last = runs[-1]
     command = f"ipucnn train {preset.arguments}" + (" --dataset-path DATA" if preset.needs else "")
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
         "preset": name,
-        "command": command,
+        "trained_with": command,
         "figure": figure,
         "mean": f"{statistics.mean(values):.4f}",
         "std": f"{statistics.stdev(values):.4f}" if len(values) > 1 else "",
@@ -145,33 +189,7 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
         "wall_s": f"{statistics.mean(run['wall_s'] for run in runs):.0f}",
         "cpu_s": f"{statistics.mean(run['cpu_s'] for run in runs):.0f}",
         "images_per_s": f"{statistics.mean(run['measured']['images_per_s'] for run in runs):.0f}",
-        "cpu": last["compilation"]["device"]["name"],
-        "cores": last["compilation"]["device"]["num_cores"],
-        "python": platform.python_version(),
-        "tensorflow": last["environment"]["tensorflow"],
-        "ipucnn": last["environment"]["ipucnn"],
-        "revision": head.stdout.strip()[:12],
     }
-
-
-def read(path: Path) -> Dict[str, Dict[str, Any]]:
-    """Reads the rows of an existing file by preset."""
-    if not path.exists():
-        return {}
-    with open(path, newline="", encoding="utf-8") as handle:
-        return {line["preset"]: dict(line) for line in csv.DictReader(handle)}
-
-
-def write(path: Path, rows: Dict[str, Dict[str, Any]]) -> None:
-    """Writes all rows, in the order of PRESETS."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows[name] for name in PRESETS if name in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    temporary.replace(path)
 
 
 def main() -> None:
@@ -196,7 +214,8 @@ def main() -> None:
             continue
         new_row = row(name, options)
         if not options.choose:
-            write(options.output, {**read(options.output), name: new_row})
+            how = Measurement("python benchmarks/results.py")
+            write_rows(options.output, [new_row], how, ("preset",))
 
 
 if __name__ == "__main__":

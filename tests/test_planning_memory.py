@@ -365,9 +365,8 @@ def test_published_fits_are_judged_correctly() -> None:
 @pytest.fixture
 def calibration() -> Tuple[Any, List[Tuple[Any, float]]]:
     """Returns the benchmark that fits the constants, and the published programs with their images/s."""
-    _rows("published_throughput.json")
     benchmark = _benchmark("fit_cost_model")
-    return benchmark, benchmark.calibration_programs(SHARED / "published_throughput.json")
+    return benchmark, benchmark.calibration_programs()
 
 
 def _without(calibration: Tuple[Any, List[Tuple[Any, float]]]) -> Iterator[Tuple[str, List[float]]]:
@@ -396,15 +395,6 @@ def test_fit_gives_the_shipped_constants_and_generalises_to_other_networks(calib
     for name, value in vars(DEFAULT_CONSTANTS).items():
         assert getattr(fitted, name) == pytest.approx(value, rel=0.03)
     assert all(max(errors) < np.log(1.35) for _, errors in _without(calibration))
-
-
-def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = _benchmark("fit_cost_model")
-    path = tmp_path / "rows.json"
-    uses = ("calibrate", "sanity", "rank/trend check only", "do not calibrate")
-    path.write_text(json.dumps({"rows": [{"suggested_use": use, "value": 1} for use in uses]}))
-    monkeypatch.setattr(benchmark, "throughput_program", lambda row: row["suggested_use"])
-    assert benchmark.calibration_programs(path) == [("calibrate", 1.0)]
 
 
 def test_published_configurations_are_counted_by_fill() -> None:
