@@ -425,10 +425,9 @@ def changed(**changes):
 
 
 def test_sound_sdk_has_no_problems():
-    assert problems(SDK) == doubts(SDK) == []
+    assert not [*problems(SDK), *doubts(SDK)]
     check_requirements(SDK)
     assert surroundings.sdk_version(SDK) == "3.3.0"
-    assert surroundings.wheel_cpu(SDK) == "intel_skylake512"
     assert surroundings.sdk_version(changed(variables={"POPLAR_SDK_ENABLED": "/opt/poplar"})) == "3.3.0"
 
 
@@ -458,7 +457,7 @@ def test_sound_sdk_has_no_problems():
     ],
 )
 def test_broken_requirements_are_reported(changes, message, hint):
-    errors_found = problems(changed(**changes))
+    errors_found = list(problems(changed(**changes)))
     assert len(errors_found) == 1
     assert message in errors_found[0].message
     assert hint in errors_found[0].hint
@@ -470,8 +469,8 @@ def test_flags_of_later_sdks_are_reported():
     old = {"POPLAR_SDK_ENABLED": "/x/poplar-ubuntu_20_04-3.1.0+1-a", "TF_POPLAR_FLAGS": "--use_on_demand"}
     (error,) = problems(changed(variables=old))
     assert "3.2" in error.message
-    assert problems(changed(variables={"TF_POPLAR_FLAGS": "--use_on_demand"})) == []
-    assert problems(changed(variables={"TF_POPLAR_FLAGS": " --executable_cache_path='/a b' "})) == []
+    assert not list(problems(changed(variables={"TF_POPLAR_FLAGS": "--use_on_demand"})))
+    assert not list(problems(changed(variables={"TF_POPLAR_FLAGS": " --executable_cache_path='/a b' "})))
 
 
 @pytest.mark.parametrize(
@@ -493,7 +492,7 @@ def test_flags_of_later_sdks_are_reported():
 )
 def test_doubtful_environments_are_only_warnings(changes, message, hint):
     surroundings_found = changed(**changes)
-    assert problems(surroundings_found) == []
+    assert not list(problems(surroundings_found))
     check_requirements(surroundings_found)
     (doubt,) = doubts(surroundings_found)
     assert message in doubt.message

@@ -17,7 +17,7 @@ from poplar_mutations import calls, leaves, operations, several, training, versi
 from poplar_mutations.cases import try_group
 
 from ipucnn.config.options import RunConfig, specs_for
-from ipucnn.sessions.poplar.config import ROWS, Layout, make_ipu_config
+from ipucnn.sessions.poplar.config import LEAVES, Layout, make_ipu_config
 
 # Group, SDK, environment variables, number of mutations
 GROUPS = [
@@ -51,73 +51,59 @@ def test_total_number_of_mutations():
     assert sum(count for *_, count in GROUPS) == 858
 
 
-def test_every_row_of_the_table_names_a_leaf_and_options_that_exist():
-    leaves, options = set(FACTS["leaves"]), {f.name for f in dataclasses.fields(RunConfig)}
-    for row in ROWS:
-        assert row.leaf in leaves and set(row.options) <= options, row.leaf
-    assert len({row.leaf for row in ROWS}) == len(ROWS)
+CHANGES = [
+    ("select_ipu", 3, "select_ipus auto_select_ipus"),
+    ("on_demand", False, "device_connection.type device_connection.enable_remote_buffers"),
+    ("compile_only", True, "device_connection.type device_connection.version"),
+    ("fp_exceptions", True, " ".join(f"floating_point_behaviour.{name}" for name in ("inv", "div0", "oflo"))),
+    ("nanoo", True, "floating_point_behaviour.nanoo"),
+    ("stochastic_rounding", "ON", "floating_point_behaviour.esr experimental.enable_prng_stability"),
+    ("half_partials", True, "convolutions.poplar_options matmuls.poplar_options"),
+    ("gather_conv_output", True, "convolutions.poplar_options matmuls.poplar_options"),
+    ("conv_dithering", True, "convolutions.poplar_options"),
+    ("convolution_options", {"use128BitConvUnitLoad": True}, "convolutions.poplar_options"),
+    ("matmul_options", {"enableFastReduce": True}, "matmuls.poplar_options"),
+    ("internal_exchange_optimization_target", "memory", "compilation_poplar_options"),
+    ("deterministic_workers", "false", "compilation_poplar_options"),
+    ("stable_norm", True, "norms.use_stable_statistics"),
+    ("max_cross_replica_buffer_size", 5, "optimizations.maximum_cross_replica_sum_buffer_size"),
+    ("max_reduce_many_buffer_size", 6, "optimizations.maximum_reduce_many_buffer_size"),
+    ("min_remote_tensor_size", 7, "optimizations.minimum_remote_tensor_size"),
+    ("scheduling_algorithm", "LOOK_AHEAD", "scheduling.algorithm"),
+]
 
 
-def test_options_are_bounded_by_the_fields_that_they_fill():
-    """int64 for bytes, int32 for devices; values out of bounds are refused before TensorFlow is imported."""
+def test_every_option_that_only_an_ipu_acts_on_changes_its_leaves():
     specs = {spec.name: spec for spec in specs_for("train")}
-    bounded = {}
-    for row in ROWS:
-        bits = FACTS["leaves"][row.leaf].get("bits")
-        if bits and len(row.options) == 1 and row.leaf.startswith(("optimizations.", "select_ipus")):
-            (name,) = row.options
-            bounded[name] = bits
-            assert specs[name].within.maximum == 2 ** (bits - 1) - 1, name
-    assert bounded == {
-        "select_ipu": 32,
-        "max_cross_replica_buffer_size": 64,
-        "max_reduce_many_buffer_size": 64,
-        "min_remote_tensor_size": 64,
-    }
-    code = "import sys; from ipucnn import cli; found = cli.run(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
+    with installed():
+        from tensorflow.python import ipu
+
+        def leaves(layout=Layout(4), **options):
+            return make_ipu_config(ipu, dataclasses.replace(RunConfig(), **options), layout).to_dict()
+
+        default = leaves()
+        for name, value, changed in CHANGES:
+            configured = leaves(**{name: value})
+            assert {leaf for leaf in default if configured[leaf] != default[leaf]} == set(changed.split()), (
+                name
+            )
+            bits = FACTS["leaves"][changed.split()[0]].get("bits")
+            # int64 for bytes, int32 for devices; larger values are refused before TensorFlow is imported.
+            assert bits is None or specs[name].within.maximum == 2 ** (bits - 1) - 1, name
+            layout = leaves(Layout(8, 0.25, True, 2))
+    changed = {leaf for *_, names in CHANGES for leaf in names.split()}
+    assert changed | {leaf for leaf in default if layout[leaf] != default[leaf]} == set(LEAVES)
+    assert layout["auto_select_ipus"] == 8 and layout["allow_recompute"]
+    assert layout["convolutions.poplar_options"] == {"availableMemoryProportion": "0.25"}
+    assert layout["norms.experimental.distributed_batch_norm_replica_group_size"] == 2
+
+
+def test_a_value_beyond_the_field_that_it_fills_is_refused_before_tensorflow_is_imported():
+    code = "import sys; from ipucnn import cli; code = cli.run(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
     command = ["train", "toy_model", "--max-cross-replica-buffer-size", str(2**63)]
     ended = subprocess.run(
-        [sys.executable, "-c", code + "; sys.exit(found)", *command],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code + "; sys.exit(code)", *command], capture_output=True, text=True
     )
     assert ended.returncode == 2, ended.stderr
     assert "--max-cross-replica-buffer-size" in ended.stderr and str(2**63) in ended.stderr
     assert ended.stderr.count("error:") == ended.stderr.count("hint:") == 1
-
-
-def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():
-    """Each option of the table changes its leaf."""
-    changed = {
-        "select_ipu": 3,
-        "on_demand": False,
-        "compile_only": True,
-        "fp_exceptions": True,
-        "nanoo": True,
-        "stochastic_rounding": "ON",
-        "half_partials": True,
-        "gather_conv_output": True,
-        "conv_dithering": True,
-        "convolution_options": {"use128BitConvUnitLoad": True},
-        "matmul_options": {"enableFastReduce": True},
-        "internal_exchange_optimization_target": "memory",
-        "deterministic_workers": "false",
-        "stable_norm": True,
-        "max_cross_replica_buffer_size": 5,
-        "max_reduce_many_buffer_size": 6,
-        "min_remote_tensor_size": 7,
-        "scheduling_algorithm": "LOOK_AHEAD",
-    }
-    with installed():
-        from tensorflow.python import ipu
-
-        default = make_ipu_config(ipu, RunConfig(), Layout(4)).to_dict()
-        for name, value in changed.items():
-            config = dataclasses.replace(RunConfig(), **{name: value})
-            configured = make_ipu_config(ipu, config, Layout(4)).to_dict()
-            leaves = {row.leaf for row in ROWS if name in row.options}
-            different = {leaf for leaf in configured if configured[leaf] != default[leaf]}
-            assert different and different <= leaves, name
-        layout = make_ipu_config(ipu, RunConfig(), Layout(8, 0.25, True, 2)).to_dict()
-        assert layout["auto_select_ipus"] == 8 and layout["allow_recompute"]
-        assert layout["convolutions.poplar_options"] == {"availableMemoryProportion": "0.25"}

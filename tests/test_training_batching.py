@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.poplar.checks import evaluation_replicas
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.program import (
@@ -435,7 +434,6 @@ def test_validation_has_the_ipus_of_training(values, instances, replicas):
     program = make_program(config, 64, seed=0, num_instances=instances)
     assert program.validation_num_replicas == replicas
     if "validation_num_replicas" not in values:
-        assert evaluation_replicas(program, config, instances) == replicas
         assert validation_replicas(config, 2, program.ipus_per_replica, instances) == replicas
 
 

@@ -81,7 +81,7 @@ def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     work is not replaced by another.
     """
     software, ipus = machine.software, machine.ipus
-    broken_sdk = surroundings.problems(software)
+    broken_sdk = list(surroundings.problems(software))
     is_ipu = asked == "ipu" or (asked == "auto" and software.has_ipu_package)
     findings = list(_of_tensorflow(machine))
     is_host_broken = bool(findings)

@@ -1,6 +1,9 @@
-"""Refuses Programs that IPUs cannot run: before TensorFlow is imported, unless only the IPUs can say so."""
+"""Refuses Programs that IPUs cannot run: before TensorFlow is imported, unless only the IPUs can say so.
 
-from typing import List, Optional, Sequence
+Every check is a row: whether something is wrong, the error's message, and its hint.  The first wrong row is raised.
+"""
+
+from typing import List, Optional, Tuple
 
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.config.options import RunConfig
@@ -12,6 +15,8 @@ from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program, validation_replicas
 
+Check = Tuple[bool, str, str]
+
 # (schedule, recomputation mode) that the driver does not implement; driver/tools/pipeline_util.cc.
 _UNSUPPORTED_MODES = (
     ("Sequential", "RecomputeThenBackpropagate"),
@@ -19,23 +24,22 @@ _UNSUPPORTED_MODES = (
 )
 
 
-def check_num_ipus(num_ipus: int, what: str, options: str = "--num-replicas, or --ipus") -> None:
-    """Refuses a number of IPUs that is not a power of two: devices have 1, 2, 4, 8, ... of them.
+def _raise_first(*checks: Check) -> None:
+    for is_wrong, message, hint in checks:
+        if is_wrong:
+            raise ConfigurationError(message, hint)
 
-    Args:
-        num_ipus: the number to check.
-        what: the subject of the error message.
-        options: the options that change the number, for the hint.
 
-    Raises:
-        ConfigurationError: with the next smaller and larger powers of two.
-    """
+def _power_of_two(num_ipus: int, what: str, options: str) -> Check:
+    """Checks a number of IPUs: devices have 1, 2, 4, 8, ... of them."""
     above = next_power_of_two(num_ipus)
-    if above != num_ipus:
-        raise ConfigurationError(
-            f"{what} need {num_ipus} IPUs, and a device has 1, 2, 4, 8, ... of them",
-            f"use {above // 2} or {above} IPUs: {options}",
-        )
+    message = f"{what} need {num_ipus} IPUs, and a device has 1, 2, 4, 8, ... of them"
+    return above != num_ipus, message, f"use {above // 2} or {above} IPUs: {options}"
+
+
+def _not_selected(config: RunConfig) -> Check:
+    message = f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance"
+    return config.select_ipu is not None, message, "drop it"
 
 
 def check_program(program: Program, config: RunConfig, instances: Instances = Instances()) -> None:
@@ -50,108 +54,48 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
         ConfigurationError: with the nearest legal choice.
     """
     check_layout(instances, program, config)
-    num_instances = instances.count
-    check_num_ipus(
-        program.num_ipus // num_instances, f"{counted(program.num_replicas // num_instances, 'replica')}"
-    )
-    mapping = program.device_mapping
-    if (
-        program.pipeline_schedule == "Interleaved"
-        and program.num_stages > 1
-        and len(set(mapping)) < len(mapping)
-    ):
-        raise ConfigurationError(
+    p, mapping, count = program, program.device_mapping, instances.count
+    mode, schedule = config.recomputation_mode, program.pipeline_schedule
+    shares_state = config.replicated_optimizer_state_sharding
+    on_ipus = validation_replicas(config, p.num_replicas, p.ipus_per_replica, count)
+    validated = config.validation_num_replicas
+    _raise_first(
+        _power_of_two(
+            p.num_ipus // count, counted(p.num_replicas // count, "replica"), "--num-replicas, or --ipus"
+        ),
+        (
+            schedule == "Interleaved" and p.num_stages > 1 and len(set(mapping)) < len(mapping),
             f"--device-mapping {' '.join(map(str, mapping))}: the Interleaved schedule cannot train several stages on "
             "one IPU",
             "use --pipeline-schedule Grouped or Sequential, or one IPU per stage",
-        )
-    pair = (program.pipeline_schedule, config.recomputation_mode)
-    if program.recomputation and pair in _UNSUPPORTED_MODES:
-        raise ConfigurationError(
-            f"--recomputation-mode {pair[1]} does not exist for the {pair[0]} schedule",
+        ),
+        (
+            p.recomputation and (schedule, mode) in _UNSUPPORTED_MODES,
+            f"--recomputation-mode {mode} does not exist for the {schedule} schedule",
             "use --recomputation-mode Auto",
-        )
-    if config.replicated_optimizer_state_sharding:
-        if not config.optimizer_state_offloading:
-            raise ConfigurationError(
-                "--replicated-optimizer-state-sharding shares out an offloaded state, and it is not offloaded",
-                "add --optimizer-state-offloading",
-            )
-        if program.num_stages == 1 and program.gradient_accumulation_count == 1:
-            raise ConfigurationError(
-                "--replicated-optimizer-state-sharding has no effect without accumulation: the SDK shares out the "
-                "state only then",
-                "use --gradient-accumulation-count 2 or more, or drop it",
-            )
-        if num_instances > 1:
-            raise ConfigurationError(
-                "--replicated-optimizer-state-sharding does not work over several instances", "drop it"
-            )
-    _check_validation(program, config, num_instances)
-
-
-def kept_remotely(program: Program, config: RunConfig) -> List[str]:
-    """The options that keep a part of the program in remote memory; the SDK does so only with gradient accumulation."""
-    is_pipeline = program.num_stages > 1
-    if not is_pipeline and program.gradient_accumulation_count == 1:
-        return []
-    only_in_pipelines = ("offload_activations", "offload_gradient_accumulation_buffers")
-    return [
-        option
-        for option in REMOTE_MEMORY
-        if getattr(config, option) and (is_pipeline or option not in only_in_pipelines)
-    ]
-
-
-def check_remote_memory(options: Sequence[str], config: RunConfig, would_fit: Optional[MemoryAdvice]) -> None:
-    """Refuses options that need remote memory if gc-info reports that the IPUs have none.
-
-    If IPUs are attached before compilation, the driver asks them itself.  By default they are attached when the
-    program is executed (``--on-demand``), and then loading it fails.
-
-    Raises:
-        ConfigurationError: with the option that avoids remote memory.
-    """
-    if options and not config.compile_only and surroundings.remote_memory() is False:
-        raise no_remote_memory(options[0], would_fit)
-
-
-def evaluation_replicas(program: Program, config: RunConfig, num_instances: int = 1) -> int:
-    """Replicas of the validation model on the IPUs of training, in one process."""
-    return validation_replicas(config, program.num_replicas, program.ipus_per_replica, num_instances)
-
-
-def _check_validation(program: Program, config: RunConfig, num_instances: int) -> None:
-    asked, held = config.validation_num_replicas, evaluation_replicas(program, config, num_instances)
-    if asked is not None and asked != held:
-        raise ConfigurationError(
-            f"--validation-num-replicas {asked}: validation runs on the IPUs of training, which hold {held}",
-            f"use --validation-num-replicas {held}, or drop it",
-        )
-
-
-def check_evaluation(instances: Instances, config: RunConfig) -> None:
-    """Refuses an evaluation that asks for another number of IPUs than ``poprun`` gave this instance.
-
-    Raises:
-        ConfigurationError: naming both numbers.
-    """
-    if not instances.is_distributed:
-        return
-    asked, given = config.validation_num_replicas, instances.local_ipus
-    if asked is not None and asked != given:
-        raise ConfigurationError(
-            f"--validation-num-replicas {asked}: poprun gave each instance {counted(given, 'IPU')}",
-            f"use --validation-num-replicas {given}, or drop it",
-        )
-    _check_not_selected(config)
-
-
-def _check_not_selected(config: RunConfig) -> None:
-    if config.select_ipu is not None:
-        raise ConfigurationError(
-            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
-        )
+        ),
+        (
+            shares_state and not config.optimizer_state_offloading,
+            "--replicated-optimizer-state-sharding shares out an offloaded state, and it is not offloaded",
+            "add --optimizer-state-offloading",
+        ),
+        (
+            shares_state and p.num_stages == 1 and p.gradient_accumulation_count == 1,
+            "--replicated-optimizer-state-sharding has no effect without accumulation: the SDK shares out the "
+            "state only then",
+            "use --gradient-accumulation-count 2 or more, or drop it",
+        ),
+        (
+            shares_state and count > 1,
+            "--replicated-optimizer-state-sharding does not work over several instances",
+            "drop it",
+        ),
+        (
+            validated is not None and validated != on_ipus,
+            f"--validation-num-replicas {validated}: validation runs on the IPUs of training, which hold {on_ipus}",
+            f"use --validation-num-replicas {on_ipus}, or drop it",
+        ),
+    )
 
 
 def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
@@ -162,24 +106,73 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
     """
     if not instances.is_distributed:
         return
-    if instances.total_replicas != program.num_replicas:
-        raise ConfigurationError(
-            f"poprun has {counted(instances.total_replicas or 0, 'replica')}, the program {program.num_replicas}",
-            f"use --num-replicas {instances.total_replicas}, or poprun --num-replicas {program.num_replicas}",
-        )
-    if instances.ipus_per_replica != program.ipus_per_replica:
-        raise ConfigurationError(
-            f"poprun has {counted(instances.ipus_per_replica or 0, 'IPU')} per replica, the program "
-            f"{program.ipus_per_replica}",
-            f"use poprun --ipus-per-replica {program.ipus_per_replica}",
-        )
-    _check_not_selected(config)
-    if program.dbn_replica_group_size > 1 and instances.count > 1:
-        raise ConfigurationError(
+    p, replicas, ipus = program, instances.total_replicas or 0, instances.ipus_per_replica or 0
+    _raise_first(
+        (
+            replicas != p.num_replicas,
+            f"poprun has {counted(replicas, 'replica')}, the program {p.num_replicas}",
+            f"use --num-replicas {replicas}, or poprun --num-replicas {p.num_replicas}",
+        ),
+        (
+            ipus != p.ipus_per_replica,
+            f"poprun has {counted(ipus, 'IPU')} per replica, the program {p.ipus_per_replica}",
+            f"use poprun --ipus-per-replica {p.ipus_per_replica}",
+        ),
+        _not_selected(config),
+        (
+            p.dbn_replica_group_size > 1 and instances.count > 1,
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "
             "shared out",
             "use --dbn-replica-group-size 1, or poprun --num-instances 1",
+        ),
+    )
+
+
+def evaluation_replicas(instances: Instances, config: RunConfig) -> int:
+    """The replicas of an evaluation in one process: the IPUs that ``poprun`` gave it, or one per replica.
+
+    Raises:
+        ConfigurationError: another number of IPUs was requested, or no device has so many.
+    """
+    requested, given = config.validation_num_replicas, instances.local_ipus
+    if instances.is_distributed:
+        _raise_first(
+            (
+                requested is not None and requested != given,
+                f"--validation-num-replicas {requested}: poprun gave each instance {counted(given, 'IPU')}",
+                f"use --validation-num-replicas {given}, or drop it",
+            ),
+            _not_selected(config),
         )
+    replicas = given or requested or config.num_replicas
+    what = f"{counted(replicas, 'replica')} of evaluation"
+    _raise_first(_power_of_two(replicas, what, "--validation-num-replicas"))
+    return replicas
+
+
+def check_remote_memory(program: Program, config: RunConfig, would_fit: Optional[MemoryAdvice]) -> List[str]:
+    """Refuses options that need remote memory if gc-info reports that the IPUs have none.
+
+    If IPUs are attached before compilation, the driver asks them itself.  By default they are attached when the
+    program is executed (``--on-demand``), and then loading it fails.
+
+    Returns:
+        The options that keep a part of the program in remote memory; the SDK does so only with gradient accumulation.
+
+    Raises:
+        ConfigurationError: with the option that avoids remote memory.
+    """
+    is_pipeline = program.num_stages > 1
+    if not is_pipeline and program.gradient_accumulation_count == 1:
+        return []
+    options = [
+        option
+        for option in REMOTE_MEMORY
+        if getattr(config, option) and (is_pipeline or option == "optimizer_state_offloading")
+    ]
+    if options and not config.compile_only and surroundings.remote_memory() is False:
+        raise no_remote_memory(options[0], would_fit)
+    return options
 
 
 def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
@@ -196,8 +189,10 @@ def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
     Raises:
         ConfigurationError: naming both numbers.
     """
-    if ipus_of_device != num_ipus:
-        raise ConfigurationError(
+    _raise_first(
+        (
+            ipus_of_device != num_ipus,
             f"--select-ipu {select_ipu}: that device has {counted(ipus_of_device, 'IPU')}, and {num_ipus} are needed",
             f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )
+    )

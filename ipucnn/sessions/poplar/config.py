@@ -33,21 +33,6 @@ class Layout:
     selects: bool = True
 
 
-@dataclass(frozen=True)
-class Row:
-    """One leaf of ``IPUConfig``.
-
-    Attributes:
-        leaf: dotted name in ``IPUConfig``.
-        options: the fields of ``RunConfig`` that it depends on.
-        value: (config, layout) -> value (of an enumeration, the member's name); None keeps the SDK's default.
-    """
-
-    leaf: str
-    options: Tuple[str, ...]
-    value: Callable[[RunConfig, Layout], Any]
-
-
 def option_text(value: object) -> str:
     """The text of a Poplar option's value."""
     if isinstance(value, bool):
@@ -97,88 +82,35 @@ def _engine(config: RunConfig, layout: Layout) -> Dict[str, str]:
     return options
 
 
-def _rounding(config: RunConfig, layout: Layout) -> str:
-    return {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}[config.stochastic_rounding]
+_ROUNDING = {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}
 
-
-_EXCEPTIONS = ("inv", "div0", "oflo")
-
-ROWS: Tuple[Row, ...] = (
-    Row(
-        "auto_select_ipus",
-        ("num_replicas", "ipus", "ipus_per_replica", "select_ipu"),
-        lambda c, p: p.num_ipus if p.selects and c.select_ipu is None else None,
-    ),
-    Row("select_ipus", ("select_ipu",), lambda c, p: c.select_ipu if p.selects else None),
-    Row("device_connection.type", ("on_demand", "compile_only"), lambda c, p: connection_type(c)),
-    Row(
-        "device_connection.version",
-        ("compile_only",),
-        lambda c, p: _COMPILED_VERSION if c.compile_only else None,
-    ),
+# (config, layout) -> value of a leaf of ``IPUConfig``, by its dotted name.  A member of an enumeration is given by its
+# name; None keeps the SDK's default.
+LEAVES: Dict[str, Callable[[RunConfig, Layout], Any]] = {
+    "auto_select_ipus": lambda c, p: p.num_ipus if p.selects and c.select_ipu is None else None,
+    "select_ipus": lambda c, p: c.select_ipu if p.selects else None,
+    "device_connection.type": lambda c, p: connection_type(c),
+    "device_connection.version": lambda c, p: _COMPILED_VERSION if c.compile_only else None,
     # Read only if no device is attached during compilation, so that the driver cannot ask one.
-    Row(
-        "device_connection.enable_remote_buffers",
-        ("on_demand", "compile_only"),
-        lambda c, p: connection_type(c) != "ALWAYS" or None,
-    ),
-    Row("allow_recompute", ("recomputation",), lambda c, p: p.recomputation),
-    *(
-        Row(f"floating_point_behaviour.{name}", ("fp_exceptions",), lambda c, p: c.fp_exceptions)
-        for name in _EXCEPTIONS
-    ),
-    Row("floating_point_behaviour.nanoo", ("nanoo",), lambda c, p: c.nanoo),
-    Row("floating_point_behaviour.esr", ("stochastic_rounding",), _rounding),
-    Row(
-        "convolutions.poplar_options",
-        (
-            "available_memory_proportion",
-            "half_partials",
-            "gather_conv_output",
-            "conv_dithering",
-            "convolution_options",
-        ),
-        _convolution,
-    ),
-    Row(
-        "matmuls.poplar_options",
-        ("available_memory_proportion", "half_partials", "gather_conv_output", "matmul_options"),
-        _matmul,
-    ),
-    Row(
-        "compilation_poplar_options",
-        ("internal_exchange_optimization_target", "deterministic_workers"),
-        _engine,
-    ),
+    "device_connection.enable_remote_buffers": lambda c, p: connection_type(c) != "ALWAYS" or None,
+    "allow_recompute": lambda c, p: p.recomputation,
+    "floating_point_behaviour.inv": lambda c, p: c.fp_exceptions,
+    "floating_point_behaviour.div0": lambda c, p: c.fp_exceptions,
+    "floating_point_behaviour.oflo": lambda c, p: c.fp_exceptions,
+    "floating_point_behaviour.nanoo": lambda c, p: c.nanoo,
+    "floating_point_behaviour.esr": lambda c, p: _ROUNDING[c.stochastic_rounding],
+    "convolutions.poplar_options": _convolution,
+    "matmuls.poplar_options": _matmul,
+    "compilation_poplar_options": _engine,
     # The driver then reseeds around operations that all replicas must round alike.
-    Row(
-        "experimental.enable_prng_stability",
-        ("stochastic_rounding",),
-        lambda c, p: c.stochastic_rounding != "OFF" or None,
-    ),
-    Row("norms.use_stable_statistics", ("stable_norm",), lambda c, p: c.stable_norm),
-    Row(
-        "norms.experimental.distributed_batch_norm_replica_group_size",
-        ("dbn_replica_group_size",),
-        lambda c, p: p.dbn_replica_group_size,
-    ),
-    Row(
-        "optimizations.maximum_cross_replica_sum_buffer_size",
-        ("max_cross_replica_buffer_size",),
-        lambda c, p: c.max_cross_replica_buffer_size,
-    ),
-    Row(
-        "optimizations.maximum_reduce_many_buffer_size",
-        ("max_reduce_many_buffer_size",),
-        lambda c, p: c.max_reduce_many_buffer_size,
-    ),
-    Row(
-        "optimizations.minimum_remote_tensor_size",
-        ("min_remote_tensor_size",),
-        lambda c, p: c.min_remote_tensor_size,
-    ),
-    Row("scheduling.algorithm", ("scheduling_algorithm",), lambda c, p: c.scheduling_algorithm),
-)
+    "experimental.enable_prng_stability": lambda c, p: c.stochastic_rounding != "OFF" or None,
+    "norms.use_stable_statistics": lambda c, p: c.stable_norm,
+    "norms.experimental.distributed_batch_norm_replica_group_size": lambda c, p: p.dbn_replica_group_size,
+    "optimizations.maximum_cross_replica_sum_buffer_size": lambda c, p: c.max_cross_replica_buffer_size,
+    "optimizations.maximum_reduce_many_buffer_size": lambda c, p: c.max_reduce_many_buffer_size,
+    "optimizations.minimum_remote_tensor_size": lambda c, p: c.min_remote_tensor_size,
+    "scheduling.algorithm": lambda c, p: c.scheduling_algorithm,
+}
 
 
 def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
@@ -196,7 +128,7 @@ def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
 
 
 def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
-    """An ``IPUConfig`` with every row of the table set, not yet applied.
+    """An ``IPUConfig`` with every leaf of the table set, not yet applied.
 
     Args:
         ipu: ``tensorflow.python.ipu``.
@@ -204,10 +136,10 @@ def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
         layout: values that follow from the Program.
     """
     ipu_config = ipu.config.IPUConfig()
-    for row in ROWS:
-        value = row.value(config, layout)
+    for leaf, value_of in LEAVES.items():
+        value = value_of(config, layout)
         if value is not None:
-            set_leaf(ipu_config, row.leaf, value)
+            set_leaf(ipu_config, leaf, value)
     return ipu_config
 
 
@@ -245,19 +177,12 @@ def pipelining_options(
         return options
     if per_stage:
         options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, per_stage)
-    options.update(
-        gradient_accumulation_steps_per_replica=int(program.gradient_accumulation_count),
-        gradient_accumulation_reduction_method=program.gradient_accumulation_reduction_method,
-        offload_weight_update_variables=config.optimizer_state_offloading,
-    )
+    options.update(accumulation_options(program, config))
     if program.recomputation:
         options["recomputation_mode"] = ipu.pipelining_ops.RecomputationMode[config.recomputation_mode]
-    if config.offload_activations:
-        options["offload_activations"] = True
-    if config.offload_gradient_accumulation_buffers:
-        options["offload_gradient_accumulation_buffers"] = True
-    if config.replicated_optimizer_state_sharding:
-        options["replicated_optimizer_state_sharding"] = True
+    for option in ("offload_activations", "offload_gradient_accumulation_buffers"):
+        if getattr(config, option):
+            options[option] = True
     return options
 
 

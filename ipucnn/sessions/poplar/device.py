@@ -24,7 +24,7 @@ import numpy as np
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.checks import check_selected
-from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
+from ipucnn.sessions.poplar.config import Layout, make_ipu_config
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.program import Program
@@ -48,10 +48,6 @@ class Api:
     keras_ipu: "SdkModule"
     addons_layers: "SdkModule"
     reduces_metrics: bool
-
-    def ipu_strategy(self) -> "Type[SdkModule]":
-        """The class ``IPUStrategy``."""
-        return self.ipu.ipu_strategy.IPUStrategy
 
     def start_instances(self) -> None:
         """Connects the processes of ``poprun``; must be the first call into the SDK."""
@@ -172,18 +168,17 @@ class Device:
         """
         # Compilation needs only the number of IPUs; poprun's choice would open the devices.
         selects = config.compile_only or not self.instances.is_distributed
+        values: Sequence[float] = config.available_memory_proportion
         layout = Layout(num_ipus, selects=selects)
         if program is not None:
             values = program.available_memory_proportion
-            per_stage = bool(proportions(program))
             layout = replace(
                 layout,
-                available_memory_proportion=values[0] / 100 if values and not per_stage else None,
                 recomputation=program.recomputation,
                 dbn_replica_group_size=program.dbn_replica_group_size,
             )
-        elif len(config.available_memory_proportion) == 1:
-            layout = replace(layout, available_memory_proportion=config.available_memory_proportion[0] / 100)
+        if len(values) == 1:  # otherwise each stage has its own
+            layout = replace(layout, available_memory_proportion=values[0] / 100)
         self._fp_exceptions = config.fp_exceptions
         self.num_ipus = num_ipus
         ipu_config = make_ipu_config(self.api.ipu, config, layout)
@@ -196,8 +191,8 @@ class Device:
             if layout.selects and config.select_ipu is not None:
                 ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
                 check_selected(config.select_ipu, ipus, num_ipus)
-            make = self.api.popdist_strategy() if self.instances.is_distributed else self.api.ipu_strategy()
-            self._strategy = make()
+            make = self.api.ipu.ipu_strategy.IPUStrategy
+            self._strategy = self.api.popdist_strategy()() if self.instances.is_distributed else make()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

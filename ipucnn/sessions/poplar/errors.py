@@ -8,7 +8,7 @@ not imported: classes are compared by name.
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Callable, Iterator, Match, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
@@ -16,7 +16,7 @@ from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, Missin
 _DOCTOR = "ipucnn doctor --device ipu says what is here"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ErrorContext:
     """Facts of the run that make hints better.
 
@@ -35,23 +35,13 @@ class ErrorContext:
     would_fit: Optional[MemoryAdvice] = None
     kept_remotely: Sequence[str] = ()
 
-
-@dataclass(frozen=True)
-class Match:
-    """A match of a case's pattern.
-
-    Attributes:
-        groups: named groups of the pattern.
-        text: the whole message.
-        rest: the rest of the line after the match, in Poplar's words.
-    """
-
-    groups: Dict[str, str]
-    text: str
-    rest: str
+    @property
+    def depth_option(self) -> str:
+        """The option that sets the pipeline's depth."""
+        return "--gradient-accumulation-count" if self.training else "--steps-per-execution"
 
 
-_Make = Callable[[Match, ErrorContext], UserError]
+_Answer = Callable[[Match[str], ErrorContext], UserError]
 
 
 class Case(NamedTuple):
@@ -60,19 +50,35 @@ class Case(NamedTuple):
     Attributes:
         classes: names of exception classes, base classes included; empty for text on stderr before the process aborts.
         pattern: regular expression to search for.
-        answer: a function that makes the error; or its class, message and hint, with groups of the pattern in braces.
+        answer: (match, context) -> the error for the user.
     """
 
     classes: Tuple[str, ...]
     pattern: str
-    answer: Union[_Make, Tuple[Type[UserError], str, str]]
+    answer: _Answer
 
-    def error(self, match: Match, context: ErrorContext) -> UserError:
-        """The error for the user."""
-        if callable(self.answer):
-            return self.answer(match, context)
-        kind, message, hint = self.answer
-        return kind(message.format(**match.groups), hint.format(**match.groups))
+
+def _row(classes: Tuple[str, ...], pattern: str, kind: Type[UserError], message: str, hint: str) -> Case:
+    """A case whose message and hint are texts with values in braces.
+
+    These are the groups of the pattern, ``rest`` (": " and the rest of the line), ``size`` (" of 4 IPUs", if the number
+    is known), ``option`` (the one of the pipeline's depth) and ``reset`` (what to do for the group ``action``).
+    """
+
+    def answer(match: Match[str], context: ErrorContext) -> UserError:
+        groups = match.groupdict()
+        groups.update(rest=_rest(match), option=context.depth_option)
+        groups.update(size=f" of {context.num_ipus} IPUs" if context.num_ipus else "")
+        groups.update(reset=_RESETS.get(groups.get("action", ""), ""))
+        return kind(message.format(**groups), hint.format(**groups))
+
+    return Case(classes, pattern, answer)
+
+
+def _rest(match: Match[str]) -> str:
+    """The rest of the line after the match, in Poplar's words, after a colon; "" if there is none."""
+    rest = match.string[match.end() :].lstrip(" :").partition("\n")[0].strip()
+    return f": {rest}" if rest else ""
 
 
 _INTERNAL = ("InternalError", "UnknownError")
@@ -80,10 +86,10 @@ _INTERNAL = ("InternalError", "UnknownError")
 _MEMORY = (*_INTERNAL, "ResourceExhaustedError")
 
 
-def _out_of_memory(match: Match, context: ErrorContext) -> UserError:
+def _out_of_memory(match: Match[str], context: ErrorContext) -> UserError:
     overuse = None
     message = "the program does not fit in the memory of an IPU"
-    overrun = re.search(r"on tile (\d+): (\d+) bytes used but tiles only have (\d+) bytes", match.text)
+    overrun = re.search(r"on tile (\d+): (\d+) bytes used but tiles only have (\d+) bytes", match.string)
     if overrun is not None:
         tile, used, limit = (int(number) for number in overrun.groups())
         overuse = used / limit
@@ -97,48 +103,31 @@ def _out_of_memory(match: Match, context: ErrorContext) -> UserError:
     )
 
 
-def _invalid_option(match: Match, context: ErrorContext) -> UserError:
-    return ConfigurationError(
-        f"Poplar refuses an option: {match.rest or 'its message names none'}",
-        "correct --available-memory-proportion, the other options of the IPU, or POPLAR_ENGINE_OPTIONS",
-    )
-
-
-def _depth(match: Match, context: ErrorContext) -> UserError:
-    option, name = ("--gradient-accumulation-count", "accumulated micro-batches")
-    if not context.training:
-        option, name = "--steps-per-execution", "micro-batches of an execution"
-    if "base" not in match.groups:
-        return ConfigurationError(
-            "the number of micro-batches does not fill the pipeline a whole number of times",
-            f"make {option} a multiple of twice the number of stages",
-        )
-    base, given = int(match.groups["base"]), match.groups.get("given")
+def _depth(match: Match[str], context: ErrorContext) -> UserError:
+    option = context.depth_option
+    name = "accumulated micro-batches" if context.training else "micro-batches of an execution"
+    base, given = int(match["base"]), match["given"]
     count = f"{given} {name}" if given else f"the {name}"
-    if match.groups["kind"] == "at least":
+    if match["kind"] == "at least":
         return ConfigurationError(
             f"{count} are too few for the pipeline, which needs {base}", f"{option} {base}"
         )
-    legal = sorted({max(base, int(given or 0) // base * base), -(-int(given or 0) // base) * base} - {0})
+    number = int(given or 0)
+    legal = sorted({max(base, number // base * base), -(-number // base) * base} - {0})
     return ConfigurationError(
         f"{count} are not a multiple of the {base} that the pipeline needs",
         f"use {option} {' or '.join(map(str, legal))}",
     )
 
 
-def _device_exception(match: Match, context: ErrorContext) -> UserError:
-    message = "the program on the IPU stopped with an exception"
-    message += f": {match.rest}" if match.rest else ""
+def _device_exception(match: Match[str], context: ErrorContext) -> UserError:
+    hint = "an index out of range (a label that is no class) does this; the IPU is reset before the next run"
     if context.fp_exceptions:
-        return ConfigurationError(
-            message,
+        hint = (
             "with --fp-exceptions it stops at the first value that is not finite: lower --loss-scaling "
-            "or the learning rate",
+            "or the learning rate"
         )
-    return ConfigurationError(
-        message,
-        "an index out of range (a label that is no class) does this; the IPU is reset before the next run",
-    )
+    return ConfigurationError(f"the program on the IPU stopped with an exception{_rest(match)}", hint)
 
 
 _RESETS = {
@@ -149,29 +138,8 @@ _RESETS = {
 }
 
 
-def _hardware_fault(match: Match, context: ErrorContext) -> UserError:
-    action = match.groups["action"]
-    return MissingError(
-        f"the IPUs or their links failed, and ask for {action}",
-        f"{_RESETS[action]}; `ipucnn train --resume` goes on from the last checkpoint",
-    )
-
-
-def _no_match(match: Match, context: ErrorContext) -> UserError:
-    size = f" of {context.num_ipus} IPUs" if context.num_ipus else ""
-    return MissingError(f"no device{size} matches what was asked for", _DOCTOR)
-
-
-def _busy(match: Match, context: ErrorContext) -> UserError:
-    size = f"{context.num_ipus} IPUs" if context.num_ipus else "IPUs"
-    return MissingError(
-        f"no free device of {size}: others use them",
-        "gc-monitor shows who does; wait, or use --on-demand, which waits for them",
-    )
-
-
-def _unsupported(match: Match, context: ErrorContext) -> UserError:
-    operations = list(dict.fromkeys(re.findall(r"(\w+) \(No registered", match.text)))
+def _unsupported(match: Match[str], context: ErrorContext) -> UserError:
+    operations = list(dict.fromkeys(re.findall(r"(\w+) \(No registered", match.string)))
     named = f" {', '.join(operations)}" if operations else ""
     return ConfigurationError(
         f"IPUs do not know all of the TensorFlow operations{named}",
@@ -201,149 +169,165 @@ def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> Configur
     )
 
 
-def _needs_remote_memory(option: str) -> _Make:
-    return lambda match, context: no_remote_memory(option, context.would_fit)
+def _remote_memory(option: str, pattern: str) -> Case:
+    """A FailedPrecondition for IPUs that are attached before the program is compiled.
+
+    It is raised in variables_offload_and_partition.cc, pipeline_fifo_inserter.cc or
+    gradient_accumulation_buffers_offload.cc.
+    """
+    answer: _Answer = lambda match, context: no_remote_memory(option, context.would_fit)  # noqa: E731
+    return Case(_FAILED, pattern, answer)
 
 
-def _not_loaded(match: Match, context: ErrorContext) -> UserError:
+def _not_loaded(match: Match[str], context: ErrorContext) -> UserError:
     """Loading fails for several reasons with Poplar's own texts; only missing remote memory can be named here."""
     changes = ", ".join(REMOTE_MEMORY[option][1] for option in context.kept_remotely)
     hint = f"if `gc-info --device-id 0 --device-info` says 'remote buffers supported: 0', {changes}"
     return MissingError(
-        "Poplar could not load the program onto the IPUs" + (f": {match.rest}" if match.rest else ""),
-        hint if changes else _DOCTOR,
+        f"Poplar could not load the program onto the IPUs{_rest(match)}", hint if changes else _DOCTOR
     )
 
 
-_not_enabled = (
+_FAILED, _INVALID = ("FailedPreconditionError",), ("InvalidArgumentError",)
+_IMPORT = ("ImportError", "OSError")
+_ENABLE = (
     MissingError,
     "the Poplar SDK is not enabled in this shell: {what} is not found",
     "type: source PATH/TO/poplar_sdk-*/enable",
 )
-_IMPORT = ("ImportError", "OSError")
 
 # In order: the first match counts.
 CASES: Tuple[Case, ...] = (
     # The most serious first, because a message may quote another.
-    Case(_MEMORY, r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error", _out_of_memory),
     Case(
         _MEMORY,
-        r"Out of memory on tile \d+: \d+ bytes used but tiles only have \d+ bytes of memory"
+        r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error"
+        r"|Out of memory on tile \d+: \d+ bytes used but tiles only have \d+ bytes of memory"
         r"|Out of memory: Cannot fit all variable data onto one or more tiles",
         _out_of_memory,
     ),
-    Case(_INTERNAL, r"\[Poplar\].*invalid_option:?", _invalid_option),
-    Case(_INTERNAL, r"Pipeline depth is invalid", _depth),
+    _row(
+        _INTERNAL,
+        r"\[Poplar\].*invalid_option:?",
+        ConfigurationError,
+        "Poplar refuses an option{rest}",
+        "correct --available-memory-proportion, the other options of the IPU, or POPLAR_ENGINE_OPTIONS",
+    ),
+    _row(
+        _INTERNAL,
+        r"Pipeline depth is invalid",
+        ConfigurationError,
+        "the number of micro-batches does not fill the pipeline a whole number of times",
+        "make {option} a multiple of twice the number of stages",
+    ),
     Case(
         _INTERNAL,
         r"\[Poplar\]\[Execute engine\] application_runtime_error:( \[Recovery action: IPU_RESET\])?",
         _device_exception,
     ),
-    Case(
+    _row(
         _INTERNAL,
         r"recoverable_runtime_error: \[Recovery action: "
         r"(?P<action>IPU_RESET|LINK_RESET|PARTITION_RESET|FULL_RESET)\]",
-        _hardware_fault,
+        MissingError,
+        "the IPUs or their links failed, and ask for {action}",
+        "{reset}; `ipucnn train --resume` goes on from the last checkpoint",
     ),
-    Case(
-        ("InvalidArgumentError",),
+    _row(
+        _INVALID,
         r"Target configuration failed: model disabled and no hardware IPU found",
-        (MissingError, "no IPU is visible to this process", _DOCTOR),
+        MissingError,
+        "no IPU is visible to this process",
+        _DOCTOR,
     ),
-    Case(
-        ("FailedPreconditionError",),
+    _row(
+        _FAILED,
         r"Unsupported number of IPUs requested - could not find an IPU device with (?P<ipus>\d+) IPUs",
-        (
-            MissingError,
-            "there is no device of {ipus} IPUs here",
-            "use fewer replicas (evaluate: --validation-num-replicas) or stages, or a larger partition; "
-            + _DOCTOR,
-        ),
+        MissingError,
+        "there is no device of {ipus} IPUs here",
+        "use fewer replicas (evaluate: --validation-num-replicas) or stages, or a larger partition; "
+        + _DOCTOR,
     ),
-    # FailedPrecondition of variables_offload_and_partition.cc, pipeline_fifo_inserter.cc and
-    # gradient_accumulation_buffers_offload.cc, for IPUs that are attached before the program is compiled.
-    Case(
-        ("FailedPreconditionError",),
+    _remote_memory(
+        "optimizer_state_offloading",
         r"does not support remote memory and therefore weight update only variables",
-        _needs_remote_memory("optimizer_state_offloading"),
     ),
-    Case(
-        ("FailedPreconditionError",),
-        r"Activations? offloading has been enabled, however the current configuration",
-        _needs_remote_memory("offload_activations"),
+    _remote_memory(
+        "offload_activations", r"Activations? offloading has been enabled, however the current configuration"
     ),
-    Case(
-        ("FailedPreconditionError",),
+    _remote_memory(
+        "offload_gradient_accumulation_buffers",
         r"Gradient accumulation buffer offloading has been enabled, however",
-        _needs_remote_memory("offload_gradient_accumulation_buffers"),
     ),
     Case(_INTERNAL, r"\[Poplar\]\[Load engine\]", _not_loaded),
-    Case(("InternalError",), r"Could not find an available device for TensorFlow virtual device", _busy),
-    Case(
+    _row(
+        ("InternalError",),
+        r"Could not find an available device for TensorFlow virtual device",
+        MissingError,
+        "no free device{size}: others use them",
+        "gc-monitor shows who does; wait, or use --on-demand, which waits for them",
+    ),
+    _row(
         ("InternalError",),
         r"Timed out trying to find an available device",
-        (
-            MissingError,
-            "no IPUs became free in the time that --on-demand waits",
-            "gc-monitor shows who uses them; TF_POPLAR_FLAGS=--on_demand_device_timeout=MILLISECONDS waits longer",
-        ),
+        MissingError,
+        "no IPUs became free in the time that --on-demand waits",
+        "gc-monitor shows who uses them; TF_POPLAR_FLAGS=--on_demand_device_timeout=MILLISECONDS waits longer",
     ),
-    Case(("InvalidArgumentError",), r"No device matches the requested configuration", _no_match),
-    Case(
+    _row(
+        _INVALID,
+        r"No device matches the requested configuration",
+        MissingError,
+        "no device{size} matches what was asked for",
+        _DOCTOR,
+    ),
+    _row(
         ("InternalError",),
         r"Unable to open Poplar device",
-        (MissingError, "the IPU driver cannot be opened", f"is its service running? {_DOCTOR}"),
+        MissingError,
+        "the IPU driver cannot be opened",
+        f"is its service running? {_DOCTOR}",
     ),
-    Case(
-        ("FailedPreconditionError",),
+    _row(
+        _FAILED,
         r"'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set",
-        (
-            ConfigurationError,
-            "compiling without IPUs needs a folder for what is compiled",
-            "export TF_POPLAR_FLAGS=--executable_cache_path=FOLDER",
-        ),
+        ConfigurationError,
+        "compiling without IPUs needs a folder for what is compiled",
+        "export TF_POPLAR_FLAGS=--executable_cache_path=FOLDER",
     ),
     Case(
-        ("FailedPreconditionError",),
+        _FAILED,
         r"The number of iterations of the pipeline must be (?P<kind>a multiple of|at least) (?P<base>\d+)"
         r"(, but it is (?P<given>\d+))?",
         _depth,
     ),
-    Case(
+    _row(
         ("InternalError",),
         r"Trying to compile a graph for an IPU device with (?P<ipus>\d+) IPUs and (?P<shards>\d+) shards",
-        (
-            ConfigurationError,
-            "a device of {ipus} IPUs cannot be divided into replicas of {shards}",
-            "use a number of IPUs that is a multiple of {shards}: --num-replicas",
-        ),
+        ConfigurationError,
+        "a device of {ipus} IPUs cannot be divided into replicas of {shards}",
+        "use a number of IPUs that is a multiple of {shards}: --num-replicas",
     ),
-    Case(
+    _row(
         ("InternalError",),
         r"must be divisible by distributed_batch_norm_replica_group_size",
-        (
-            ConfigurationError,
-            "--dbn-replica-group-size does not divide the number of replicas",
-            "use a divisor of --num-replicas, or 1",
-        ),
+        ConfigurationError,
+        "--dbn-replica-group-size does not divide the number of replicas",
+        "use a divisor of --num-replicas, or 1",
     ),
-    Case(
-        ("FailedPreconditionError",),
+    _row(
+        _FAILED,
         r"Unsupported datatype (?P<dtype>\w+) on index (?P<index>\d+) of feed operation",
-        (
-            DataError,
-            "IPUs take no {dtype} data (component {index} of the data set)",
-            "the types they take are int32, float32, float16, bool, int8 and uint8",
-        ),
+        DataError,
+        "IPUs take no {dtype} data (component {index} of the data set)",
+        "the types they take are int32, float32, float16, bool, int8 and uint8",
     ),
-    Case(
-        ("FailedPreconditionError",),
+    _row(
+        _FAILED,
         r"Detected a NaN constant instruction",
-        (
-            ConfigurationError,
-            "the network has a constant that is not a number",
-            "look for it in the weights or the data that it starts from; TF_POPLAR_FLAGS=--allow_nans lets it pass",
-        ),
+        ConfigurationError,
+        "the network has a constant that is not a number",
+        "look for it in the weights or the data that it starts from; TF_POPLAR_FLAGS=--allow_nans lets it pass",
     ),
     # XLA's text (tf2xla/xla_compiler.cc); the CPU's differs in the device's name.
     Case(
@@ -351,76 +335,59 @@ CASES: Tuple[Case, ...] = (
         r"[Dd]etected unsupported operations when trying to compile graph .* on XLA_IPU",
         _unsupported,
     ),
-    Case(
+    _row(
         _IMPORT,
         r"(?P<what>lib(?:pop|gcl|gcipuinfo|pva|pvti)[\w.+-]*): cannot open shared object file",
-        _not_enabled,
+        *_ENABLE,
     ),
-    Case(("ImportError",), r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b", _not_enabled),
-    Case(
+    _row(("ImportError",), r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b", *_ENABLE),
+    _row(
         ("ImportError",),
         r"(?:No module named '|cannot import name ')"
         r"(?P<what>tensorflow\.python\.ipu|tensorflow\.compiler\.plugin\.poplar|keras\.ipu|ipu_tensorflow_addons|ipu\b)",
-        (
-            MissingError,
-            "this is not the Poplar SDK's TensorFlow and Keras: {what} is missing",
-            "install the SDK's tensorflow, keras and ipu_tensorflow_addons wheels (docs/ipu.md)",
-        ),
+        MissingError,
+        "this is not the Poplar SDK's TensorFlow and Keras: {what} is missing",
+        "install the SDK's tensorflow, keras and ipu_tensorflow_addons wheels (docs/ipu.md)",
     ),
-    Case(
+    _row(
         ("ImportError", "RuntimeError", "ValueError", "AttributeError"),
         r"module compiled against (?:API|ABI) version 0x\w+ but this version of numpy is"
         r"|numpy\.\w+ size changed, may indicate binary incompatibility"
         r"|numpy\.core\.\w+ failed to import"
         r"|module 'numpy' has no attribute '(?:bool|int|float|object|str|typeDict|complex)'",
-        (
-            MissingError,
-            "this NumPy is not the one that the Poplar SDK's TensorFlow was built with",
-            "python -m pip install 'numpy==1.19.5'",
-        ),
+        MissingError,
+        "this NumPy is not the one that the Poplar SDK's TensorFlow was built with",
+        "python -m pip install 'numpy==1.19.5'",
     ),
-    Case(
+    _row(
         _IMPORT,
         r"Python version mismatch: module was compiled for Python 3\.8, but the interpreter version is"
         r"|undefined symbol: _?Py\w+",
-        (
-            MissingError,
-            "the Poplar SDK's TensorFlow is built for Python 3.8, and this is another Python",
-            "make the environment with it: python3.8 -m venv ENV (docs/ipu.md)",
-        ),
+        MissingError,
+        "the Poplar SDK's TensorFlow is built for Python 3.8, and this is another Python",
+        "make the environment with it: python3.8 -m venv ENV (docs/ipu.md)",
     ),
     # The following errors end the process with SIGABRT and a line on stderr.
-    Case(
+    _row(
         (),
         r"An infeed dataset iterator has failed with status|Infeed dataset iterator out of range",
-        (
-            DataError,
-            "the data set failed or ended while the IPUs were running, which ends the process",
-            "`ipucnn train --device cpu` shows the error itself",
-        ),
+        DataError,
+        "the data set failed or ended while the IPUs were running, which ends the process",
+        "`ipucnn train --device cpu` shows the error itself",
     ),
 )
 
 
-def recognise(text: str, classes: Tuple[str, ...]) -> Optional[Tuple[Case, Match]]:
-    """Finds the case of a message.
-
-    Args:
-        text: text of the exception, or of stderr.
-        classes: names of the exception's class and its bases; empty for stderr, which may hold any case.
-    """
+def _translated(text: str, classes: Set[str], context: ErrorContext) -> Optional[UserError]:
+    """The error of the first case that fits; without classes (text on stderr), any case may."""
     for case in CASES:
-        if classes and not set(classes) & set(case.classes):
-            continue
-        hit = re.search(case.pattern, text)
-        if hit is not None:
-            groups = {key: value for key, value in hit.groupdict().items() if value is not None}
-            rest = text[hit.end() :].lstrip(" :").partition("\n")[0].strip()
-            return case, Match(groups, text, rest)
+        match = re.search(case.pattern, text) if not classes or classes & set(case.classes) else None
+        if match is not None:
+            return case.answer(match, context)
     return None
 
 
-def translate(exception: BaseException, context: Optional[ErrorContext] = None) -> Optional[UserError]:
+def translate(exception: BaseException, context: ErrorContext = ErrorContext()) -> Optional[UserError]:
     """The error for the user, or None if the exception is unknown (a bug, or an error of other code).
 
     Args:
@@ -429,24 +396,16 @@ def translate(exception: BaseException, context: Optional[ErrorContext] = None) 
     """
     if isinstance(exception, UserError):
         return None
-    classes = tuple(
-        c.__name__ for c in type(exception).__mro__ if c not in (object, BaseException, Exception)
-    )
-    recognised = recognise(str(exception), classes)
-    if recognised is None:
-        return None
-    case, match = recognised
-    return case.error(match, context or ErrorContext())
+    return _translated(str(exception), {kind.__name__ for kind in type(exception).__mro__}, context)
 
 
 def translate_output(stderr: str) -> Optional[UserError]:
     """The error for the user from the stderr of a process that aborted, or None."""
-    recognised = recognise(stderr, ())
-    return None if recognised is None else recognised[0].error(recognised[1], ErrorContext())
+    return _translated(stderr, set(), ErrorContext())
 
 
 @contextlib.contextmanager
-def poplar_errors(context: Optional[ErrorContext] = None) -> Iterator[None]:
+def poplar_errors(context: ErrorContext = ErrorContext()) -> Iterator[None]:
     """Translates known errors of the SDK in its body; others pass unchanged.
 
     Raises:

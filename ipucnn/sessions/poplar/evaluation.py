@@ -5,7 +5,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, 
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
+from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.poplar.device import Device
@@ -31,36 +31,34 @@ class Predictor:
 
     Args:
         device: the IPUs.
-        build: builds the model for a micro-batch size; called inside the scope.
+        build: builds the model; called inside the scope.
         micro_batch_size: samples of a micro-batch.
         num_replicas: replicas of this process.
         gives_zeros: the IPUs generate their data, or nothing is executed: results are zeros.
-        prepare: sets the pipelining options of the model; None without a pipeline.
-        program: the Program of the pipeline, or None.
+        pipeline: the Program whose stages the model has; None without a pipeline.
         shares: instances share the samples; else each has its own.
     """
 
     def __init__(
         self,
         device: Device,
-        build: Callable[[int], DeviceModel],
+        build: Callable[[], DeviceModel],
         micro_batch_size: int,
         num_replicas: int,
         gives_zeros: bool = False,
-        prepare: Optional[Callable[[KerasModel], None]] = None,
-        program: Optional[Program] = None,
+        pipeline: Optional[Program] = None,
         shares: bool = True,
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
         self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
         self._gives_zeros = gives_zeros
-        self._depth = _depth(program)
+        # An execution is a multiple of so many micro-batches.
+        in_turn = pipeline is None or pipeline.pipeline_schedule == "Sequential"
+        self._depth = 1 if in_turn else pipeline.num_stages
         self._steps = 0
         with device.scope():
-            self._made = build(micro_batch_size)
-            if prepare is not None:
-                prepare(self._made.model)
+            self._made = build()
         self._largest = self._largest_steps()
 
     def take_weights(self, weights: Mapping[str, TfVariable]) -> None:
@@ -186,13 +184,6 @@ def _ends(batches: Sequence[Tensor]) -> np.ndarray:
     """Indices at which to split concatenated batches."""
     ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
     return ends
-
-
-def _depth(program: Optional[Program]) -> int:
-    """The number of which the micro-batches of an execution must be a multiple, for a pipeline."""
-    if program is None or program.pipeline_schedule == "Sequential":
-        return 1
-    return int(program.num_stages)
 
 
 class StatisticsNetwork:

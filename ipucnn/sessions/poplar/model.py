@@ -17,7 +17,8 @@ to its stage of the pipeline.
 import math
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorflow import keras
@@ -84,14 +85,6 @@ class SeededDropout(keras.layers.Layer):
         keep = tf.cast(noise >= self.rate, x.dtype)
         return x * (keep * tf.cast(1.0 / (1.0 - self.rate), x.dtype))
 
-    def compute_output_shape(self, input_shape: Sequence[Sequence[int]]) -> Sequence[int]:
-        return input_shape[0]
-
-    def get_config(self) -> Dict[str, Any]:
-        settings = {"rate": self.rate, "noise_shape": self.noise_shape}
-        settings.update(micro_batch_size=self.micro_batch_size, always=self.always)
-        return {**super().get_config(), **settings}
-
 
 class Preprocess(keras.layers.Layer):
     """Converts pixels from 0 to 255 to the network's input range, on the IPU.
@@ -116,9 +109,6 @@ class Preprocess(keras.layers.Layer):
             # The operation pads three channels to four, and turns 8 bits into 16.
             return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
         return tf.cast(affine.apply(tf.cast(inputs, tf.float32)), self._compute)
-
-    def compute_output_shape(self, input_shape: Sequence[int]) -> Sequence[int]:
-        return input_shape
 
 
 class _FusedBatchNorm(keras.layers.Layer):
@@ -168,10 +158,6 @@ class _FusedBatchNorm(keras.layers.Layer):
         )[:3]
         return tf.reshape(y, inputs.shape), mean, variance * ((rows - 1.0) / rows)
 
-    def get_config(self) -> Dict[str, Any]:
-        settings = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
-        return {**super().get_config(), **settings}
-
 
 class BatchStatistics(_FusedBatchNorm):
     """Batch norm that also returns its batch statistics: (normalised, mean, variance).
@@ -184,10 +170,6 @@ class BatchStatistics(_FusedBatchNorm):
         y, mean, variance = self.normalised(tf.cast(inputs, tf.float32))
         unbiased = variance * (self.numbers / max(self.numbers - 1.0, 1.0))
         return tf.cast(y, inputs.dtype), mean[None], unbiased[None]
-
-    def compute_output_shape(self, input_shape: Sequence[int]) -> Tuple[Sequence[int], ...]:
-        channels = input_shape[-1]
-        return input_shape, (1, channels), (1, channels)
 
 
 class MovedByGradient(_FusedBatchNorm):
@@ -223,12 +205,6 @@ class MovedByGradient(_FusedBatchNorm):
             return tf.identity(y), lambda dy: (dy, mean, variance)
 
         return with_statistics(y, *moving)
-
-    def compute_output_shape(self, input_shape: Sequence[int]) -> Sequence[int]:
-        return input_shape
-
-    def get_config(self) -> Dict[str, Any]:
-        return {**super().get_config(), "momentum": self.momentum}
 
 
 @dataclass(frozen=True)
@@ -290,14 +266,6 @@ def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasL
     return keras.layers.BatchNormalization(**settings, **common)
 
 
-def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: KerasConfig) -> KerasLayer:
-    """Any other layer.  Its initial weights do not matter, because the network's are copied."""
-    config = {key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()}
-    config.pop("dtype", None)
-    assert layer_class is not None  # bare operations were edited away
-    return layer_class.from_config({**config, **common})
-
-
 class _Builder:
     """Builds one model; each kind of replaced layer has a method."""
 
@@ -330,7 +298,12 @@ class _Builder:
             return made(inputs)
         if kind is ours.Dropout:
             return self._dropped(step, inputs, common)
-        return _plain(kind, step, common)(inputs)
+        # Initial weights do not matter, because the network's are copied.
+        config = {
+            key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()
+        }
+        assert kind is not None  # bare operations were edited away
+        return kind.from_config({**config, **common})(inputs)
 
     def _normalised(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
@@ -411,22 +384,13 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
     """The model's variables by the network's names; those of the addons' group norm are read by attribute."""
-    by_name: Dict[str, TfVariable] = {}
     norms = {layer.name for layer in network.layers if isinstance(layer, ours.GroupNormalization)}
-    plain = _Flat([layer for layer in model.layers if layer.name not in norms])
-    by_name.update(named_weights(plain))
+    by_name = named_weights(SimpleNamespace(layers=[x for x in model.layers if x.name not in norms]))
     for layer in model.layers:
         if layer.name in norms:
             by_name[f"{layer.name}/gamma"] = tf_variable(layer.gamma)
             by_name[f"{layer.name}/beta"] = tf_variable(layer.beta)
     return {name: by_name[name] for name in named_weights(network) if name in by_name}
-
-
-@dataclass
-class _Flat:
-    """A list of layers in the form that :func:`named_weights` takes."""
-
-    layers: List[KerasLayer]
 
 
 def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariable]) -> None:

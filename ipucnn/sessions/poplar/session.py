@@ -17,14 +17,7 @@ from ipucnn.models.blueprint import layer_order
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
-from ipucnn.sessions.poplar.checks import (
-    check_evaluation,
-    check_num_ipus,
-    check_program,
-    check_remote_memory,
-    evaluation_replicas,
-    kept_remotely,
-)
+from ipucnn.sessions.poplar.checks import check_program, check_remote_memory, evaluation_replicas
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
 from ipucnn.sessions.poplar.device import Device, Preprocessing
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
@@ -51,11 +44,10 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
-from ipucnn.text import counted
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, traced_sums
 from ipucnn.training.optimizers import OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.training.program import Program, validation_replicas
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -136,8 +128,7 @@ class PoplarSession(Session):
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
-        self._device.kept_remotely = kept_remotely(program, self._config)
-        check_remote_memory(self._device.kept_remotely, self._config, self.would_fit)
+        self._device.kept_remotely = check_remote_memory(program, self._config, self.would_fit)
         self.program, self._network = program, model
         self._sums = traced_sums(loss)
         self._schedule = schedule
@@ -145,8 +136,7 @@ class PoplarSession(Session):
         self._attach(program.num_ipus // instances.count, program)
         started = time.perf_counter()
         with self._device.scope():
-            made = self._build(TRAINING, program.micro_batch_size, "training")
-            self._set_options(made.model, training=True)
+            made = self._build(TRAINING, program.micro_batch_size, "training", program)
         self._trained = TrainedNetwork(self._device, self._config, program, made, optimizer, loss, schedule)
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         self.compilation = self._report(model, time.perf_counter() - started, program.fused_micro_batches)
@@ -160,9 +150,11 @@ class PoplarSession(Session):
         plural = "s" if num_ipus > 1 else ""
         self.device = DeviceInfo("ipu", f"{num_ipus} IPU{plural}", num_ipus * ipu.num_tiles, memory_bytes)
 
-    def _build(self, purpose: str, micro_batch_size: int, name: str) -> DeviceModel:
-        """The network built for a purpose; a trained one is split into the program's stages."""
-        config, p = self._config, self.program
+    def _build(
+        self, purpose: str, micro_batch_size: int, name: str, program: Optional[Program] = None
+    ) -> DeviceModel:
+        """The network built for a purpose; with a program, in its stages and with the SDK's options for it."""
+        config = self._config
         shape = Shape(
             micro_batch_size=micro_batch_size,
             purpose=purpose,
@@ -171,8 +163,10 @@ class PoplarSession(Session):
             preprocess=self._device.preprocess,
         )
         made = build_for_ipus(self._device.api, self._network, shape, name)
-        if purpose != PREDICTION and p is not None and p.num_stages > 1:
-            assign_stages(made.model, layer_order(self._network), p.pipeline_splits)
+        if program is not None:
+            if program.num_stages > 1:
+                assign_stages(made.model, layer_order(self._network), program.pipeline_splits)
+            self._set_options(made.model, training=purpose == TRAINING)
         return made
 
     def _set_options(self, model: KerasModel, training: bool) -> None:
@@ -265,17 +259,15 @@ class PoplarSession(Session):
         assert p is not None and trained is not None
         if self._statistics is None:
             self._statistics = StatisticsNetwork(
-                self._device, self._config, p, self._build_statistics, num_updates
+                self._device,
+                self._config,
+                p,
+                lambda: self._build(STATISTICS, p.micro_batch_size, "statistics", p),
+                num_updates,
             )
         batches = make_dataset(self.state.weight_updates, p.micro_batch_size)
         for name, value in self._statistics.measure(trained.made.weights, batches).items():
             self.state.weights[name].assign(value)
-
-    def _build_statistics(self) -> DeviceModel:
-        assert self.program is not None
-        made = self._build(STATISTICS, self.program.micro_batch_size, "statistics")
-        self._set_options(made.model, training=False)
-        return made
 
     def measure_statistics(self, batches: TfDataset) -> None:
         """Measures on the host's CPU, with the IPUs' weights and precision: the batches do not fit on IPUs.
@@ -316,17 +308,16 @@ class PoplarSession(Session):
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
-        config, instances = self._config, self._device.instances
+        config = self._config
         self._network, self._sums = model, traced_sums(loss)
         self._device.would_fit = self.would_fit
-        check_evaluation(instances, config)
-        replicas = instances.local_ipus or config.validation_num_replicas or config.num_replicas
-        check_num_ipus(replicas, f"{counted(replicas, 'replica')} of evaluation", "--validation-num-replicas")
+        replicas = evaluation_replicas(self._device.instances, config)
         self._attach(replicas, None)
+        size = config.validation_micro_batch_size or config.micro_batch_size
         self._predictor = Predictor(
             self._device,
-            lambda size: self._build(PREDICTION, size, "prediction"),
-            config.validation_micro_batch_size or config.micro_batch_size,
+            lambda: self._build(PREDICTION, size, "prediction"),
+            size,
             replicas,
             self._gives_zeros(),
             shares=self._shares,
@@ -376,15 +367,17 @@ class PoplarSession(Session):
             p = self.program
             if p is None:
                 raise RuntimeError("compile() or prepare_evaluation() comes before evaluate() and predict()")
-            pipelined = self._config.pipeline_validation_model and p.num_stages > 1
+            size = p.validation_micro_batch_size
+            pipeline = p if self._config.pipeline_validation_model and p.num_stages > 1 else None
             self._predictor = Predictor(
                 self._device,
-                lambda size: self._build(PREDICTION, size, "validation"),
-                p.validation_micro_batch_size,
-                evaluation_replicas(p, self._config, self._device.instances.count),
+                lambda: self._build(PREDICTION, size, "validation", pipeline),
+                size,
+                validation_replicas(
+                    self._config, p.num_replicas, p.ipus_per_replica, self._device.instances.count
+                ),
                 self._gives_zeros(),
-                prepare=self._pipeline_validation if pipelined else None,
-                program=p if pipelined else None,
+                pipeline,
             )
         if self._trained is not None:
             self._predictor.take_weights(self._trained.made.weights)
@@ -393,12 +386,6 @@ class PoplarSession(Session):
     def _gives_zeros(self) -> bool:
         """Whether IPUs return zeros, for fewer images than were sent."""
         return gives_nothing_back() or self._config.compile_only
-
-    def _pipeline_validation(self, model: KerasModel) -> None:
-        p = self.program
-        assert p is not None
-        assign_stages(model, layer_order(self._network), p.pipeline_splits)
-        self._set_options(model, training=False)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -423,9 +410,9 @@ class PoplarSession(Session):
                 yield batch
 
         totals = MetricTotals()
-        for (_, labels, weights), found in predictor.logits_of_parts(unless_stopped()):
+        for (_, labels, weights), logits in predictor.logits_of_parts(unless_stopped()):
             with tf.device("/CPU:0"):
-                totals.add(self._sums(tf.constant(found), labels, weights))
+                totals.add(self._sums(tf.constant(logits), labels, weights))
         return totals.result()
 
     @property
@@ -443,4 +430,4 @@ class PoplarSession(Session):
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element, several elements per execution.  All instances receive the same elements."""
-        return [found for _, found in self._validation().logits((images,) for images in dataset)]
+        return [logits for _, logits in self._validation().logits((images,) for images in dataset)]

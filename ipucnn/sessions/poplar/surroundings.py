@@ -16,6 +16,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
@@ -75,7 +76,7 @@ def look_around() -> Surroundings:
         },
         has_ipu_package=has_poplar_sdk(),
         has_keras_ipu=_has_folder("keras", "ipu"),
-        modules=tuple(name for name in SDK_MODULES if _is_found(name)),
+        modules=tuple(name for name in SDK_MODULES if _spec(name) is not None),
         variables=dict(os.environ),
         cpu_flags=cpu_flags(),
     )
@@ -109,21 +110,18 @@ def remote_memory() -> Optional[bool]:
     return None if match is None else match.group(1) == "1"
 
 
+def _spec(module: str) -> Optional[ModuleSpec]:
+    """Where Python finds a module; None if it does not, or if its parent cannot be imported."""
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec(module)
+    return None
+
+
 def _has_folder(package: str, name: str) -> bool:
     """Whether an installed package has a package of that name; imports neither."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
+    spec = _spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     return any((Path(place) / name).is_dir() for place in places or ())
-
-
-def _is_found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def version_number(version: Optional[str]) -> Tuple[int, ...]:
@@ -140,12 +138,6 @@ def sdk_version(system: Surroundings) -> Optional[str]:
         if match is not None:
             return match.group(1)
     match = re.search(r"\+gc(\d+\.\d+\.\d+)", system.versions.get("tensorflow") or "")
-    return None if match is None else match.group(1)
-
-
-def wheel_cpu(system: Surroundings) -> Optional[str]:
-    """The processor that the SDK's TensorFlow was built for, e.g. ``amd_znver1``; None where its version says none."""
-    match = re.search(r"\+((?:amd|intel)_\w+)$", system.versions.get("tensorflow") or "")
     return None if match is None else match.group(1)
 
 
@@ -166,11 +158,9 @@ def parse_flags(text: str) -> Dict[str, str]:
     return flags
 
 
+VARIABLE, _CACHE = "TF_POPLAR_FLAGS", "executable_cache_path"
 SDK_PYTHON = (3, 8)
-SDK_TENSORFLOW = (2, 6)
-SDK_KERAS = (2, 6)
-SDK_NUMPY = (1, 19)
-_PACKAGES = (("tensorflow", SDK_TENSORFLOW), ("keras", SDK_KERAS), ("numpy", SDK_NUMPY))
+_PACKAGES = (("tensorflow", (2, 6)), ("keras", (2, 6)), ("numpy", (1, 19)))
 OLDEST_SDK, NEWEST_SDK = (3, 0), (3, 4)
 
 # The flags of TF_POPLAR_FLAGS.  Any other flag aborts the process, even save_vertex_graph, which the help text lists.
@@ -202,17 +192,8 @@ FLAGS = (
 _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
-def problems(system: Surroundings) -> List[UserError]:
+def problems(system: Surroundings) -> Iterator[UserError]:
     """Everything that prevents the Poplar session from starting, the most fundamental first."""
-    return list(_problems(system))
-
-
-def doubts(system: Surroundings) -> List[UserError]:
-    """Versions that the Poplar session was not made for, but that may work."""
-    return list(_doubts(system))
-
-
-def _problems(system: Surroundings) -> Iterator[UserError]:
     tensorflow, keras = system.versions.get("tensorflow"), system.versions.get("keras")
     if not system.has_ipu_package:
         yield _no_package(tensorflow)
@@ -244,16 +225,18 @@ def _problems(system: Surroundings) -> Iterator[UserError]:
             "type: source PATH/TO/poplar_sdk-*/enable",
         )
     yield from _wrong_flags(system)
-    cpu = wheel_cpu(system)
-    if cpu is not None and "512" in cpu and system.cpu_flags and "avx512f" not in system.cpu_flags:
+    # The wheel's version ends with its processor: amd_znver1 or intel_skylake512.
+    wheel = re.search(r"\+((?:amd|intel)_\w*512\w*)$", tensorflow or "")
+    if wheel is not None and system.cpu_flags and "avx512f" not in system.cpu_flags:
         yield MissingError(
-            f"the SDK's TensorFlow is built for {cpu}, and this processor has no AVX-512: it would die with an illegal "
-            "instruction",
+            f"the SDK's TensorFlow is built for {wheel.group(1)}, and this processor has no AVX-512: it would die with "
+            "an illegal instruction",
             "install the SDK's tensorflow wheel whose name has amd_znver1",
         )
 
 
-def _doubts(system: Surroundings) -> Iterator[UserError]:
+def doubts(system: Surroundings) -> Iterator[UserError]:
+    """Versions that the Poplar session was not made for, but that may work."""
     if not system.has_ipu_package:
         return
     for name, needed in _PACKAGES:
@@ -312,7 +295,7 @@ def _dotted(version: Tuple[int, ...]) -> str:
 
 def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
     """Flags for which the driver would abort the process."""
-    text = system.variables.get("TF_POPLAR_FLAGS", "").strip()
+    text = system.variables.get(VARIABLE, "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
         # compiler/xla/parse_flags_from_env.cc
@@ -348,14 +331,6 @@ def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
         )
 
 
-VARIABLE = "TF_POPLAR_FLAGS"
-_CACHE = "--executable_cache_path"
-
-
-def _name(word: str) -> str:
-    return word.partition("=")[0]
-
-
 def _quoted(value: str) -> str:
     """A flag's value as the driver and ``shlex`` both read it.
 
@@ -371,10 +346,8 @@ def _quoted(value: str) -> str:
 
 def gives_nothing_back() -> bool:
     """Whether IPUs send no results because of flags in TF_POPLAR_FLAGS, set by the user or by a run."""
-    values = parse_flags(os.environ.get("TF_POPLAR_FLAGS", ""))
-    return "use_synthetic_data" in values or "outfeed" in values.get("synthetic_data_categories", "").split(
-        ","
-    )
+    flags = parse_flags(os.environ.get(VARIABLE, ""))
+    return "use_synthetic_data" in flags or "outfeed" in flags.get("synthetic_data_categories", "").split(",")
 
 
 def poplar_flags(config: RunConfig, present: str) -> str:
@@ -387,47 +360,36 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     Raises:
         ConfigurationError: ``compile_only`` without a folder for what is compiled.
     """
-    names = {_name(word) for word in flag_words(present)}
     is_seen = sys.stderr is not None and sys.stderr.isatty()
-    flags = [f"--show_progress_bar={str(is_seen).lower()}"]
+    flags = {"show_progress_bar": str(is_seen).lower()}
     if config.executable_cache:
-        folder = os.path.normpath(absolute(expand(config.executable_cache)))
-        flags.append(f"{_CACHE}={_quoted(folder)}")
+        flags[_CACHE] = _quoted(os.path.normpath(absolute(expand(config.executable_cache))))
     if config.device_generated_data or config.synthetic_data == "ipu":
-        flags += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
-    added = [word for word in flags if _name(word) not in names]
-    has_cache = _CACHE in names.union(map(_name, added))
-    if config.compile_only and not has_cache:
+        flags.update(use_synthetic_data="", synthetic_data_initializer="random")
+    users = parse_flags(present)
+    if config.compile_only and _CACHE not in {**users, **flags}:
         raise ConfigurationError(
             "--compile-only needs a folder for what is compiled", "add --executable-cache DIR"
         )
+    added = [
+        f"--{name}={value}" if value else f"--{name}" for name, value in flags.items() if name not in users
+    ]
     # The user's text stays as it is, with its quotes.
     return " ".join([present.strip(), *added]).strip()
 
 
 def executable_cache() -> str:
     """The folder of compiled programs, from the driver's flags; "" without one."""
-    return _cache_in(os.environ.get(VARIABLE, ""))
+    return parse_flags(os.environ.get(VARIABLE, "")).get(_CACHE, "")
 
 
 def cached_programs() -> FrozenSet[str]:
     """Names of the compiled programs that the executable cache holds."""
     folder = executable_cache()
     with suppress(OSError):
-        return (
-            frozenset(name for name in os.listdir(folder) if name.endswith(".poplar_exec"))
-            if folder
-            else frozenset()
-        )
+        names = os.listdir(folder) if folder else ()
+        return frozenset(name for name in names if name.endswith(".poplar_exec"))
     return frozenset()
-
-
-def _cache_in(flags: str) -> str:
-    for word in flag_words(flags):
-        name, _, value = word.partition("=")
-        if name == _CACHE:
-            return value
-    return ""
 
 
 def set_flags(config: RunConfig) -> None:
@@ -437,17 +399,12 @@ def set_flags(config: RunConfig) -> None:
         ConfigurationError: see :func:`poplar_flags`.
         DataError: nothing can be written to that folder.
     """
-    present = os.environ.get(VARIABLE, "")
-    flags = poplar_flags(config, present)
-    folder = _cache_in(flags)
+    flags = poplar_flags(config, os.environ.get(VARIABLE, ""))
+    folder = parse_flags(flags).get(_CACHE)
     if folder:
-        _check_cache(folder)
+        # The driver would fail only after minutes of compiling.
+        make_folder(Path(folder))
+        with asking(folder):
+            # A unique name, because several instances may test the folder at the same time.
+            tempfile.TemporaryFile(dir=folder).close()
     os.environ[VARIABLE] = flags
-
-
-def _check_cache(folder: str) -> None:
-    """Makes the cache and writes to it, because the driver would fail only after minutes of compiling."""
-    make_folder(Path(folder))
-    with asking(folder):
-        # A unique name, because several instances may test the folder at the same time.
-        tempfile.TemporaryFile(dir=folder).close()

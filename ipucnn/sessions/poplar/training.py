@@ -80,7 +80,7 @@ def training_batches(
     real = p.global_batch_size - p.samples_padded_per_epoch
     raised = p.global_batch_size / max(real, 1)
 
-    def prepare(index: Tensor, element: Sequence[Tensor]) -> Tuple[Any, ...]:
+    def prepare(index: Tensor, element: Tuple[Tensor, ...]) -> Tuple[Any, ...]:
         images, labels, *weights = element
         number = first_update * p.num_micro_batches + index * instances.count + instances.index
         images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
@@ -100,13 +100,10 @@ def training_batches(
             counts = counts * tf.where(is_last, tf.constant(raised, tf.float32), 1.0)
         return inputs, labels, counts
 
-    def call(index: Tensor, *element: Tensor) -> Tuple[Any, ...]:
-        return prepare(index, element[0] if len(element) == 1 else element)
-
     prepared = (
         _micro_batches(dataset, size)
         .enumerate()
-        .map(tf.autograph.experimental.do_not_convert(call), num_parallel_calls=2, deterministic=True)
+        .map(tf.autograph.experimental.do_not_convert(prepare), num_parallel_calls=2, deterministic=True)
     )
     return prepared.prefetch(max(4, 2 * p.num_replicas // instances.count))
 
@@ -163,12 +160,12 @@ class MicroBatchLoss(keras.losses.Loss):
     def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
         # Keras divides other reductions by the strategy's number of replicas: 1 with IPUStrategy, all with PopDist.
         super().__init__(reduction="sum", name="objective")
-        self._own, self._scale = function, scale
+        self._function, self._scale = function, scale
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Optional[Tensor] = None) -> Tensor:
         labels = _like_logits(y_true, y_pred)
         weights = [] if sample_weight is None else [tf.reshape(sample_weight, [-1])]
-        return self._own(y_pred, labels, 1, *weights)[0] * self._scale
+        return self._function(y_pred, labels, 1, *weights)[0] * self._scale
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         return self(y_true, y_pred)
@@ -315,7 +312,7 @@ class WeightUpdate:
             replicas, and nothing divides, because ``IPUStrategy`` counts as one replica (``num_replicas_in_sync``).
         averaged: moving statistics that are averaged over replicas once per weight update.
         mean: averages a tensor over replicas.
-        once: statistics that move once per weight update.
+        moved: statistics that move once per weight update.
         scaler: automatic loss scaling; its scale is not part of ``scale``.
     """
 
@@ -326,10 +323,10 @@ class WeightUpdate:
         scale: float,
         averaged: Sequence[TfVariable],
         mean: _Mean,
-        once: Optional[MovingStatistics] = None,
+        moved: Optional[MovingStatistics] = None,
         scaler: Optional[LossScaler] = None,
     ) -> None:
-        self._once, self._scaler = once, scaler
+        self._moved, self._scaler = moved, scaler
         self._beyond: Optional[Tensor] = None
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
@@ -355,8 +352,8 @@ class WeightUpdate:
         equals averaging the statistics of every micro-batch, which is the host session's formula.
         """
         count = tf.cast(iterations, tf.float32)
-        if self._once is not None and variable in self._once:
-            moved = self._once.move(gradient, variable)
+        if self._moved is not None and variable in self._moved:
+            moved = self._moved.move(gradient, variable)
             with tf.control_dependencies([moved]):
                 return [moved, *self._optimizer.average_statistics(count, only=underlying(variable))]
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
@@ -370,20 +367,20 @@ class WeightUpdate:
             done += self._scaler.rescale(self._beyond, iterations)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
-            if self._once is None:
+            if self._moved is None:
                 with tf.control_dependencies(done):
                     done += self._optimizer.average_statistics(count)
         return done
 
     def before_reduction(self, gradients: Gradients) -> Gradients:
         """One replica's accumulated gradients, ready to be summed over replicas."""
-        return gradients if self._once is None else self._once.add_spread(gradients)
+        return gradients if self._moved is None else self._moved.add_spread(gradients)
 
     def after_reduction(self, gradients: Gradients) -> Gradients:
         """The gradients of a weight update, summed over replicas: clipped, and without the automatic loss scale."""
         if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
             return gradients
-        trained = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
+        trained = [n for n, (_, v) in enumerate(gradients) if self._moved is None or v not in self._moved]
         values = [gradients[n][0] for n in trained]
         if self._scaler is not None:
             # Here the scale is the number of replicas: the host checks the mean over replicas.
@@ -410,9 +407,6 @@ if KERAS_3:
         def update_step(self, gradient: Tensor, variable: TfVariable, learning_rate: Tensor) -> None:
             self._update.apply(tf.convert_to_tensor(gradient), tf_variable(variable), self.iterations.value)
 
-        def get_config(self) -> Dict[str, Any]:
-            raise NotImplementedError("state is kept by weight name, in the session")
-
 else:
 
     class DeviceOptimizer(keras.optimizers.Optimizer):  # type: ignore[no-redef]
@@ -433,9 +427,6 @@ else:
 
         def _resource_apply_dense(self, grad: Tensor, var: TfVariable, apply_state: object = None) -> Tensor:
             return tf.group(*self._update.apply(grad, var, self.iterations))
-
-        def get_config(self) -> Dict[str, Any]:
-            raise NotImplementedError("state is kept by weight name, in the session")
 
 
 class Float32View:
