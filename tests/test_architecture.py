@@ -166,7 +166,7 @@ BUDGET = {
     "planning": (5240, 4090),
     "reports": (3640, 2875),
     "runs": (6000, 4552),
-    "sessions": (5360, 4200),
+    "sessions": (5190, 4120),
     "training": (1480, 1115),
     "modules at the top": (2385, 1910),
 }
